@@ -357,17 +357,18 @@ def _result(pid: int, status: int, gathered: RunInputs, before: set[str]) -> Run
 
 
 def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
-    found = classify.recorded(one.kind, one.line, one.rank, one.decided_by, known)
+    end = one.outcome
+    found = classify.recorded(end.kind, end.root_line or "", end.root_rank, end.decided_by, known)
     return Attempt(
         number=one.number,
         worker=one.worker,
-        status=one.status,
+        status=end.exit_code,
         started_at=one.started_at,
         lived_s=one.lived_s,
-        mitigations=one.mitigations,
-        diagnosis=found and found._replace(stack=one.stack, user_frame=one.user_frame),
-        action=one.action,
-        reason=one.reason,
+        mitigations=one.begun.mitigations,
+        diagnosis=found and found._replace(stack=end.stack, user_frame=end.user_frame),
+        action=end.action,
+        reason=end.reason,
     )
 
 

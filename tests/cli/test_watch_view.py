@@ -14,11 +14,12 @@ from runs import executable
 
 from saferun.cli import colour
 from saferun.cli.runs import runs_watch, watch_view
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.errors import UsageError
 from saferun.gpu.nvidia_smi import Load, parse_load
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt
-from saferun.journal.event_types import Started
+from saferun.journal.event_types import AttemptBegun, Started
 from saferun.model import Checkpoint
 from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
@@ -31,12 +32,17 @@ def snapshot(job: Job, **facts) -> Snapshot:
     return Snapshot(run, NOW, (job,), (), None)._replace(**facts)
 
 
+def attempt(number: int, *mitigations: str, left: int | None = None) -> Attempt:
+    begun = AttemptBegun(number, mitigations, None, left)
+    return Attempt(begun, AttemptOutcome(number, kind=""), started_at=NOW - 75)
+
+
 def text_of(now: Snapshot, label: str) -> str:
     return "\n".join(line.text for line in watch_view.lines(now) if line.label == label)
 
 
 def test_a_run_shows_its_attempt_its_steps_and_its_silence():
-    job = Job(Attempt(2, started_at=NOW - 75, mitigations=("compile-off",)), step=1200)
+    job = Job(attempt(2, "compile-off"), step=1200)
     now = snapshot(job._replace(rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
     assert text_of(now, "attempt") == "2, for 1 min 15 s, with compile-off"
     assert text_of(now, "step") == "1200, 4.0 s each"
@@ -101,20 +107,20 @@ def test_the_rate_is_that_of_the_ranks_that_run(looks, rate):
 
 
 def test_what_a_retry_would_do_is_what_the_run_has_recorded():
-    job = Job(Attempt(2, left=1), kind="cuda-oom", untried=("compile-off",))
+    job = Job(attempt(2, left=1), kind="cuda-oom", untried=("compile-off",))
     now = snapshot(job, saved=Checkpoint("out/step-40", 40, NOW))
     assert text_of(now, "retry") == (
         "1 attempt is left if this one makes no progress; against cuda-oom: compile-off; "
         "it would go on from out/step-40 (step 40)"
     )
-    last = snapshot(job._replace(attempt=Attempt(3, left=0)), saved=now.saved)
+    last = snapshot(job._replace(attempt=attempt(3, left=0)), saved=now.saved)
     assert text_of(last, "retry") == "no attempt is left if this one makes no progress"
 
 
 def test_nvidia_smi_says_how_busy_gpus_are():
     found = parse_load(SMI)
     assert found == {"GPU-a": Load(0, 98, 62771, 81559, 64), "GPU-b": Load(1, None, 4, 81559, 91)}
-    now = snapshot(Job(Attempt(1)), gpus=tuple(found.values()))
+    now = snapshot(Job(attempt(1)), gpus=tuple(found.values()))
     assert text_of(now, "GPU 0") == "98 %, 61.3 of 79.6 GiB, 64 °C"
     assert [line.style for line in watch_view.lines(now) if line.label == "GPU 1"] == ["red"]
 
@@ -127,12 +133,12 @@ def test_the_gpus_of_the_run_are_asked_for_and_no_others(tmp_path):
     run = reader.named(str(place.parent), "r1", NOW)
     now = LiveRun(run, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).look()
     assert [gpu.place for gpu in now.gpus] == [1]
-    assert now.jobs[0].attempt.left == 2
+    assert now.jobs[0].attempt.begun.left == 2
     assert json.loads(json.dumps(watch_view.as_json(now)))["gpus"][0]["celsius"] == 91
 
 
 def test_a_narrow_terminal_cuts_lines_and_markup_is_text():
-    job = Job(Attempt(1), line="[red]a\x1b[31m[/nothing] " + "long " * 40, output_s=1.0)
+    job = Job(attempt(1), line="[red]a\x1b[31m[/nothing] " + "long " * 40, output_s=1.0)
     out = io.StringIO()
     console = Console(file=out, width=40, force_terminal=True, color_system=None)
     console.print(colour.drawn(watch_view.lines(snapshot(job), "a note " * 20)))

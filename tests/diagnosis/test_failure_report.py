@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.process_end import launcher_end

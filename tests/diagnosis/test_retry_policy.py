@@ -7,13 +7,13 @@ from cases import check_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding.retry_policy import (
     AGAIN,
     DEBUG,
     DONE,
     GUARDS,
     STOP,
-    AttemptOutcome,
     Decision,
     Policies,
     decide,

@@ -1,4 +1,4 @@
-"""Events are read whatever was cut."""
+"""Events are read as they were written, and whatever was cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import os
 
 import pytest
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.silence import Place
+from saferun.diagnosis.work_lost import WorkLost
+from saferun.journal import events
+from saferun.journal.event_types import Facts, Hang, Preflight, RunEnded
 from saferun.journal.events import read_raw as read_events
+from saferun.model import Finding
 
 GOOD = b'{"at": 1, "s": 0, "event": "a"}\n'
 
@@ -37,3 +43,51 @@ def test_what_is_no_file_has_no_events(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for name in ("none", "fifo", "", "a\0b"):
         assert read_events(str(tmp_path / name)) == []
+
+
+OUTCOME = AttemptOutcome(
+    2,
+    137,
+    7200.125,
+    kind="segfault",
+    fingerprint="segfault: at N",
+    root_rank=3,
+    first_step=40,
+    ended_by="grace",
+    signals=("SIGTERM",),
+    killed=2,
+    unkillable=(71, 72),
+    root_line="Segmentation fault",
+    decided_by=("the log, line 9",),
+    stack=('File "t.py", line 9 in step',),
+    user_frame="t.py:9  step()",
+    lost_work=WorkLost(12.5, 40, 0.25, "ck/step_60"),
+    action="again",
+    reason="with compile-off",
+    delay_s=2.5,
+    add="compile-off",
+    untried=("autotune-off",),
+)
+LINE = (  # others read these lines: names and order are fixed
+    "attempt status lived_s ended_by signals killed unkillable kind fingerprint root_rank "
+    "root_line decided_by stack action reason delay_s add lost_work untried first_step user_frame"
+)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        OUTCOME,
+        Hang(9.5, (Place(1, 7, "waits", "t.py:3", True, True, ("a worker",)),), "hang-1.txt"),
+        Preflight(False, (Finding("problem", "GPU 0", "it is sick", "", "replace it"),)),
+        RunEnded(None, "a fault"),
+    ],
+    ids=lambda facts: type(facts).__name__,
+)
+def test_an_event_is_read_as_it_was_written(begin, facts: Facts):
+    journal = begin()
+    journal.event(facts)
+    (found,) = events.read(journal.path)
+    assert found.facts == facts
+    if facts is OUTCOME:
+        assert list(read_events(f"{journal.path}/events.jsonl")[0])[3:] == LINE.split()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.model import Checkpoint
 from saferun.planning import inputs, request
 from saferun.supervise.attempt.attempt_values import Ended
@@ -118,17 +118,18 @@ def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(desk):
 def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_says_so(desk):
     run = desk.run()
     newest = desk.save(10, 1590.0)
-    last, lost = run.judged(FAILED, desk.plan, ENDED)
+    last = run.judged(FAILED, desk.plan, ENDED)
+    lost = last.lost_work
     assert (last.progressed, lost.steps, lost.s, lost.checkpoint) == (True, 20, 10.0, newest)
     assert last.has_room is last.falls_back is False
-    assert not run.judged(FAILED, desk.plan, ENDED)[0].progressed  # nothing further
+    assert not run.judged(FAILED, desk.plan, ENDED).progressed  # nothing further
     run.judged(FAILED._replace(last_step=None), desk.plan, ENDED)
     run.checkpoint(2)
     assert desk.said[-1].endswith("(step 10); 10 s of work are done again")
     run.judged(FAILED, desk.plan, ENDED)
     run.checkpoint(2)
     assert desk.said[-1].endswith("(step 10); 20 steps, 10 s of work are done again")
-    assert run.judged(FAILED, desk.plan, ENDED._replace(wait_status=0)) == (FAILED, None)
+    assert run.judged(FAILED, desk.plan, ENDED._replace(wait_status=0)) == FAILED
 
 
 @pytest.mark.parametrize(("began_s", "further"), [(None, False), (1590.0, False), (1500.0, True)])
@@ -139,7 +140,7 @@ def test_where_names_have_no_number_a_newer_file_than_the_first_is_further(
     run = desk.run()
     path = desk.save("last", 1590.0)
     began = None if began_s is None else Checkpoint(path, -1, began_s)
-    last, _ = run.judged(FAILED, desk.plan._replace(checkpoint=began), ENDED)
+    last = run.judged(FAILED, desk.plan._replace(checkpoint=began), ENDED)
     assert last.progressed is further
     run.checkpoint(2)
     assert desk.said[-1].startswith(f"attempt 2 goes on from {path}; ")
@@ -150,28 +151,28 @@ def test_one_that_cannot_be_loaded_is_left_for_the_one_before_until_it_is_writte
     broken = FAILED._replace(kind="checkpoint-corrupt", last_step=None)
     older, newer = desk.save(10, 1100.0), desk.save(20, 1200.0)
     plan = desk.plan._replace(checkpoint=Checkpoint(newer, 20, 1200.0))
-    assert run.judged(broken, plan, ENDED) == (broken._replace(falls_back=True), None)
+    assert run.judged(broken, plan, ENDED) == broken._replace(falls_back=True)
     left = "could not be loaded and is left as it is; "
     assert desk.said == [f"{newer} {left}the one before is tried"]
     assert run.checkpoint(2).step == 10
     plan = desk.plan._replace(checkpoint=Checkpoint(older, 10, 1100.0))
-    assert run.judged(broken, plan, ENDED) == (broken, None)
+    assert run.judged(broken, plan, ENDED) == broken
     assert desk.said[-1] == f"{older} {left}there is none before it"
     desk.save(20, 1300.0)
     assert run.checkpoint(3).step == 20
     steps = broken._replace(first_step=21, last_step=30)  # it was loaded
-    assert run.judged(steps, plan, ENDED)[1].steps == 10
+    assert run.judged(steps, plan, ENDED).lost_work.steps == 10
 
 
 def test_a_full_disk_with_room_again_is_tried_again(tmp_path, monkeypatch):
     desk = Desk(tmp_path, "--set=retry.backoff_s=[0, 0]")
     full = FAILED._replace(kind="disk-full")
-    assert desk.run().judged(full, desk.plan, ENDED)[0].has_room
+    assert desk.run().judged(full, desk.plan, ENDED).has_room
     monkeypatch.setattr(os, "statvfs", lambda folder: FULL)
-    assert not desk.run().judged(full, desk.plan, ENDED)[0].has_room
+    assert not desk.run().judged(full, desk.plan, ENDED).has_room
     assert desk.said == [f"no room for a checkpoint in {desk.out}: waiting for it, up to 0 s"]
     several = desk.plan._replace(options=desk.plan.options._replace(nodes=2))
-    assert not desk.run().judged(full, several, ENDED)[0].has_room
+    assert not desk.run().judged(full, several, ENDED).has_room
 
 
 def test_how_often_to_save_is_said_once_enough_is_known(desk, monkeypatch):
@@ -198,12 +199,12 @@ def test_without_a_place_or_with_a_fault_of_ours_nothing_resumes(tmp_path, monke
     unknown = "retry.resume.checkpoints: {--out} has no value here: nothing resumes"
     assert desk.said == [unknown]
     assert (run.checkpoint(2), run.advice([1.0] * 3)) == (None, "")
-    assert run.judged(FAILED, desk.plan, ENDED) == (FAILED, None)
+    assert run.judged(FAILED, desk.plan, ENDED) == FAILED
     other = Desk(tmp_path / "out")
     run = other.run()
     monkeypatch.setattr(checkpoints, "find", lambda pattern: {}["a"])
     assert run.checkpoint(2) is None
-    assert run.judged(FAILED, other.plan, ENDED) == (FAILED, None)
+    assert run.judged(FAILED, other.plan, ENDED) == FAILED
     fault = "the checkpoints could not be looked at, a fault of ours (KeyError: 'a')"
     assert other.said == [fault, fault]
 

@@ -9,8 +9,9 @@ import pytest
 from secret_shapes import SECRETS, R
 
 from saferun.diagnosis import signatures
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import classify
-from saferun.diagnosis.deciding.retry_policy import AGAIN, AttemptOutcome, Decision
+from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.inject import cut
 from saferun.journal.writer import Journal
 from saferun.supervise.attempt import evidence
@@ -54,8 +55,17 @@ def written(folder: Path, *outputs: str) -> str:
         over = one.clean(ended(output))
         diagnosis = classify.classify(evidence.evidence(over, None, number), KNOWN)
         fingerprint = classify.fingerprint(diagnosis)
-        last = AttemptOutcome(number, 1, 2.0, 2.0, kind=diagnosis.kind, fingerprint=fingerprint)
-        one.ended(over, last, diagnosis, Decision(AGAIN, diagnosis.root_line or ""))
+        outcome = AttemptOutcome(
+            number,
+            1,
+            kind=diagnosis.kind,
+            fingerprint=fingerprint,
+            root_line=diagnosis.root_line,
+            decided_by=diagnosis.decided_by,
+            action=AGAIN,
+            reason=diagnosis.root_line,
+        )
+        one.ended(over, outcome)
         journal.tails(number, over.stdout_tail, over.stderr_tail)
     one.end(1, "")
     one.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.reading import crash_stack
-from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import contract
 from saferun.journal import events, receipts
-from saferun.journal.event_types import AttemptBegun, AttemptEnded, PlanChanged, Recycled
+from saferun.journal.event_types import AttemptBegun, PlanChanged, Recycled, Started
 from saferun.journal.events import Event
 from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
 from saferun.named_tuple import NamedTuple
@@ -17,38 +17,32 @@ from saferun.planning.own_variables import OF_ATTEMPT
 
 
 class Attempt(NamedTuple):
-    """One attempt of a run."""
+    """One attempt of a run, with what it left on the disk."""
 
-    number: int
+    begun: AttemptBegun
+    outcome: AttemptOutcome
     worker: int | None = None  # of several
     started_at: float | None = None  # seconds since the epoch
     ready_at: float | None = None  # when all its ranks had met; None where that is not known
-    lived_s: float | None = None
-    status: int | None = None
-    ended_by: str = ""  # "job", "grace", "interrupt", "keeper"
-    kind: str = ""
-    rank: int | None = None  # that failed first
-    line: str = ""  # that decided, without its particulars where the journal has no other
-    decided_by: tuple[str, ...] = ()  # the evidence of it
-    stack: tuple[str, ...] = ()  # of Python where compiled code crashed, the innermost frame first
-    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
-    mitigations: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()  # against the attempt before it
-    action: str = ""  # what was decided: "again", "stop", "done"
-    reason: str = ""
-    delay_s: float = 0.0
-    signals: tuple[str, ...] = ()  # that were passed on to it
-    killed: int = 0  # processes that had to be killed
-    unkillable: tuple[int, ...] = ()  # pids
-    lost: WorkLost | None = None  # the work since the last checkpoint, where it is known
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
-    left: int | None = None  # attempts that can follow it without progress
-    untried: tuple[str, ...] = ()  # mitigations of its kind that nothing has tried
     replaced: bool = False  # its process asked for another one in its place
-    first_step: int | None = None  # of the training, where its output reports steps
-    gpus: int | None = None  # of this machine
-    price_per_gpu_hour: float | None = None  # as its profile has it
+
+    @property
+    def number(self) -> int:
+        """The number of the attempt, from 1 on."""
+        return self.begun.attempt
+
+    @property
+    def lived_s(self) -> float | None:
+        """The seconds from its start to its end; None where it runs or its end is not known."""
+        return self.outcome.lived_s if self.outcome.has_ended else None
+
+
+def on_rank(outcome: AttemptOutcome) -> str:
+    """Return " on rank 3", for the rank that failed first; "" where it is not known."""
+    return "" if outcome.root_rank is None else f" on rank {outcome.root_rank}"
 
 
 def attempts(run: Run) -> list[Attempt]:
@@ -76,52 +70,26 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             before, plan = plan, recorded(facts.plan)
         elif isinstance(facts, AttemptBegun):
             number = facts.attempt
+            running = AttemptOutcome(number, kind="")
             changed = changes(before, plan)
-            found[number] = Attempt(
-                number,
-                worker,
-                started_at=event.at,
-                mitigations=facts.mitigations,
-                changed=changed,
-                left=facts.left,
-                gpus=facts.gpus,
-                price_per_gpu_hour=facts.price_per_gpu_hour,
-            )
+            found[number] = Attempt(facts, running, worker, event.at, changed=changed)
             before = plan
-        elif event.name == "started" and number in found:
+        elif isinstance(facts, Started) and number in found:
             found[number] = found[number]._replace(started_at=event.at)
         elif isinstance(facts, Recycled) and number in found:
             found[number] = found[number]._replace(replaced=True)
-        elif isinstance(facts, AttemptEnded):
-            number = facts.attempt
-            found[number] = _ended(found.get(number) or Attempt(number, worker), facts)
+        elif isinstance(facts, AttemptOutcome):
+            number = facts.number
+            known = found.get(number) or Attempt(AttemptBegun(number, (), None), facts, worker)
+            found[number] = known._replace(outcome=_bounded(facts))
     injected = contract.VARIABLE in plan.env
     return [_with_files(path, found[number], injected) for number in sorted(found)]
 
 
-def _ended(attempt: Attempt, facts: AttemptEnded) -> Attempt:
-    failed = facts.status != 0 and bool(facts.kind)  # of a success the kind is "no-failure"
-    line = facts.root_line or facts.fingerprint.partition(":")[2].strip()  # behind the kind
-    return attempt._replace(
-        lived_s=facts.lived_s,
-        status=facts.status,
-        ended_by=facts.ended_by,
-        kind=facts.kind if failed else "",
-        rank=facts.root_rank,
-        line=line if failed else "",
-        decided_by=facts.decided_by if failed else (),
-        stack=facts.stack[: crash_stack.MOST],
-        user_frame=facts.user_frame if failed else "",
-        action=facts.action,
-        reason=facts.reason,
-        delay_s=facts.delay_s,
-        signals=facts.signals,
-        killed=facts.killed,
-        unkillable=facts.unkillable,
-        lost=facts.lost_work,
-        untried=facts.untried,
-        first_step=facts.first_step,
-    )
+def _bounded(outcome: AttemptOutcome) -> AttemptOutcome:
+    """Return an outcome as it is shown: no kind of failure for a success, a short stack."""
+    kind = "" if outcome.exit_code == 0 else outcome.kind
+    return outcome._replace(kind=kind, stack=outcome.stack[: crash_stack.MOST])
 
 
 def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:

@@ -1,16 +1,17 @@
 """The events of a run: what the writer is given, and what the reader returns, one type for each.
 
-The fields stand in a line of events.jsonl under their names, in their order.
+The fields stand in a line of events.jsonl under their names, in their order. Of an AttemptOutcome
+those in _OF_OUTCOME do.
 """
 
 from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
-from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject.nodes import Report
-from saferun.model import Finding
+from saferun.model import Finding, as_tree
 from saferun.named_tuple import NamedTuple
 from saferun.system.procfs import ProcessRecord
 
@@ -92,32 +93,6 @@ class Recycled(NamedTuple):
     progress: int
 
 
-class AttemptEnded(NamedTuple):
-    """An attempt is over, judged and decided upon."""
-
-    attempt: int
-    status: int | None
-    lived_s: float | None
-    ended_by: str  # "job", "grace", "interrupt", "keeper", "hang"
-    signals: tuple[str, ...]  # that were passed on to it
-    killed: int  # processes that had to be killed
-    unkillable: tuple[int, ...]  # pids
-    kind: str  # of the failure; "" where there was none
-    fingerprint: str
-    root_rank: int | None  # that failed first
-    root_line: str | None  # that decided
-    decided_by: tuple[str, ...]  # the evidence that decided what failed
-    stack: tuple[str, ...]
-    action: str  # what was decided: "again", "stop", "done"
-    reason: str
-    delay_s: float
-    add: str  # the mitigation that the next attempt gets
-    lost_work: WorkLost | None  # since the last checkpoint; None where it is not known
-    untried: tuple[str, ...] = ()  # mitigations of the kind that are left after that
-    first_step: int | None = None  # that its output reports
-    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
-
-
 class PlanChanged(NamedTuple):
     """The plan of a later attempt, as planning/view.as_json has it."""
 
@@ -138,7 +113,7 @@ class RunEnded(NamedTuple):
     reason: str
 
 
-NAMES: dict[type, str] = {
+NAMES: dict[type[Facts], str] = {
     AttemptBegun: "attempt",
     WorkersBegun: "workers",
     WorkerBegun: "worker",
@@ -148,13 +123,20 @@ NAMES: dict[type, str] = {
     NodesMet: "nodes",
     Hang: "hang",
     Recycled: "recycled",
-    AttemptEnded: "ended",
+    AttemptOutcome: "ended",
     PlanChanged: "plan",
     Fault: "fault",
     RunEnded: "end",
 }
-# Of a line, where they are empty.
-LEFT_OUT = (
+# The fields of an AttemptOutcome that a line has; two have another name there.
+_OF_OUTCOME = (
+    *("number", "exit_code", "lived_s", "ended_by", "signals", "killed", "unkillable", "kind"),
+    *("fingerprint", "root_rank", "root_line", "decided_by", "stack", "action", "reason"),
+    *("delay_s", "add", "lost_work", "untried", "first_step", "user_frame"),
+)
+_OUTCOME_NAMES = {"number": "attempt", "exit_code": "status"}
+# Fields that are left out of a line where they are empty.
+_LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
     *("left", "untried", "gpu_names"),
 )
@@ -168,8 +150,22 @@ Facts: TypeAlias = (
     | NodesMet
     | Hang
     | Recycled
-    | AttemptEnded
+    | AttemptOutcome
     | PlanChanged
     | Fault
     | RunEnded
 )
+
+
+def line_fields(kind: object) -> dict[str, str]:
+    """Return the fields of a named tuple that a line has: name in the line -> field."""
+    if kind is AttemptOutcome:
+        return {_OUTCOME_NAMES.get(field, field): field for field in _OF_OUTCOME}
+    return {name: name for name in kind._fields}  # type: ignore[attr-defined]  # of a named tuple
+
+
+def as_line(facts: Facts) -> dict[str, Any]:
+    """Return what a line has of an event, as JSON knows it."""
+    names = line_fields(type(facts))
+    found = {name: as_tree(getattr(facts, field)) for name, field in names.items()}
+    return {k: v for k, v in found.items() if k not in _LEFT_OUT or v not in (None, "", [])}

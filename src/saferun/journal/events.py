@@ -6,47 +6,23 @@ field does not hold in its type is unknown (None, "", empty), and nothing here f
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeVar, get_type_hints
 
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import WorkLost
-from saferun.journal.event_types import (
-    NAMES,
-    AttemptBegun,
-    AttemptEnded,
-    Fault,
-    Hang,
-    NodesMet,
-    PlanChanged,
-    Preflight,
-    Recovery,
-    Recycled,
-    Started,
-    WorkerBegun,
-    WorkersBegun,
-)
+from saferun.inject.nodes import Report
+from saferun.journal.event_types import NAMES, Facts, line_fields
 from saferun.model import Finding
 from saferun.named_tuple import NamedTuple
+from saferun.system.procfs import ProcessRecord
 
-Facts: TypeAlias = (
-    AttemptBegun
-    | WorkersBegun
-    | WorkerBegun
-    | Started
-    | AttemptEnded
-    | PlanChanged
-    | Recycled
-    | Preflight
-    | Recovery
-    | NodesMet
-    | Hang
-    | Fault
-)
+T = TypeVar("T")
 
 FILE = "events.jsonl"
 _READ_PIECES = 64  # MiB of an events.jsonl that are read
@@ -87,11 +63,21 @@ def _typed(raw: Mapping[str, Any]) -> Event:
 
 
 def _facts(raw: Mapping[str, Any]) -> Facts | None:
-    kind = _READ.get(raw["event"])
-    if kind is None:
-        return None
-    found: Any = (_AS[type_](raw.get(field)) for field, type_ in kind.__annotations__.items())
-    return kind(*found)
+    kind = _KINDS.get(raw["event"])
+    return None if kind is None else _record(kind, raw)
+
+
+def _record(kind: Callable[..., T], value: object) -> T:
+    """Return a named tuple from a JSON object; what the object does not hold is unknown."""
+    raw = mapping(value)
+    return kind(**{field: read_as(raw.get(name)) for name, field, read_as in _readers(kind)})
+
+
+@functools.cache
+def _readers(kind: Callable[..., object]) -> list[tuple[str, str, Callable[[object], object]]]:
+    """Return the name in a line, the field and the reader of its type, for each field."""
+    types = get_type_hints(kind, localns={"Any": Any})  # which the base class does not import
+    return [(name, field, _AS[types[field]]) for name, field in line_fields(kind).items()]
 
 
 # --- lines -------------------------------------------------------------------------------------
@@ -175,60 +161,39 @@ def _pids(value: object) -> tuple[int, ...]:
 
 
 def _work_lost(value: object) -> WorkLost | None:
-    lost, spent_s = mapping(value), number(mapping(value).get("s"))
-    if spent_s is None:
-        return None
-    hours, saved = number(lost.get("gpu_hours")) or 0.0, text(lost.get("checkpoint"))
-    return WorkLost(spent_s, count(lost.get("steps")), hours, saved)
+    known = number(mapping(value).get("s")) is not None
+    return _record(WorkLost, value) if known else None
 
 
-def _places(value: object) -> tuple[Place, ...]:
-    found = [mapping(one) for one in value] if isinstance(value, list) else []
-    return tuple(
-        Place(
-            rank=count(one.get("rank")),
-            pid=count(one.get("pid")) or 0,
-            what=text(one.get("what")),
-            frame=text(one.get("frame")),
-            collective=one.get("collective") is True,
-            odd=one.get("odd") is True,
-            helpers=strings(one.get("helpers")),
-        )
-        for one in found
+def _records(kind: Callable[..., T]) -> Callable[[object], tuple[T, ...]]:
+    """Return a reader of lists of objects."""
+    return lambda value: tuple(
+        _record(kind, one) for one in (value if isinstance(value, list) else ())
     )
-
-
-def _findings(value: object) -> tuple[Finding, ...]:
-    found = [mapping(one) for one in value] if isinstance(value, list) else []
-    return tuple(Finding(*(text(one.get(name)) for name in Finding._fields)) for one in found)
 
 
 def _hosts(value: object) -> dict[str, str]:
     return {node: host for node, host in mapping(value).items() if isinstance(host, str)}
 
 
-_KINDS: tuple[type[Facts], ...] = (
-    *(AttemptBegun, WorkersBegun, WorkerBegun, Started, AttemptEnded, PlanChanged, Recycled),
-    *(Preflight, Recovery, NodesMet, Hang, Fault),
-)
-_READ: dict[str, type[Facts]] = {NAMES[kind]: kind for kind in _KINDS}
-# How a field is read, by its type there.
-_AS: dict[str, Callable[[object], object]] = {
-    "int": lambda value: count(value) or 0,
-    "int | None": count,
-    "float": lambda value: number(value) or 0.0,
-    "float | None": number,
-    "str": text,
-    "str | None": text,
-    "tuple[str, ...]": strings,
-    "tuple[int, ...]": _pids,
-    "dict[str, Any]": mapping,
-    "ProcessRecord | None": lambda value: value if isinstance(value, dict) else None,
-    "WorkLost | None": _work_lost,
-    "bool": lambda value: value is True,
-    "list[str]": lambda value: list(strings(value)),
-    "dict[str, str]": _hosts,
-    "Report | None": lambda value: mapping(value) or None,
-    "tuple[Place, ...]": _places,
-    "tuple[Finding, ...]": _findings,
+_KINDS: dict[str, Callable[..., Facts]] = {name: kind for kind, name in NAMES.items()}
+# How a field is read, by its type.
+_AS: dict[object, Callable[[object], object]] = {
+    bool: lambda value: value is True,
+    int: lambda value: count(value) or 0,
+    int | None: count,
+    float: lambda value: number(value) or 0.0,
+    float | None: number,
+    str: text,
+    str | None: text,
+    tuple[str, ...]: strings,
+    list[str]: lambda value: list(strings(value)),
+    tuple[int, ...]: _pids,
+    dict[str, Any]: mapping,
+    dict[str, str]: _hosts,
+    ProcessRecord | None: lambda value: value if isinstance(value, dict) else None,
+    Report | None: lambda value: mapping(value) or None,
+    WorkLost | None: _work_lost,
+    tuple[Place, ...]: _records(Place),
+    tuple[Finding, ...]: _records(Finding),
 }

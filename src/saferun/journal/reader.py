@@ -11,10 +11,11 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import events
-from saferun.journal.event_types import AttemptBegun, AttemptEnded, Recycled, WorkersBegun
+from saferun.journal.event_types import AttemptBegun, Recycled, WorkersBegun
 from saferun.journal.events import Event
 from saferun.journal.run_directory import ALIVE_FILE
 from saferun.named_tuple import NamedTuple
@@ -269,7 +270,7 @@ def _raw_plan(path: str) -> Mapping[str, object]:
 def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
     """Return how a run ended, and the event that says so."""
     ended, last = _last(log, "end"), _last(log, "ended")
-    if ended is None and last is not None and isinstance(last.facts, AttemptEnded):
+    if ended is None and last is not None and isinstance(last.facts, AttemptOutcome):
         over = last.facts.action in (retry_policy.STOP, retry_policy.DONE)
         ended = last if over else None  # all that is missing is the event `end`
     if ended is not None:
@@ -282,14 +283,14 @@ def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
 
 
 def _failed_for_good(event: Event) -> bool:
-    stopped = isinstance(event.facts, AttemptEnded) and event.facts.action == retry_policy.STOP
+    stopped = isinstance(event.facts, AttemptOutcome) and event.facts.action == retry_policy.STOP
     return stopped and event.status != 0
 
 
 def _kind(log: Sequence[Event]) -> str:
     end = _last([event for event in log if event.worker is None], "end")
     last = next((event for event in log if _failed_for_good(event)), _last(log, "ended"))
-    if last is not None and isinstance(last.facts, AttemptEnded) and last.facts.kind:
+    if last is not None and isinstance(last.facts, AttemptOutcome) and last.facts.kind:
         return last.facts.kind
     if _last(log, "fault"):
         return "a fault of saferun's own"

@@ -15,7 +15,7 @@ from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract
 from saferun.journal import events, rank_files, receipts, run_notes, time_spent, trials
-from saferun.journal.attempts import Attempt, attempts
+from saferun.journal.attempts import Attempt, attempts, on_rank
 from saferun.journal.event_types import Hang
 from saferun.journal.rank_report import Ranks, ranks
 from saferun.journal.reader import (
@@ -188,7 +188,7 @@ def _attempt(
     finished: Sequence[Trial],
 ) -> AttemptReport:
     one = tried[at]
-    key = one.worker, one.number
+    key, line = (one.worker, one.number), one.outcome.root_line or ""
     place = run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
     directory = os.path.join(place, "receipts")
     tails = [(path.rpartition(".")[2], time_spent.content(path)) for path, _ in one.tails]
@@ -202,10 +202,10 @@ def _attempt(
         spent=spent,
         last_step=time_spent.last_step([data for _, data in tails]),
         loss=next((loss for _, data in tails if (loss := progress.last_loss(data))), ""),
-        cause=_cause(library.kinds.get(one.kind)),
+        cause=_cause(library.kinds.get(one.outcome.kind)),
         added=_added(one, tried[at - 1] if _follows(tried, at) else None, library.mitigations),
         ranks=ranks(left, rank_files.failures(directory, one.number)),
-        tails=tuple(excerpt(stream, data, one.line) for stream, data in tails if data.strip()),
+        tails=tuple(excerpt(stream, data, line) for stream, data in tails if data.strip()),
         hangs=tuple(_silence(place, one.number, hang) for hang in noted.hangs.get(key, ())),
         trials=tuple(trial for trial in ended if trials.ran_in(trial, one.number, one.worker)),
         notes=tuple(noted.lines.get(key, ())),
@@ -223,7 +223,8 @@ def _cause(known: Kind | None) -> Cause | None:
 def _added(
     one: Attempt, before: Attempt | None, catalog: Mapping[str, Mitigation]
 ) -> tuple[Change, ...]:
-    names = [name for name in one.mitigations if not before or name not in before.mitigations]
+    known = before.begun.mitigations if before else ()
+    names = [name for name in one.begun.mitigations if name not in known]
     return tuple(
         Change(name, mitigation_catalog.sets(catalog[name]), catalog[name].cost, catalog[name].why)
         if name in catalog
@@ -259,9 +260,10 @@ def _silence(place: str, number: int, hang: Hang) -> Silence:
 
 
 def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: Notes) -> Cost:
-    gpus = len(noted.worker_gpus) or max((one.gpus or 0 for one in every), default=0)
+    gpus = len(noted.worker_gpus) or max((one.begun.gpus or 0 for one in every), default=0)
     if price is None:
-        price = next((p for one in reversed(every) if (p := one.price_per_gpu_hour) is not None), 0)
+        prices = (one.begun.price_per_gpu_hour for one in reversed(every))
+        price = next((price for price in prices if price is not None), 0)
 
     def amount(part_s: float) -> Amount:
         hours = part_s * gpus / _HOUR_S
@@ -283,7 +285,7 @@ def _headline(run: Run, tried: Sequence[Attempt], cost: Cost) -> str:
     where = "at the first attempt" if number == 1 else f"at attempt {number}"
     if last is not None and last.worker is not None:
         where = f"with {len({one.worker for one in tried})} workers, {len(tried)} attempts"
-    rank = "" if last is None or last.rank is None else f" on rank {last.rank}"
+    rank = "" if last is None else on_rank(last.outcome)
     ended = {
         OK: "Finished",
         FAILED: "Failed",
@@ -292,7 +294,7 @@ def _headline(run: Run, tried: Sequence[Attempt], cost: Cost) -> str:
     }.get(run.outcome, "Its end is not known")
     text = f"{ended} {where}" if number and run.outcome in (*FINISHED, RUNNING) else ended
     text += f": {run.kind}{rank}" if run.kind else ""
-    kinds = list(dict.fromkeys(one.kind for one in tried if one.kind))
+    kinds = list(dict.fromkeys(one.outcome.kind for one in tried if one.outcome.kind))
     if not kinds:
         return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.journal.event_types import (
     AttemptBegun,
-    AttemptEnded,
     Fault,
     Hang,
     NodesMet,
@@ -48,8 +48,8 @@ def read(log: Sequence[Event]) -> Notes:
         number = numbers.get(worker, 1)
         if isinstance(facts, AttemptBegun):
             numbers[worker], begun = facts.attempt, facts
-        elif isinstance(facts, AttemptEnded):
-            numbers[worker] = facts.attempt + 1
+        elif isinstance(facts, AttemptOutcome):
+            numbers[worker] = facts.number + 1
         elif isinstance(facts, WorkerBegun) and facts.gpu:
             gpus.add(facts.gpu)
         elif isinstance(facts, Hang):

@@ -84,8 +84,8 @@ def _neighbour(every: Sequence[Attempt], at: int, step: int) -> Attempt | None:
 
 def _end(run: Run, one: Attempt, after: Attempt | None, now_s: float) -> float:
     """Return when an attempt ended, or until when it is known to have run."""
-    if one.lived_s is not None:
-        return (one.started_at or 0.0) + one.lived_s
+    if one.outcome.has_ended:
+        return (one.started_at or 0.0) + one.outcome.lived_s
     if after is not None and after.started_at is not None:
         return after.started_at
     return now_s if run.outcome == RUNNING else run.last_at
@@ -122,18 +122,20 @@ def _done_again(
         end: when it ended.
         kept_at: until when the study has its trials; None where there is no search.
     """
-    goes_on = after is None and one.lived_s is None and run.outcome == RUNNING
-    ended_well = one.status == 0 or (after is None and one.status is None and run.outcome == OK)
+    ended, lost = one.outcome.has_ended, one.outcome.lost_work
+    goes_on = after is None and not ended and run.outcome == RUNNING
+    ended_well = one.outcome.exit_code == 0 or (after is None and not ended and run.outcome == OK)
     if ended_well or one.replaced or goes_on:
         return 0.0, ""
     if kept_at is not None:
         return end - kept_at, "since its last finished trial"
-    if one.lost is not None:
-        saved, steps = one.lost.checkpoint, f"{one.lost.steps} steps, " if one.lost.steps else ""
-        return one.lost.s, steps + (f"since {saved}" if saved else "nothing was saved")
-    if after is None and one.lived_s is not None and run.outcome == INTERRUPTED:
+    if lost is not None:
+        steps = f"{lost.steps} steps, " if lost.steps else ""
+        saved = f"since {lost.checkpoint}" if lost.checkpoint else "nothing was saved"
+        return lost.s, steps + saved
+    if after is None and ended and run.outcome == INTERRUPTED:
         return 0.0, ""  # who asked it to end may have what was wanted
-    begun, resumed = one.first_step, after.first_step if after else None
+    begun, resumed = one.outcome.first_step, after.outcome.first_step if after else None
     if begun is not None and resumed is not None and resumed > begun:
         came = last_step([content(path) for path, _ in one.tails])
         if came is not None and came > begun:

@@ -28,14 +28,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from saferun.journal.disk import BoundedDisk
-from saferun.journal.event_types import LEFT_OUT, NAMES, Facts, PlanChanged
+from saferun.journal.event_types import NAMES, Facts, PlanChanged, as_line
 from saferun.journal.run_directory import RunDirectory, remove_empty
-from saferun.model import as_tree
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
-_EMPTY: tuple[object, ...] = (None, "", [])
 _DEPTH = 12  # of facts in facts; what lies deeper is written as text
 
 
@@ -146,8 +144,7 @@ class Journal:
         name, worker = NAMES[type(facts)], self._worker if worker is None else worker
         of = {"lost": self._lost} if self._lost else {}
         of |= {} if worker is None else {"worker": worker}
-        tree = {k: v for k, v in as_tree(facts).items() if k not in LEFT_OUT or v not in _EMPTY}
-        clean = {key: self._clean(fact) for key, fact in tree.items()}
+        clean = {name: self._clean(fact) for name, fact in as_line(facts).items()}
         line = json.dumps({**head, "event": name, **of, **clean}).encode() + b"\n"
         written = self._try("events.jsonl", lambda: self._directory().append(line))
         self._lost = 0 if written else self._lost + 1

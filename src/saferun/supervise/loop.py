@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
-from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import RunInputs
@@ -77,7 +77,7 @@ def supervise(gathered: RunInputs, say: Say) -> int:
         journal.discard()
         raise
 
-    def over(reason: str, last: retry_policy.AttemptOutcome | None) -> None:
+    def over(reason: str, last: AttemptOutcome | None) -> None:
         if last and last.exit_code and not last.asked:
             record.leave_verdict(gathered.environ, last.verdict)
 
@@ -133,8 +133,7 @@ class _Run:
         self._resources = resources
         self._record = resources.record
         self._began = time.monotonic()
-        self._history: list[retry_policy.AttemptOutcome] = []
-        self._diagnoses: list[Diagnosis] = []
+        self._history: list[AttemptOutcome] = []
         self._mitigations = RunMitigations(gathered, first, self._record.path or "")
         self._resumption = Resumption(gathered, first, resources.context.say)
         self._nodes = self._other_nodes(first)
@@ -199,7 +198,7 @@ class _Run:
         """End the run because a signal asks for it while no attempt runs; return its status."""
         status, path = 128 + number, self._record.path
         self._interrupted = status == INTERRUPTED
-        lines = report.asked_lines(self._history, self._diagnoses, number, path)
+        lines = report.asked_lines(self._history, number, path)
         self._resources.context.say("\n".join(lines))
         return self._over(status, "asked to end")
 
@@ -264,7 +263,7 @@ class _Run:
 
         from saferun.supervise.nodes.nodes import Nodes  # see the top
 
-        shared = self._history, self._diagnoses, self._mitigations, self._resumption
+        shared = self._history, self._mitigations, self._resumption
         return Nodes(self._gathered, *shared, self._record, self._resources.context.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
@@ -357,8 +356,7 @@ class _Run:
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
-        diagnosis = None
-        last = self._watch.as_try(ended, time.monotonic() - self._began)
+        last = self._watch.outcome(ended, time.monotonic() - self._began)
         last = last._replace(mitigations=self._mitigations.in_force)
         if last.replaced:
             assert self._watch.request is not None, "it has said why"
@@ -367,10 +365,9 @@ class _Run:
             if cause := self._looks.cause:
                 cause = cause._replace(line=self._record.masked(cause.line))
             lost = self._nodes.lost() if self._nodes else ""
-            last, diagnosis = self._watch.diagnosed(last, ended, cause, lost)
-            self._diagnoses.append(diagnosis)
+            last = self._watch.diagnosed(last, ended, cause, lost)
         self._record.harmlessly(lambda: self._looks.ended(ended))
-        last, work = self._resumption.judged(last, plan, ended)
+        last = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()
         decision = retry_policy.decide(
@@ -383,7 +380,8 @@ class _Run:
             self._mitigations.learn(self._gathered, plan)
         if self._nodes:
             decision = self._nodes.share(ended, decision)
-        self._record.ended(ended, last, diagnosis, decision, work)
+        followed = {**decision._asdict(), "delay_s": round(decision.delay_s, 3)}
+        self._record.ended(ended, last._replace(**followed))
         # A run that a signal ended may not have had the time to leave receipts.
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
@@ -397,7 +395,7 @@ class _Run:
         change = self._mitigations.describe([decision.add] if decision.add else [])
         path, history = self._record.path, self._history
         host = self._nodes.host if self._nodes else ""
-        lines = report.attempt_lines(history, self._diagnoses, decision, change, path, host)
+        lines = report.attempt_lines(history, decision, change, path, host)
         if self._nodes and self._nodes.is_telling(decision):
             lines = []
         report.show(self._resources.context.say, ended, [*problems, *lines])

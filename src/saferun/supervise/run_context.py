@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.gpu.lock.lock import Held
 from saferun.journal.writer import Journal
 from saferun.named_tuple import NamedTuple
@@ -23,7 +23,7 @@ class RunContext(NamedTuple):
     journal: Journal
     say: Say
     # Called at the end with the reason and the last attempt.
-    over: Callable[[str, retry_policy.AttemptOutcome | None], None]
+    over: Callable[[str, AttemptOutcome | None], None]
     worker: bool = False  # others write to the same output; the run has been announced
 
 

@@ -71,9 +71,9 @@ def _finalized(value: object) -> object:
 
 def _state(report: RunReport, one: AttemptReport) -> str:
     """Return the class of an attempt: it gives the colour."""
-    if one.attempt.lived_s is None:
+    if not one.attempt.outcome.has_ended:
         return "runs" if report.run.outcome == RUNNING else "unknown"
-    return "good" if one.attempt.status == 0 else "bad"
+    return "good" if one.attempt.outcome.exit_code == 0 else "bad"
 
 
 def _bars(report: RunReport) -> list[Bar]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from saferun.cli.runs import runs_view, trials_view
+from saferun.journal.attempts import on_rank
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt
@@ -98,31 +99,32 @@ def title(one: AttemptReport) -> str:
 
 def end(report: RunReport, one: AttemptReport) -> str:
     """Return how an attempt ended, as a short phrase."""
-    attempt = one.attempt
-    if attempt.lived_s is None:
+    outcome = one.attempt.outcome
+    if not outcome.has_ended:
         return "runs" if report.run.outcome == RUNNING else "its end is not known"
-    if attempt.status == 0:
+    if outcome.exit_code == 0:
         return "succeeded"
-    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
-    return f"failed: {attempt.kind}{rank}" if attempt.kind else f"ended, status {attempt.status}"
+    if not outcome.kind:
+        return f"ended, status {outcome.exit_code}"
+    return f"failed: {outcome.kind}{on_rank(outcome)}"
 
 
 def attempt_facts(one: AttemptReport) -> Facts:
     """Return what is known of an attempt, by label; nothing for what is not known."""
-    attempt = one.attempt
+    attempt, outcome = one.attempt, one.attempt.outcome
     found = [
         ("started", moment(attempt.started_at)),
         ("lived", "" if attempt.lived_s is None else seconds(attempt.lived_s)),
-        ("status", "" if attempt.status is None else str(attempt.status)),
-        ("known from", "; ".join(attempt.decided_by)),
+        ("status", str(outcome.exit_code) if outcome.has_ended else ""),
+        ("known from", "; ".join(outcome.decided_by)),
         ("steps", _steps(one)),
         ("trial", "; ".join(_trial(trial) for trial in one.trials)),
         ("last loss", one.loss),
         *runs_view.time_parts(one.spent),
-        ("with", ", ".join(attempt.mitigations)),
+        ("with", ", ".join(attempt.begun.mitigations)),
         ("changed", ", ".join(attempt.changed)),
-        ("end", ", ".join(runs_view.ending_events(attempt))),
-        ("decision", runs_view.decision(attempt)),
+        ("end", ", ".join(runs_view.ending_events(outcome))),
+        ("decision", runs_view.decision(outcome)),
     ]
     return [(label, text) for label, text in found if text]
 
@@ -133,7 +135,7 @@ def _trial(trial: Trial) -> str:
 
 
 def _steps(one: AttemptReport) -> str:
-    first, last = one.attempt.first_step, one.last_step
+    first, last = one.attempt.outcome.first_step, one.last_step
     if last is None:
         return "" if first is None else f"from {first}"
     return f"to {last}" if first is None or first > last else f"{first} to {last}"
@@ -148,7 +150,7 @@ def as_markdown(report: RunReport) -> str:
     lines += [f"- {label}: {_word(text)}" for label, text in run_facts(report) + costs(report)]
     settings = runs_view.settings(report.plan)
     lines += [f"- sets: {_code(', '.join(settings))}"] if settings else []
-    failed = [one for one in report.attempts if one.attempt.kind][-_TAILS:]
+    failed = [one for one in report.attempts if one.attempt.outcome.kind][-_TAILS:]
     for index, one in enumerate(report.attempts):
         if report.left_out and index == FIRST:
             lines += ["", f"{report.left_out} attempts between them are left out."]
@@ -161,11 +163,12 @@ def as_markdown(report: RunReport) -> str:
 def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Iterator[str]:
     yield f"### {title(one)}: {_word(end(report, one))}"
     yield ""
-    if one.attempt.line:
-        yield f"- deciding line: {_code(one.attempt.line)}"
-    if one.attempt.user_frame:
-        yield f"- your code: {_code(one.attempt.user_frame)}"
-    yield from (f"- stack: {_code(frame)}" for frame in one.attempt.stack)
+    outcome = one.attempt.outcome
+    if outcome.root_line:
+        yield f"- deciding line: {_code(outcome.root_line)}"
+    if outcome.user_frame:
+        yield f"- your code: {_code(outcome.user_frame)}"
+    yield from (f"- stack: {_code(frame)}" for frame in outcome.stack)
     if one.cause:
         yield f"- {one.cause.explanation} {one.cause.advice}".rstrip()
     for label, text in attempt_facts(one):

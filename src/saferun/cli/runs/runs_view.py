@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from saferun.cli.runs import trials_view
-from saferun.journal.attempts import Attempt
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
 from saferun.journal.reader import (
@@ -189,40 +190,39 @@ def ending(run: Run) -> str:
 
 
 def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> list[str]:
-    ended = attempt.lived_s is not None
-    lived = f"lived {seconds(attempt.lived_s or 0.0)}"
-    if not ended:
+    outcome = attempt.outcome
+    lived = f"lived {seconds(outcome.lived_s)}"
+    if not outcome.has_ended:
         since = now_s - (attempt.started_at or now_s)
         lived = f"runs since {seconds(max(0.0, since))}" if running else "its end is not known"
-    status = "" if attempt.status is None else f", status {attempt.status}"
+    status = f", status {outcome.exit_code}" if outcome.has_ended else ""
     worker = "" if attempt.worker is None else f"worker {attempt.worker}, "
     head = f"{worker}attempt {attempt.number}"
     lines = [f"{head}: {_moment(attempt.started_at)}, {lived}{status}"]
-    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
     labelled = [
-        ("failure", f"{attempt.kind}{rank}" if attempt.kind else ""),
-        ("line", attempt.line),
-        ("your code", attempt.user_frame),
-        *(("stack", frame) for frame in attempt.stack),
-        ("from", "; ".join(attempt.decided_by)),
-        ("with", ", ".join(attempt.mitigations)),
+        ("failure", f"{outcome.kind}{on_rank(outcome)}" if outcome.kind else ""),
+        ("line", outcome.root_line or ""),
+        ("your code", outcome.user_frame),
+        *(("stack", frame) for frame in outcome.stack),
+        ("from", "; ".join(outcome.decided_by)),
+        ("with", ", ".join(attempt.begun.mitigations)),
         ("changed", ", ".join(attempt.changed)),
-        ("end", ", ".join(ending_events(attempt))),
+        ("end", ", ".join(ending_events(outcome))),
         ("time", _time(spent)),
-        ("decision", decision(attempt)),
+        ("decision", decision(outcome)),
         *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
         *(("hooks", line) for line in attempt.hooks),
     ]
     return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
 
 
-def ending_events(attempt: Attempt) -> list[str]:
+def ending_events(outcome: AttemptOutcome) -> list[str]:
     """Return the signals and kills that ended an attempt."""
-    found = [f"asked by {', '.join(attempt.signals)}"] if attempt.signals else []
-    if attempt.ended_by not in ("", "job"):
-        found.append({"keeper": "its keeper was killed"}.get(attempt.ended_by, attempt.ended_by))
-    found += [f"{attempt.killed} processes killed"] if attempt.killed else []
-    pids = ", ".join(map(str, attempt.unkillable))
+    found = [f"asked by {', '.join(outcome.signals)}"] if outcome.signals else []
+    if outcome.ended_by not in ("", "job"):
+        found.append({"keeper": "its keeper was killed"}.get(outcome.ended_by, outcome.ended_by))
+    found += [f"{outcome.killed} processes killed"] if outcome.killed else []
+    pids = ", ".join(map(str, outcome.unkillable))
     return found + ([f"not to be killed: {pids}"] if pids else [])
 
 
@@ -245,12 +245,12 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
     return found
 
 
-def decision(attempt: Attempt) -> str:
+def decision(outcome: AttemptOutcome) -> str:
     """Return text such as "again: with compile-off, after 5.0 s"; "" where nothing failed."""
-    if attempt.action in ("", "done"):
+    if outcome.action in ("", "done"):
         return ""
-    wait = f", after {seconds(attempt.delay_s)}" if attempt.delay_s else ""
-    return f"{attempt.action}: {attempt.reason}{wait}"
+    wait = f", after {seconds(outcome.delay_s)}" if outcome.delay_s else ""
+    return f"{outcome.action}: {outcome.reason}{wait}"
 
 
 def as_json_whole(
@@ -266,8 +266,8 @@ def as_json_whole(
     """
     shown = [
         {
-            **attempt._asdict(),
-            "lost": attempt.lost._asdict() if attempt.lost else {},
+            **_attempt_json(attempt),
+            "lost": attempt.outcome.lost_work._asdict() if attempt.outcome.lost_work else {},
             "tails": [{"path": p, "bytes": size} for p, size in attempt.tails],
             "time": spent._asdict(),
         }
@@ -277,10 +277,49 @@ def as_json_whole(
     return {"schema": 1, "run": whole, "attempts": shown, "plan": plan.raw or None}
 
 
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """Return an attempt for programs."""
+    begun, outcome = attempt.begun, attempt.outcome
+    return {
+        "number": attempt.number,
+        "worker": attempt.worker,
+        "started_at": attempt.started_at,
+        "ready_at": attempt.ready_at,
+        "lived_s": attempt.lived_s,
+        "status": outcome.exit_code,
+        "ended_by": outcome.ended_by,
+        "kind": outcome.kind,
+        "rank": outcome.root_rank,
+        "line": outcome.root_line or "",
+        "decided_by": outcome.decided_by,
+        "stack": outcome.stack,
+        "user_frame": outcome.user_frame,
+        "mitigations": begun.mitigations,
+        "changed": attempt.changed,
+        "action": outcome.action,
+        "reason": outcome.reason,
+        "delay_s": outcome.delay_s,
+        "signals": outcome.signals,
+        "killed": outcome.killed,
+        "unkillable": outcome.unkillable,
+        "lost": outcome.lost_work and outcome.lost_work._asdict(),
+        "tails": attempt.tails,
+        "hooks": attempt.hooks,
+        "left": begun.left,
+        "untried": outcome.untried,
+        "replaced": attempt.replaced,
+        "first_step": outcome.first_step,
+        "gpus": begun.gpus,
+        "price_per_gpu_hour": begun.price_per_gpu_hour,
+    }
+
+
 def report_json(report: RunReport) -> dict[str, Any]:
     """Return a run's report for programs (schema 1); its plan and trials as `show` has them."""
     tree = as_tree(report)
     tree["run"], tree["plan"] = as_json(report.run), report.plan.raw or None
+    for shown, one in zip(tree["attempts"], report.attempts, strict=True):
+        shown["attempt"] = _attempt_json(one.attempt)
     tree["trials"] = trials_view.as_json(report.trials, report.replacements)
     del tree["replacements"]
     return {"schema": 1, **tree}

@@ -10,7 +10,7 @@ from saferun.cli.colour import Line
 from saferun.cli.runs import runs_view
 from saferun.cli.runs.runs_view import plain
 from saferun.gpu.nvidia_smi import Load
-from saferun.journal.attempts import Attempt
+from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot
 from saferun.system.printable import seconds
@@ -62,13 +62,14 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     took = since and f", for {since}"
     if attempt.lived_s is not None:
         took = f", lived {seconds(attempt.lived_s)}"
-    by = f", with {plain(', '.join(attempt.mitigations))}" if attempt.mitigations else ""
+    names = attempt.begun.mitigations
+    by = f", with {plain(', '.join(names))}" if names else ""
     yield Line("attempt", f"{worker}{attempt.number}{took}{by}")
-    if attempt.kind:
+    if attempt.outcome.kind:
         yield Line("failure", _failure(attempt), "red")
     if job.before:
-        lived = "" if job.before.lived_s is None else f" after {seconds(job.before.lived_s)}"
-        text = f"attempt {job.before.number} failed{lived}: {_failure(job.before)}"
+        lived = seconds(job.before.outcome.lived_s)
+        text = f"attempt {job.before.number} failed after {lived}: {_failure(job.before)}"
         yield Line("before", text, "yellow")
     yield Line("step", _step(job), "green")
     age = "" if job.output_s is None else f"{seconds(job.output_s)} ago: "
@@ -79,8 +80,8 @@ def _job(job: Job, at: float) -> Iterator[Line]:
 
 
 def _failure(attempt: Attempt) -> str:
-    rank = "" if attempt.rank is None else f" on rank {attempt.rank}"
-    return f"{plain(attempt.kind)}{rank}: {plain(attempt.line)}"
+    outcome = attempt.outcome
+    return f"{plain(outcome.kind)}{on_rank(outcome)}: {plain(outcome.root_line or '')}"
 
 
 def _step(job: Job) -> str:
@@ -119,7 +120,7 @@ def _retry(now: Snapshot) -> str:
     if not now.jobs or not goes_on(now.run):
         return ""
     job, parts = now.jobs[-1], []
-    left = job.attempt.left
+    left = job.attempt.begun.left
     if left is not None:
         count = "no attempt is" if not left else f"{left} attempt{'s are' if left > 1 else ' is'}"
         parts.append(f"{count} left if this one makes no progress")
@@ -148,8 +149,14 @@ def changes(now: Snapshot) -> object:
 def _before(job: Job) -> dict[str, Any] | None:
     if job.before is None:
         return None
-    names = ("number", "kind", "rank", "line", "lived_s")
-    return {name: getattr(job.before, name) for name in names}
+    outcome = job.before.outcome
+    return {
+        "number": outcome.number,
+        "kind": outcome.kind,
+        "rank": outcome.root_rank,
+        "line": outcome.root_line or "",
+        "lived_s": outcome.lived_s,
+    }
 
 
 def as_json(now: Snapshot) -> dict[str, Any]:
@@ -161,8 +168,8 @@ def as_json(now: Snapshot) -> dict[str, Any]:
         attempt = job.attempt
         shown |= {
             "worker": attempt.worker,
-            "mitigations": attempt.mitigations,
-            "left": attempt.left,
+            "mitigations": attempt.begun.mitigations,
+            "left": attempt.begun.left,
         }
     return {
         "schema": 1,

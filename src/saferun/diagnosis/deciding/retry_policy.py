@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.model import MitigationPolicy, RetryPolicy
 from saferun.named_tuple import NamedTuple
 
@@ -29,31 +30,6 @@ OURS = "keeper-killed"  # the kind of a failure that is our own
 _ASSERT = "device-side-assert"  # the kind that such an index has
 
 AGAIN, STOP, DONE = "again", "stop", "done"
-
-
-class AttemptOutcome(NamedTuple):
-    """One attempt that has ended: what the decision depends on."""
-
-    number: int  # 1, 2, …
-    exit_code: int  # the launcher's; 128+n for a signal
-    lived_s: float  # seconds from the launcher's start to its end
-    ended_s: float  # seconds from the start of the first attempt to the end of this one
-    kind: str = "no-failure"
-    verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
-    offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
-    fingerprint: str = ""
-    root_rank: int | None = None  # the rank that failed; None where it is not known
-    mitigations: tuple[str, ...] = ()  # those in force
-    waits: bool = False  # the failure passes with time: wait before the retry
-    asked: bool = False  # a signal from outside ended it
-    first_step: int | None = None  # the first training step in its output
-    last_step: int | None = None  # the last training step in its output
-    unkillable: bool = False  # the kernel could not end one of its processes
-    progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
-    replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
-    launcher_end: str = ""  # how its first process died of a signal, in words
-    falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
-    has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
 
 
 class Policies(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis import process_end
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding.known_from import known_from
-from saferun.diagnosis.deciding.retry_policy import AGAIN, AttemptOutcome, Decision
+from saferun.diagnosis.deciding.retry_policy import AGAIN, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.system.printable import seconds
 

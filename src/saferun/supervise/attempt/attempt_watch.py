@@ -6,7 +6,7 @@ import functools
 import os
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.process_end import launcher_end
@@ -59,8 +59,8 @@ class AttemptWatch:
         if self._kills:
             self._kills.see(found.pids or (self._launcher,))
 
-    def as_try(self, ended: Ended, ended_s: float) -> AttemptOutcome:
-        """Return the attempt as the decision needs it, without a diagnosis.
+    def outcome(self, ended: Ended, ended_s: float) -> AttemptOutcome:
+        """Return the record of the attempt, which has ended, without a diagnosis.
 
         Args:
             ended: how it ended.
@@ -75,22 +75,25 @@ class AttemptWatch:
         return AttemptOutcome(
             number=identity.attempt,
             exit_code=ended.exit_code,
-            lived_s=ended.lived_s,
+            lived_s=round(ended.lived_s, 3),
             ended_s=ended_s,
             mitigations=self._plan.mitigations,
             asked=end_requested(ended),
             first_step=_first_step(ended),
-            unkillable=bool(ended.unkillable),
             progressed=progressed,
             kind=replaced.kind or "no-failure" if replaced else "no-failure",
             replaced=replaced.why if replaced else "",
             launcher_end=_launcher_end(ended, self._plan.launcher),
+            ended_by=ended.ended_by,
+            signals=ended.forwarded,
+            killed=ended.killed,
+            unkillable=ended.unkillable,
         )
 
     def diagnosed(
         self, last: AttemptOutcome, ended: Ended, hang: Hang | None = None, lost: str = ""
-    ) -> tuple[AttemptOutcome, Diagnosis]:
-        """Return the attempt with its diagnosis.
+    ) -> AttemptOutcome:
+        """Return the record of a failed attempt with its diagnosis.
 
         Args:
             last: the attempt.
@@ -113,17 +116,21 @@ class AttemptWatch:
         observed = machine_state.observed(seen, self._scene(ended))
         diagnosis = classify.by_machine(diagnosis, observed, known)
         diagnosis = classify.by_nodes(diagnosis, lost, known)
-        last = last._replace(
+        return last._replace(
             asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
             offered=diagnosis.mitigations,
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
-            root_rank=diagnosis.root_rank,
             last_step=seen.step,
+            diagnosis=diagnosis,
+            root_rank=diagnosis.root_rank,
+            root_line=diagnosis.root_line or None,
+            decided_by=diagnosis.decided_by,
+            stack=diagnosis.stack,
+            user_frame=diagnosis.user_frame,
         )
-        return last, diagnosis
 
     def _scene(self, ended: Ended) -> Scene:
         """Return where it ran, and where it wrote as far as that is known."""

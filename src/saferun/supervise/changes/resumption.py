@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from saferun.diagnosis import work_lost
-from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import nodes
 from saferun.model import Checkpoint, LaunchPlan, ResumePolicy
@@ -124,9 +124,7 @@ class Resumption:
         steps = "" if last.steps is None else f"{last.steps} steps, "
         return f"; {steps}{seconds(last.s)} of work are done again"
 
-    def judged(
-        self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended
-    ) -> tuple[AttemptOutcome, WorkLost | None]:
+    def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
         """Return a failed attempt with what its checkpoints say and allow, and its costs.
 
         Whether it came further than all before it, whether an older one is to be tried, and whether
@@ -138,13 +136,10 @@ class Resumption:
             ended: how it ended.
         """
         if not self._pattern or not ended.exit_code:
-            return last, None
-        judged = self._harmlessly(lambda: self._judged(last, plan, ended))
-        return judged or (last, None)
+            return last
+        return self._harmlessly(lambda: self._judged(last, plan, ended)) or last
 
-    def _judged(
-        self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended
-    ) -> tuple[AttemptOutcome, WorkLost | None]:
+    def _judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
         bad = plan.checkpoint if last.kind in _KINDS and last.first_step is None else None
         if bad is not None:
             now = {one.checkpoint.path: one.stamp for one in self._find()}
@@ -153,7 +148,7 @@ class Resumption:
         if bad is not None:
             older = "the one before is tried" if newest else "there is none before it"
             self._say(f"{bad.path} could not be loaded and is left as it is; {older}")
-            return last._replace(falls_back=newest is not None), None
+            return last._replace(falls_back=newest is not None)
         checkpoint = newest.checkpoint if newest else None
         gpus = len(plan.gpus.gpus)
         lost = work_lost.lost(last.last_step, ended.started_at, ended.lived_s, checkpoint, gpus)
@@ -162,7 +157,7 @@ class Resumption:
             last = last._replace(progressed=True)
         if last.kind == _FULL and plan.options.nodes == 1:
             last = last._replace(has_room=self._gets_room(plan.settings.retry.backoff_s[1]))
-        return last, lost
+        return last._replace(lost_work=lost)
 
     def _is_further(self, newest: Checkpoint, began: Checkpoint | None) -> bool:
         """Return whether an attempt has saved what none before it had; it may print no steps.

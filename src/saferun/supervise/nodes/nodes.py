@@ -22,8 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.diagnosis import signatures
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
-from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, AttemptOutcome, Decision
+from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject import node_agent, nodes
@@ -51,7 +52,6 @@ class Nodes:
     Args:
         gathered: the run.
         history: its attempts; the root of a failure may be put in from another node.
-        diagnoses: of those that failed; the same.
         mitigations: gets what was agreed.
         resumption: what this node alone would go on from.
         record: the journal.
@@ -62,7 +62,6 @@ class Nodes:
         self,
         gathered: RunInputs,
         history: list[AttemptOutcome],
-        diagnoses: list[Diagnosis],
         mitigations: RunMitigations,
         resumption: Resumption,
         record: Record,
@@ -71,7 +70,7 @@ class Nodes:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
         self._temporary: str | None = None  # in place of a run directory that cannot be written
-        self._history, self._diagnoses, self._mitigations = history, diagnoses, mitigations
+        self._history, self._mitigations = history, mitigations
         self._facts: nodes.Facts = {
             **node_facts.of(gathered),
             "shared": shared_reports.offer(record.path),
@@ -219,11 +218,12 @@ class Nodes:
             lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
         if where and names == self._facts["host"]:
             lost, names = f"the rendezvous at {where} could not be opened again", ""
-        if self._history and self._diagnoses:
+        if self._history and (diagnosis := self._history[-1].diagnosis):
             from saferun.diagnosis.deciding import classify  # only a failure needs it
 
             known = signatures.load(self._gathered.environ)
-            self._diagnoses[-1] = classify.by_nodes(self._diagnoses[-1], lost, known, ends=True)
+            diagnosis = classify.by_nodes(diagnosis, lost, known, ends=True)
+            self._history[-1] = self._history[-1]._replace(diagnosis=diagnosis)
             self.host = names
         return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
 
@@ -284,9 +284,8 @@ class Nodes:
             return
         self.host = root["host"]
         known = {key: _tuples(value) for key, value in root["diagnosis"].items()}
-        self._diagnoses[-1] = Diagnosis(**known)
         facts = {key: _tuples(root["facts"][key]) for key in _SHARED}
-        self._history[-1] = self._history[-1]._replace(**facts)
+        self._history[-1] = self._history[-1]._replace(diagnosis=Diagnosis(**known), **facts)
 
     def lost(self) -> str:
         """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
@@ -310,7 +309,8 @@ class Nodes:
             return decision
         from saferun.diagnosis.deciding import classify  # only a failure needs it
 
-        diagnosis = self._diagnoses[-1]
+        diagnosis = last.diagnosis
+        assert diagnosis is not None, "it has failed"
         if diagnosis.kind == "node-lost":
             lost = ", ".join(self._hosts[node] for node in self._lost if node in self._hosts)
             self.host = lost or self.host

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from saferun.diagnosis.deciding.retry_policy import AttemptOutcome, Decision
-from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
@@ -77,30 +76,22 @@ class Notifier:
 
     # --- events ------------------------------------------------------------------------------
 
-    def attempt_ended(
-        self, last: AttemptOutcome, diagnosis: Diagnosis | None, decision: Decision
-    ) -> None:
-        """Note the end of an attempt, and tell of it where a mitigation starts the next one.
-
-        Args:
-            last: the attempt.
-            diagnosis: of its failure; None after a success.
-            decision: what happens next.
-        """
+    def attempt_ended(self, last: AttemptOutcome) -> None:
+        """Note the end of an attempt, and tell of it where a mitigation starts the next one."""
         self._attempt = last.number
-        added = (decision.add,) if decision.add else ()
+        added = (last.add,) if last.add else ()
         self._last = {
             "attempt": last.number,
             "status": last.exit_code,
             "kind": last.kind,
             "verdict": last.verdict,
-            "root_rank": diagnosis.root_rank if diagnosis else None,
-            "root_line": (diagnosis.root_line or None) if diagnosis else None,
-            "user_frame": diagnosis.user_frame if diagnosis else "",
+            "root_rank": last.root_rank,
+            "root_line": last.root_line,
+            "user_frame": last.user_frame,
             "mitigations": [*last.mitigations, *added],
         }
-        if added and decision.action == "again":
-            what = f"attempt {last.number} failed ({last.kind}); the next one is {decision.reason}"
+        if added and last.action == "again":
+            what = f"attempt {last.number} failed ({last.kind}); the next one is {last.reason}"
             self._tell("mitigated", what, self._last)
 
     def hang(self, attempt: int, silent_s: float, places: Sequence[Place]) -> None:

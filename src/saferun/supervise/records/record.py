@@ -10,16 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun import __version__
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
-from saferun.diagnosis.deciding.retry_policy import AttemptOutcome, Decision
-from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.silence import Place
-from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject.nodes import Agreement
 from saferun.journal import rank_files, torchelastic_dirs
 from saferun.journal.event_types import (
     AttemptBegun,
-    AttemptEnded,
     Fault,
     Hang,
     NodesMet,
@@ -100,27 +97,18 @@ class Record:
         if findings:
             self._journal.event(Recovery(findings))
 
-    def ended(
-        self,
-        ended: Ended,
-        last: AttemptOutcome,
-        diagnosis: Diagnosis | None,
-        decision: Decision,
-        lost: WorkLost | None = None,
-    ) -> None:
+    def ended(self, ended: Ended, outcome: AttemptOutcome) -> None:
         """Record the end of an attempt.
 
         Args:
-            ended: how it ended.
-            last: the same, as the decision uses it.
-            diagnosis: of its failure; None after a success.
-            decision: what happens next.
-            lost: the work since the last checkpoint; None where that is not known.
+            ended: how its processes ended; has the end of its output.
+            outcome: the record of it.
         """
-        self._journal.event(_of_end(ended, last, diagnosis, decision)._replace(lost_work=lost))
+        self._journal.event(outcome)
         if self.notifier:
-            self.notifier.attempt_ended(last, diagnosis, decision)
-        self._tails = None if last.replaced else (last.number, ended)  # else nobody reads them
+            self.notifier.attempt_ended(outcome)
+        if not outcome.replaced:  # nobody reads those of a replaced process
+            self._tails = outcome.number, ended
 
     def recycled(self, number: int, request: Request) -> None:
         """Record that the process of an attempt is replaced, as it asked."""
@@ -237,34 +225,6 @@ class Record:
 def _whole_lines(tail: bytes) -> bytes:
     end = re.search(rb"[\r\n]", tail) or re.search(rb"\s", tail)
     return tail[end.end() :] if end else b""
-
-
-def _of_end(
-    ended: Ended, last: AttemptOutcome, diagnosis: Diagnosis | None, decision: Decision
-) -> AttemptEnded:
-    return AttemptEnded(
-        attempt=last.number,
-        status=ended.exit_code,
-        lived_s=round(ended.lived_s, 3),
-        ended_by=ended.ended_by,
-        signals=ended.forwarded,
-        killed=ended.killed,
-        unkillable=ended.unkillable,
-        kind=last.kind,
-        fingerprint=last.fingerprint,
-        root_rank=diagnosis.root_rank if diagnosis else None,
-        root_line=(diagnosis.root_line or None) if diagnosis else None,
-        decided_by=diagnosis.decided_by if diagnosis else (),
-        stack=diagnosis.stack if diagnosis else (),
-        user_frame=diagnosis.user_frame if diagnosis else "",
-        action=decision.action,
-        reason=decision.reason,
-        delay_s=round(decision.delay_s, 3),
-        add=decision.add,
-        lost_work=None,
-        first_step=last.first_step,
-        untried=decision.untried,
-    )
 
 
 def of(

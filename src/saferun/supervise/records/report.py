@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
-from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
 from saferun.journal import trials
 from saferun.supervise.attempt.attempt_values import Ended
@@ -32,8 +32,7 @@ def show(
 
 
 def attempt_lines(
-    history: Sequence[retry_policy.AttemptOutcome],
-    diagnoses: Sequence[Diagnosis],
+    history: Sequence[AttemptOutcome],
     decision: retry_policy.Decision,
     change: str,
     journal: str | None,
@@ -43,7 +42,6 @@ def attempt_lines(
 
     Args:
         history: all attempts, the last one included.
-        diagnoses: of those that failed.
         decision: what happens next.
         change: a description of the mitigation that the next attempt gets; "" for none.
         journal: the run's directory; None where there is none.
@@ -57,17 +55,19 @@ def attempt_lines(
     if last.replaced and not last.asked:
         return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
-        return [failure_report.between(last, diagnoses[-1], decision, change)]
+        assert last.diagnosis is not None, "it has failed"
+        return [failure_report.between(last, last.diagnosis, decision, change)]
     if last.asked:
         return []
+    assert last.diagnosis is not None, "it has failed"
     host = host or os.uname().nodename
     search = _search(history, journal)
     return failure_report.failure(
-        history, diagnoses, decision, host=host, journal=journal, search=search
+        history, [last.diagnosis], decision, host=host, journal=journal, search=search
     )
 
 
-def _search(history: Sequence[retry_policy.AttemptOutcome], journal: str | None) -> str:
+def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:
     """Return the trials that the run has made as one line; "" where it has made none."""
     made = trials.read(journal) if journal else ()
     replaced = sum(bool(one.replaced) for one in history)
@@ -76,8 +76,7 @@ def _search(history: Sequence[retry_policy.AttemptOutcome], journal: str | None)
 
 
 def asked_lines(
-    history: Sequence[retry_policy.AttemptOutcome],
-    diagnoses: Sequence[Diagnosis],
+    history: Sequence[AttemptOutcome],
     number: int,
     journal: str | None,
 ) -> list[str]:
@@ -85,13 +84,12 @@ def asked_lines(
 
     Args:
         history: all attempts; may be empty.
-        diagnoses: of those that failed.
         number: of the signal.
         journal: the run's directory; None where there is none.
     """
     reason = f"{signal.Signals(number).name} asked for the end"
-    if history and diagnoses and not history[-1].replaced:
+    if history and (diagnosis := history[-1].diagnosis):
         decision = retry_policy.Decision(retry_policy.STOP, reason)
         host = os.uname().nodename
-        return failure_report.failure(history, diagnoses, decision, host=host, journal=journal)
+        return failure_report.failure(history, [diagnosis], decision, host=host, journal=journal)
     return [f"no attempt ran: {reason}", *([f"journal: {journal}"] if journal else [])]

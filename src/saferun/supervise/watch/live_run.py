@@ -107,13 +107,13 @@ class LiveRun:
         mine = [event for event in log if event.worker == worker]
         begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
         hangs = [event.at for event in mine[begun:] if event.name == "hang"]
-        failed = next((one for one in reversed(tried) if one.kind), None)
-        before = next((one for one in reversed(tried[:-1]) if one.kind), None)
+        failed = next((one for one in reversed(tried) if one.outcome.kind), None)
+        before = next((one for one in reversed(tried[:-1]) if one.outcome.kind), None)
         job = Job(tried[-1], hang_at=hangs[-1] if hangs else None, before=before)
         if failed:
-            job = job._replace(kind=failed.kind, untried=failed.untried)
+            job = job._replace(kind=failed.outcome.kind, untried=failed.outcome.untried)
         started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
-        if not started or not lives or tried[-1].lived_s is not None:
+        if not started or not lives or tried[-1].outcome.has_ended:
             return job
         watched = self._jobs.get(worker)
         if watched is None or watched.started != started[-1]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from saferun.diagnosis.deciding.retry_policy import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.lock.slots import Slot
 from saferun.journal.writer import Journal

@@ -1,0 +1,61 @@
+"""The record of an attempt that has ended: made once by the loop, and read by all that come later.
+
+The policies that decide on the next attempt, the messages, the nodes of a run, its journal, the
+reports and the Python API read this one value. journal/event_types.py says which of its fields are
+written to the disk.
+"""
+
+from __future__ import annotations
+
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.work_lost import WorkLost
+from saferun.named_tuple import NamedTuple
+
+
+class AttemptOutcome(NamedTuple):
+    """One attempt that has ended; read from a journal, also one of which only the start is known.
+
+    The fields from `action` to `untried` are those of the Decision that followed.
+    """
+
+    number: int  # 1, 2, …
+    # Of the launcher; 128+n for a signal. None where a journal does not tell it: the attempt runs,
+    # or its end was not recorded.
+    exit_code: int | None = None
+    lived_s: float = 0.0  # from the launcher's start to its end
+    ended_s: float = 0.0  # from the start of the first attempt to the end of this one
+    kind: str = "no-failure"
+    verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
+    offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
+    fingerprint: str = ""
+    root_rank: int | None = None  # on which it failed; None where it is not known
+    mitigations: tuple[str, ...] = ()  # in force
+    waits: bool = False  # the failure passes with time: wait before the retry
+    asked: bool = False  # a signal from outside ended it
+    first_step: int | None = None  # the first training step in its output
+    last_step: int | None = None  # and the last one
+    progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
+    replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
+    launcher_end: str = ""  # how its first process died of a signal, in words
+    falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
+    has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
+    ended_by: str = ""  # "job", "grace", "interrupt", "keeper", "hang"
+    signals: tuple[str, ...] = ()  # that were passed on to it
+    killed: int = 0  # processes that had to be killed
+    unkillable: tuple[int, ...] = ()  # pids of processes that the kernel could not end
+    diagnosis: Diagnosis | None = None  # whole, of a failure of this run
+    root_line: str | None = None  # that decided
+    decided_by: tuple[str, ...] = ()  # the evidence that decided what failed
+    stack: tuple[str, ...] = ()  # of Python where compiled code crashed, the innermost frame first
+    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
+    lost_work: WorkLost | None = None  # since the last checkpoint; None where it is not known
+    action: str = ""  # "again", "stop", "done"
+    reason: str = ""
+    delay_s: float = 0.0
+    add: str = ""  # the mitigation that the next attempt gets
+    untried: tuple[str, ...] = ()  # mitigations of the kind that are left after that
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end is known."""
+        return self.exit_code is not None
