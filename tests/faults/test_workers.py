@@ -51,7 +51,7 @@ def test_each_worker_has_a_number_attempts_and_a_journal_of_its_own(tmp_path):
         found = reader.named(str(job.journal.parent), "last", 0.0)
         assert (found.outcome, found.attempts) == ("ok", 4)
         tried = attempts(found)
-        assert [(a.worker, a.number, a.status) for a in tried] == [
+        assert [(a.worker, a.number, a.outcome.exit_code) for a in tried] == [
             *((0, 1, 0), (1, 1, 137), (1, 2, 0), (2, 1, 0))
         ]
         assert Path(tried[2].tails[0][0]).read_text() == "1.2\n"

@@ -8,13 +8,18 @@ An attempt is over when none of its processes lives.
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
+from saferun.gpu.lock.lock import Held
+from saferun.journal.writer import Journal
 from saferun.model import LaunchPlan
+from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
 from saferun.supervise.attempt import end_requests
@@ -39,8 +44,8 @@ from saferun.supervise.left_trials import fail_left_over
 from saferun.supervise.ready import own_files
 from saferun.supervise.ready.keeper_pool import KeeperPool
 from saferun.supervise.records import record, report
+from saferun.supervise.records.record import Record
 from saferun.supervise.replace import check_size, unsupervised
-from saferun.supervise.run_context import RunContext, RunResources, Say, jitter
 from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.system.descriptors import plug_closed_descriptors
@@ -51,6 +56,17 @@ if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
 ALIVE_S = 30.0  # between two notes in the journal that the run lives
+
+Say = Callable[[str], None]
+
+
+class RunEnd(NamedTuple):
+    """How a run, or one worker of it, ended."""
+
+    status: int  # exit status
+    reason: str = ""  # one clause
+    verdict: str = ""  # on its last attempt; "" where that succeeded, or was asked to end
+    by_interrupt: bool = False  # a SIGINT has ended it
 
 
 def supervise(gathered: RunInputs, say: Say) -> int:
@@ -76,47 +92,51 @@ def supervise(gathered: RunInputs, say: Say) -> int:
     except BusyError:
         journal.discard()
         raise
-
-    def over(reason: str, last: AttemptOutcome | None) -> None:
-        if last and last.exit_code and not last.asked:
-            record.leave_verdict(gathered.environ, last.verdict)
-
     with held:
-        return run(gathered, RunContext(held, journal, say, over))
+        end = run(gathered, held, journal, say)
+    if end.verdict:
+        record.leave_verdict(gathered.environ, end.verdict)
+    if end.by_interrupt:
+        raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT
+    return end.status
 
 
-def run(gathered: RunInputs, context: RunContext) -> int:
+def run(
+    gathered: RunInputs, held: Held, journal: Journal, say: Say, *, worker: bool = False
+) -> RunEnd:
     """Run attempts under locks that are held, with a journal that has begun.
 
     Args:
         gathered: what the plan of every attempt is computed from.
-        context: what the run stands on.
-
-    Returns:
-        The exit status.
+        held: the locks of the run.
+        journal: of the run.
+        say: takes lines for people.
+        worker: it is one of several: others write to the same output, and the run has been
+            announced.
 
     Raises:
         SaferunError: the launcher cannot be started, or not with this command line.
     """
     try:
-        held, plan = context.held, gathered.plan()
+        plan = gathered.plan()
         check_size(plan, gathered.environ)
     except SaferunError:
-        context.journal.discard()
+        journal.discard()
         raise
-    care = GpuCare(gathered, plan, held, context.say)
+    care = GpuCare(gathered, plan, held, say)
     # With --no-python a warm agent could not become the launcher.
     launcher = None if gathered.request.options.no_python else gathered.launcher
-    keepers = KeeperPool(launcher, held.descriptors(), shared=context.worker)
+    keepers = KeeperPool(launcher, held.descriptors(), shared=worker)
     try:
         keepers.start_keeper()
     except OSError as error:
-        context.journal.discard()
-        return unsupervised(gathered, plan, held, care, error)
-    if not context.worker:
-        context.say(announcement(plan))
-    journal = record.of(context.journal, gathered, plan, context.say)
-    return _Run(gathered, plan, RunResources(context, keepers, care, journal)).go()
+        journal.discard()
+        return RunEnd(unsupervised(gathered, plan, held, care, error))
+    if not worker:
+        say(announcement(plan))
+    return _Run(
+        gathered, plan, held, keepers, care, record.of(journal, gathered, plan, say), say
+    ).go()
 
 
 class _Run:
@@ -125,53 +145,77 @@ class _Run:
     Args:
         gathered: what the plan of every attempt is computed from.
         first: the plan of attempt 1 without mitigations.
-        resources: what it works with.
+        held: the locks of the run.
+        keepers: has the keeper of the next attempt.
+        care: tests and recovers the GPUs.
+        run_record: takes what is written down.
+        say: takes lines for people.
     """
 
-    def __init__(self, gathered: RunInputs, first: LaunchPlan, resources: RunResources) -> None:
+    def __init__(
+        self,
+        gathered: RunInputs,
+        first: LaunchPlan,
+        held: Held,
+        keepers: KeeperPool,
+        care: GpuCare,
+        run_record: Record,
+        say: Say,
+    ) -> None:
         self._gathered = gathered
-        self._resources = resources
-        self._record = resources.record
+        self._held, self._keepers, self._care = held, keepers, care
+        self._record, self._say = run_record, say
         self._began = time.monotonic()
         self._history: list[AttemptOutcome] = []
-        self._mitigations = RunMitigations(gathered, first, self._record.path or "")
-        self._resumption = Resumption(gathered, first, resources.context.say)
+        self._mitigations = RunMitigations(gathered, first, run_record.path or "")
+        self._resumption = Resumption(gathered, first, say)
         self._nodes = self._other_nodes(first)
         self._watch: AttemptWatch  # of the attempt that runs
         self._looks: FirstSteps  # of the attempt that runs
         self._requests = EndRequests()
-        self._loaded = 0  # the attempt during which our own files were loaded
-        self._interrupted = False  # a SIGINT has ended the run
-        self._prepared = 0  # the attempt during which the next one was made ready
 
-    def go(self) -> int:
-        """Run attempt after attempt; return the exit status of the run."""
+    def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
+        if self._gathered.launcher is None or plan.options.nodes == 1:
+            return None
+
+        from saferun.supervise.nodes.nodes import Nodes  # see the top
+
+        return Nodes(
+            self._gathered,
+            self._history,
+            self._mitigations,
+            self._resumption,
+            self._record,
+            self._say,
+        )
+
+    # --- the run ---------------------------------------------------------------------------
+
+    def go(self) -> RunEnd:
+        """Run attempt after attempt; return how the run ended."""
         with self._requests:
             try:
-                status = self._attempts()
+                return self._attempts()
             except EndRequestedError as request:
-                status = self._asked_between(request.number)
+                return self._asked_between(request.number)
             except Exception as error:
                 self._record.end(None, f"{type(error).__name__}: {error}")
                 raise
             finally:
-                self._resources.care.close()
-                self._resources.keepers.close()
+                self._care.close()
+                self._keepers.close()
                 self._mitigations.close()
                 if self._nodes:
                     self._nodes.close()
                 self._record.close(self._requests.fd)
-        if self._interrupted:
-            raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT
-        return status
 
-    def _attempts(self) -> int:
-        """Run attempts; return the exit status of the last one.
+    def _attempts(self) -> RunEnd:
+        """Run attempts until nothing more follows.
 
         Raises:
             EndRequestedError: a signal came between two attempts, or before the first one.
         """
-        self._mitigations.put_in_force(self._gathered, self._resources.context.say)
+        self._mitigations.put_in_force(self._gathered, self._say)
         delay_s = 0.0
         while True:
             with self._requests.raised():
@@ -188,56 +232,55 @@ class _Run:
                 status = ended_status(ended, torchrun=self._gathered.launcher is not None)
                 if self._nodes and self._nodes.status is not None:
                     status = self._nodes.status
-                self._interrupted = ended.by_interrupt and status == INTERRUPTED
-                return self._over(status, decision.reason)
+                interrupted = ended.by_interrupt and status == INTERRUPTED
+                return self._over(status, decision.reason, by_interrupt=interrupted)
             if decision.add:
                 self._mitigations.add(decision.add, self._history[-1].kind)
             delay_s = decision.delay_s
 
-    def _asked_between(self, number: int) -> int:
-        """End the run because a signal asks for it while no attempt runs; return its status."""
-        status, path = 128 + number, self._record.path
-        self._interrupted = status == INTERRUPTED
-        lines = report.asked_lines(self._history, number, path)
-        self._resources.context.say("\n".join(lines))
-        return self._over(status, "asked to end")
+    def _asked_between(self, number: int) -> RunEnd:
+        """End the run because a signal asks for it while no attempt runs."""
+        lines = report.asked_lines(self._history, number, self._record.path)
+        self._say("\n".join(lines))
+        status = 128 + number
+        return self._over(status, "asked to end", by_interrupt=status == INTERRUPTED)
 
-    def _over(self, status: int, reason: str) -> int:
+    def _over(self, status: int, reason: str, *, by_interrupt: bool = False) -> RunEnd:
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
         if advice := self._resumption.advice(failed):
-            self._resources.context.say(advice)
+            self._say(advice)
         self._record.harmlessly(lambda: self._fail_left_trials(status))
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
-        self._record.harmlessly(lambda: self._resources.context.over(reason, last))
-        return status
+        verdict = last.verdict if last and last.exit_code and not last.asked else ""
+        return RunEnd(status, reason, verdict, by_interrupt)
 
     def _fail_left_trials(self, status: int) -> None:
         """Leave no trial of a study running in its storage; most runs have none."""
-        identity = self._gathered.identity
+        identity, launcher = self._gathered.identity, self._gathered.launcher
         if identity.state is not None and self._history:
             plan = self._mitigations.plan(self._gathered)
-            launcher, say = self._gathered.launcher, self._resources.context.say
             python = launcher.interpreter if launcher else plan.command[0]
-            fail_left_over(identity.state, python, self._environment(plan), status, say)
+            fail_left_over(identity.state, python, self._environment(plan), status, self._say)
+
+    # --- one attempt -----------------------------------------------------------------------
 
     def _cleared(self) -> bool:
-        """Have the GPUs tried; meanwhile the torchrun of attempt 1 imports torch."""
-        if not self._history and self._resources.care.waits:
-            plan = self._mitigations.plan(self._gathered)
-            self._resources.keepers.prepare_warm_agent(plan.command, self._environment(plan))
+        """Have the GPUs tested; meanwhile the torchrun of attempt 1 imports torch."""
+        if not self._history and self._care.waits:
+            self._prepare_agent(self._gathered)
         kind = self._history[-1].kind if self._history else ""
-        return self._resources.care.cleared(kind, self._record.preflight)
+        return self._care.cleared(kind, self._record.preflight)
 
     def _begin_attempt(self) -> LaunchPlan:
         last = self._history[-1] if self._history else None
-        number = self._nodes.number if self._nodes else len(self._history) + 1
+        number, start = len(self._history) + 1, None
+        if self._nodes:
+            number, start = self._nodes.number, self._nodes.start
         identity = self._gathered.identity._replace(
             site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
             attempt=number,
-            checkpoint=self._resumption.checkpoint(
-                number, self._nodes.start if self._nodes else None
-            ),
+            checkpoint=self._resumption.checkpoint(number, start),
             previous=None if last is None or last.replaced else last.exit_code,
         )
         self._gathered = self._gathered._replace(identity=identity)
@@ -245,26 +288,13 @@ class _Run:
             self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
-        self._looks = FirstSteps(plan, number, self._resources.context.say, self._hang_watch(plan))
-        self._record.attempt(identity.attempt, plan, self._history, self._gathered.facts.torch)
+        hangs = None
+        if plan.settings.watch.mode != "off":
+            environ = self._gathered.environ
+            hangs = HangWatch(plan, identity.receipts, self._record, self._say, environ)
+        self._looks = FirstSteps(plan, number, self._say, hangs)
+        self._record.attempt(number, plan, self._history, self._gathered.facts.torch)
         return plan
-
-    def _hang_watch(self, plan: LaunchPlan) -> HangWatch | None:
-        if plan.settings.watch.mode == "off":
-            return None
-
-        gathered, say = self._gathered, self._resources.context.say
-        receipts = gathered.identity.receipts
-        return HangWatch(plan, receipts, self._record, say, gathered.environ)
-
-    def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
-        if self._gathered.launcher is None or plan.options.nodes == 1:
-            return None
-
-        from saferun.supervise.nodes.nodes import Nodes  # see the top
-
-        shared = self._history, self._mitigations, self._resumption
-        return Nodes(self._gathered, *shared, self._record, self._resources.context.say)
 
     def _attempt(self, plan: LaunchPlan) -> Ended:
         """Run one attempt until none of its processes lives."""
@@ -282,49 +312,53 @@ class _Run:
         observer = Observer(
             ordered=lambda: self._record.harmlessly(own_files.hold),
             started=self._started,
-            later=self._later,
+            later=self._beside().__next__,
             later_s=LOAD_S,
-            spared=lambda: (*self._resources.keepers.pids(), *self._record.helpers()),
+            spared=lambda: (*self._keepers.pids(), *self._record.helpers()),
             look=self._looks.look,
             asked=self._looks.ask if self._looks.takes_questions else None,
-            interrupted=lambda left_s: self._resources.context.say(answer(left_s)),
+            interrupted=lambda left_s: self._say(answer(left_s)),
         )
-        return run_attempt(spec, observer, self._resources.keepers.take())
+        return run_attempt(spec, observer, self._keepers.take())
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         nodes = self._nodes.environ(plan) if self._nodes else {}
-        base = plan.environment(self._gathered.environ)
-        return {**base, **self._resources.context.held.environ(), **nodes}
-
-    def _following(self) -> RunInputs:
-        """What the plan of the attempt after the running one is computed from."""
-        identity = self._gathered.identity
-        following = identity._replace(attempt=identity.attempt + 1)
-        return self._gathered._replace(identity=following)
+        return {**plan.environment(self._gathered.environ), **self._held.environ(), **nodes}
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
         self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
-    def _later(self) -> float:
-        """Load what the end needs, make the next attempt ready, then note that the run lives."""
-        attempt = self._gathered.identity.attempt
-        if self._loaded != attempt:
-            self._loaded = attempt
-            self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
-            return PREPARE_S - LOAD_S
-        self._record.harmlessly(self._record.alive)
-        self._record.harmlessly(self._watch.look)
-        if self._prepared != attempt:
-            self._prepared = attempt
-            self._record.harmlessly(self._prepare_next)
-        return ALIVE_S
+    def _beside(self) -> Iterator[float]:
+        """Work beside an attempt, piece by piece; yield the seconds until the next piece.
 
-    def _prepare_next(self) -> None:
-        """Have the next attempt's torchrun import torch."""
-        plan = self._mitigations.plan(self._following())
-        self._resources.keepers.prepare_warm_agent(plan.command, self._environment(plan))
+        What its end needs is loaded, then the next attempt is prepared. After that the journal
+        notes now and then that the run lives.
+        """
+        self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
+        yield PREPARE_S - LOAD_S
+        prepares = True
+        while True:
+            self._record.harmlessly(self._record.alive)
+            self._record.harmlessly(self._watch.look)
+            if prepares:
+                self._record.harmlessly(lambda: self._prepare_agent(self._following()))
+                prepares = False
+            yield ALIVE_S
+
+    def _following(self) -> RunInputs:
+        """Return what the plan of the attempt after the running one is computed from."""
+        identity = self._gathered.identity
+        following = identity._replace(attempt=identity.attempt + 1)
+        return self._gathered._replace(identity=following)
+
+    def _prepare_agent(self, gathered: RunInputs) -> None:
+        """Have the torchrun of an attempt that is to come import torch."""
+        plan = self._mitigations.plan(gathered)
+        self._keepers.prepare_warm_agent(plan.command, self._environment(plan))
+
+    # --- its end ---------------------------------------------------------------------------
 
     def _decided(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Decide; a fault of ours there is reported in one line, and the job's status stands."""
@@ -334,7 +368,7 @@ class _Run:
             import traceback  # only a fault of ours needs it
 
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._resources.context.say(
+            self._say(
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
             self._record.fault(error, traceback=traceback.format_exc())
@@ -356,8 +390,8 @@ class _Run:
         found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
         self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
-        last = self._watch.outcome(ended, time.monotonic() - self._began)
-        last = last._replace(mitigations=self._mitigations.in_force)
+        ended_s = time.monotonic() - self._began
+        last = self._watch.outcome(ended, ended_s, self._mitigations.in_force)
         if last.replaced:
             assert self._watch.request is not None, "it has said why"
             self._record.recycled(last.number, self._watch.request)
@@ -374,7 +408,7 @@ class _Run:
             self._history,
             retry_policy.Policies(plan.settings.retry, plan.settings.mitigate),
             usable=lambda name, in_force: self._mitigations.usable(following, name, in_force),
-            jitter=jitter(),
+            jitter=os.urandom(1)[0] / 255,  # `random` costs 5 ms to import
         )
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
@@ -398,7 +432,7 @@ class _Run:
         lines = report.attempt_lines(history, decision, change, path, host)
         if self._nodes and self._nodes.is_telling(decision):
             lines = []
-        report.show(self._resources.context.say, ended, [*problems, *lines])
+        report.show(self._say, ended, [*problems, *lines])
 
     def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> None:
         """Do for the GPUs what the failure calls for.
@@ -411,7 +445,7 @@ class _Run:
             return
         if last.number != self._gathered.identity.attempt:
             return  # the nodes met, and began no attempt
-        care, again = self._resources.care, decision.action == retry_policy.AGAIN
+        again = decision.action == retry_policy.AGAIN
         with self._requests.raised():
-            self._record.harmlessly(lambda: care.recover(plan, last.kind, again=again))
-        self._record.recovery(care.recovered)
+            self._record.harmlessly(lambda: self._care.recover(plan, last.kind, again=again))
+        self._record.recovery(self._care.recovered)

@@ -59,12 +59,13 @@ class AttemptWatch:
         if self._kills:
             self._kills.see(found.pids or (self._launcher,))
 
-    def outcome(self, ended: Ended, ended_s: float) -> AttemptOutcome:
+    def outcome(self, ended: Ended, ended_s: float, mitigations: tuple[str, ...]) -> AttemptOutcome:
         """Return the record of the attempt, which has ended, without a diagnosis.
 
         Args:
             ended: how it ended.
             ended_s: seconds from the start of the first attempt to its end.
+            mitigations: that were in force in its ranks.
         """
         identity = self._gathered.identity
         if ended.exit_code == contract.RECYCLE_STATUS:
@@ -77,7 +78,7 @@ class AttemptWatch:
             exit_code=ended.exit_code,
             lived_s=round(ended.lived_s, 3),
             ended_s=ended_s,
-            mitigations=self._plan.mitigations,
+            mitigations=mitigations,
             asked=end_requested(ended),
             first_step=_first_step(ended),
             progressed=progressed,

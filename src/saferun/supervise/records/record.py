@@ -298,4 +298,4 @@ def _has_trials(gathered: RunInputs) -> bool:
 def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
     """Write the verdict of a failed run to the file that `SAFERUN_VERDICT_FILE` names."""
     if path := environ.get(VERDICT_FILE):
-        paths.write_private(os.path.abspath(path), verdict.encode() + b"\n")
+        paths.write_private(paths.absolute(path), verdict.encode() + b"\n")

@@ -14,16 +14,14 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.lock.slots import Slot
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
-from saferun.supervise.loop import run
+from saferun.supervise.loop import Say, run
 from saferun.supervise.records import record
-from saferun.supervise.run_context import RunContext, Say
 
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _REPORT_BYTES = 4096  # PIPE_BUF: written at once
@@ -63,7 +61,7 @@ def be_supervisor(
             leave()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             status = _attempts(part, gathered, journal.for_worker(part.number, say), say)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before the signals are blocked
         status = 130
     except SaferunError as error:
         say(str(error))
@@ -87,13 +85,11 @@ def _attempts(part: Part, gathered: RunInputs, journal: Journal, say: Say) -> in
         gpu = gathered.facts.gpu._replace(gpus=(part.slot.gpu,))
         gathered = gathered._replace(facts=gathered.facts._replace(gpu=gpu))
 
-    def over(reason: str, last: AttemptOutcome | None) -> None:
-        verdict = last.verdict if last and last.exit_code and not last.asked else ""
-        os.write(part.report, json.dumps([reason[:500], verdict]).encode()[:_REPORT_BYTES])
-
     with part.slot.held as held:
-        context = RunContext(held, journal, say, over, worker=True)
-        return run(record.with_places(gathered, journal), context)
+        end = run(record.with_places(gathered, journal), held, journal, say, worker=True)
+    words = json.dumps([end.reason[:500], end.verdict])
+    os.write(part.report, words.encode()[:_REPORT_BYTES])
+    return end.status
 
 
 def last_words(report: int) -> tuple[str, str]:

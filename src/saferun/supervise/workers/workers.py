@@ -34,8 +34,8 @@ from saferun.supervise.attempt.end_requests import (
     USER_SIGNALS,
     outlive_signals,
 )
+from saferun.supervise.loop import Say
 from saferun.supervise.records import record
-from saferun.supervise.run_context import Say
 from saferun.supervise.workers.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
