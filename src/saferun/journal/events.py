@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_type_hints
 
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import WorkLost
@@ -64,10 +64,10 @@ def _typed(raw: Mapping[str, Any]) -> Event:
 
 def _facts(raw: Mapping[str, Any]) -> Facts | None:
     kind = _KINDS.get(raw["event"])
-    return None if kind is None else _record(kind, raw)
+    return None if kind is None else record(kind, raw)
 
 
-def _record(kind: Callable[..., T], value: object) -> T:
+def record(kind: Callable[..., T], value: object) -> T:
     """Return a named tuple from a JSON object; what the object does not hold is unknown."""
     raw = mapping(value)
     return kind(**{field: read_as(raw.get(name)) for name, field, read_as in _readers(kind)})
@@ -162,14 +162,23 @@ def _pids(value: object) -> tuple[int, ...]:
 
 def _work_lost(value: object) -> WorkLost | None:
     known = number(mapping(value).get("s")) is not None
-    return _record(WorkLost, value) if known else None
+    return record(WorkLost, value) if known else None
 
 
 def _records(kind: Callable[..., T]) -> Callable[[object], tuple[T, ...]]:
     """Return a reader of lists of objects."""
     return lambda value: tuple(
-        _record(kind, one) for one in (value if isinstance(value, list) else ())
+        record(kind, one) for one in (value if isinstance(value, list) else ())
     )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether it is a number, and not NaN."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    return tuple(filter(is_number, value)) if isinstance(value, list) else ()
 
 
 def _hosts(value: object) -> dict[str, str]:
@@ -189,6 +198,8 @@ _AS: dict[object, Callable[[object], object]] = {
     tuple[str, ...]: strings,
     list[str]: lambda value: list(strings(value)),
     tuple[int, ...]: _pids,
+    tuple[float, ...]: _numbers,
+    Mapping[str, Any]: mapping,
     dict[str, Any]: mapping,
     dict[str, str]: _hosts,
     ProcessRecord | None: lambda value: value if isinstance(value, dict) else None,

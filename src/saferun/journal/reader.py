@@ -29,7 +29,6 @@ LAST = "last"
 DAY_S = 24 * 3600.0
 QUIET_S = DAY_S  # a run whose process is not recorded is over after so long without an event
 MARKS = (events.FILE, "plan.json")  # a directory with one of them is a run's
-_MAX_PLAN = 4 << 20  # bytes
 
 
 class Run(NamedTuple):
@@ -253,18 +252,10 @@ def recorded(raw: Mapping[str, object]) -> RecordedPlan:
 
 
 def _raw_plan(path: str) -> Mapping[str, object]:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        descriptor = os.open(os.path.join(path, "plan.json"), flags)
-    except OSError:
-        return {}
-    try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return events.mapping(json.loads(os.read(descriptor, _MAX_PLAN) if regular else b"{}"))
+        return events.mapping(json.loads(events.content(os.path.join(path, "plan.json"), 4)))
     except (OSError, ValueError, RecursionError):
         return {}
-    finally:
-        os.close(descriptor)
 
 
 def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Container, Iterable, Mapping
 from typing import TypeGuard
 
 from saferun.inject import agreement, contract
 from saferun.inject.targets import TARGETS
 from saferun.named_tuple import NamedTuple
+from saferun.system import paths
 from saferun.system.printable import printable
 
 MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own receipt is its first line
@@ -100,21 +100,7 @@ def _files(directory: str, attempt: int) -> list[tuple[int, str]]:
 
 
 def _content(path: str, bytes_left: int) -> bytes:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags)
-    except OSError:
-        return b""
-    try:
-        about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            return b""
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(min(MAX_FILE_BYTES, bytes_left))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+    return paths.read_private(path, min(MAX_FILE_BYTES, bytes_left)) or b""
 
 
 def _parse(line: bytes, restart: int) -> Receipt | None:

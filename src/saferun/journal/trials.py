@@ -114,24 +114,9 @@ def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
             raw = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        number = events.count(raw.get("number")) if isinstance(raw, dict) else None
-        if number is None:
+        if events.count(events.mapping(raw).get("number")) is None:
             continue
-        values = raw.get("values")
-        yield Trial(
-            study=events.text(raw.get("study")),
-            number=number,
-            state=events.text(raw.get("state")),
-            cause=events.text(raw.get("cause")),
-            params=events.mapping(raw.get("params")),
-            values=tuple(v for v in values if _is_number(v)) if isinstance(values, list) else (),
-            seconds=events.number(raw.get("seconds")),
-            worker=events.text(raw.get("worker")),
-            attempt=events.count(raw.get("attempt")),
-            at=events.number(raw.get("at")) or 0.0,
-            again=raw.get("again") is True,
-            direction=events.text(raw.get("direction")),
-        )
+        yield events.record(Trial, raw)
 
 
 def by_cause(trials: Iterable[Trial], state: str) -> tuple[tuple[str, int], ...]:
@@ -180,7 +165,7 @@ def regions(trials: Sequence[Trial]) -> tuple[Region, ...]:
 
 
 def _cut(param: str, trials: Sequence[Trial]) -> Iterator[Region]:
-    numbers = [trial for trial in trials if _is_number(trial.params[param])]
+    numbers = [trial for trial in trials if events.is_number(trial.params[param])]
     if len(numbers) < len(trials):
         kept = Counter(str(trial.params[param]) for trial in trials).most_common(_MAX_VALUES)
         for value, _ in kept:
@@ -206,7 +191,3 @@ def _region(param: str, trials: Sequence[Trial]) -> Region:
     bad = [trial for trial in trials if is_bad(trial)]
     causes = tuple(Counter(trial.cause for trial in bad).most_common())
     return Region(param, None, None, "", len(trials), len(bad), causes)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

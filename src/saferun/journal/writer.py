@@ -21,6 +21,7 @@ so for the whole run, and each later write tries again (disk.py bounds the time)
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import time
@@ -160,7 +161,7 @@ class Journal:
         for name, data in (("stdout", out), ("stderr", err)):
             if data and self.path:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
-                self._try(file, _later(self._directory().put, file, content))
+                self._try(file, functools.partial(self._directory().put, file, content))
 
     def stacks(self, text: str) -> str | None:
         """Keep the stacks of the ranks of a job that hangs, masked.
@@ -303,7 +304,3 @@ class Journal:
             if isinstance(setting, Mapping) and "value" in setting:
                 clean[name]["value"] = self._mask.setting(name, str(setting["value"]))
         return clean
-
-
-def _later(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-    return lambda: function(*arguments)

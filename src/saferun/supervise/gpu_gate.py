@@ -14,12 +14,10 @@ from saferun.gpu.lock.lock import Held
 from saferun.gpu.preflight import preflight_gate
 from saferun.gpu.preflight.preflight_gate import Clearance
 from saferun.gpu.preflight.preflight_report import in_a_line
+from saferun.journal.event_types import Preflight
 from saferun.model import Finding, LaunchPlan, Request
 from saferun.planning.inputs import RunInputs
 from saferun.system.descriptors import plug_closed_descriptors
-
-# Takes whether the GPUs are granted, and what was found.
-Report = Callable[[bool, "tuple[Finding, ...]"], None]
 
 
 def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
@@ -41,26 +39,6 @@ def command(request: Request) -> str:
     return os.path.basename(script or "no script")
 
 
-def begin_preflight(
-    gathered: RunInputs, plan: LaunchPlan, held: Held, say: Callable[[str], None]
-) -> Clearance | None:
-    """Start the test of the GPUs, where the profile has one.
-
-    Args:
-        gathered: of the run.
-        plan: of its first attempt; its settings say whether there is a test.
-        held: the locks on the GPUs.
-        say: takes lines for people.
-
-    Returns:
-        The test, which the caller closes; None where the profile has none.
-    """
-    if plan.settings.preflight.mode == "off":
-        return None
-
-    return Clearance(gathered, plan, held, say)
-
-
 class GpuCare:
     """The care for the GPUs of one run. The test before its first attempt starts at once.
 
@@ -77,52 +55,49 @@ class GpuCare:
         self._gathered = gathered
         self._held = held
         self._say = say
-        self.recovered: tuple[Finding, ...] = ()  # what the last `recover` did and found
-        self._check = begin_preflight(gathered, plan, held, say)
+        wanted = plan.settings.preflight.mode != "off"
+        self._check = Clearance(gathered, plan, held, say) if wanted else None
 
     @property
     def waits(self) -> bool:
         """Whether a test runs, so that there is time to prepare something."""
         return self._check is not None
 
-    def cleared(self, kind: str, report: Report) -> bool:
-        """Return whether an attempt may have the GPUs.
+    def tested(self, kind: str) -> Preflight | None:
+        """Return whether an attempt may have the GPUs; None where they are not tested before it.
 
         Args:
-            kind: of the failure before it; "" for the first attempt. They are tried again only
+            kind: of the failure before it; "" for the first attempt. They are tested again only
                 after one that may be theirs.
-            report: takes what is found.
         """
-        if self._check is None:
-            return True
-        if kind and kind not in AFTER:
-            return True
+        if self._check is None or (kind and kind not in AFTER):
+            return None
         granted = self._check.granted()
-        report(granted, self._check.findings)
-        return granted
+        return Preflight(granted, self._check.findings)
 
-    def recover(self, plan: LaunchPlan, kind: str, *, again: bool) -> None:
-        """Do for the GPUs what a failure of this kind calls for: usually nothing.
+    def recover(self, plan: LaunchPlan, kind: str, *, again: bool) -> tuple[Finding, ...]:
+        """Do for the GPUs what a failure of this kind calls for; return what was done and found.
+
+        Usually that is nothing.
 
         Args:
             plan: of the attempt that failed.
             kind: of its failure.
             again: another attempt follows; else only what the next run would need is done.
         """
-        self.recovered = ()
         asks = AFTER.get(kind, frozenset())
         if not again:
             asks = asks & {RESET}
         if plan.settings.locks.slots > 1:
             asks = asks - {DRAIN}  # others use the GPU, and their memory stays
         if not asks or not plan.gpus.gpus:
-            return
+            return ()
 
         wanted: dict[str, tuple[str, ...]] = dict.fromkeys(asks, ())
         done = preflight_gate.recovered(wanted, self._gathered, plan, self._held)
-        self.recovered = done.findings
         for finding in done.findings:
             self._say(in_a_line(finding))
+        return done.findings
 
     def close(self) -> None:
         """End a test that is still running."""

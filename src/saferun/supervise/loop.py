@@ -17,12 +17,12 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.gpu.lock.lock import Held
+from saferun.journal.event_types import Recovery, Recycled
 from saferun.journal.writer import Journal
 from saferun.model import LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
-from saferun.supervise.attempt import end_requests
 from saferun.supervise.attempt.attempt import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Ended, Observer
 from saferun.supervise.attempt.attempt_watch import (
@@ -36,6 +36,8 @@ from saferun.supervise.attempt.end_requests import (
     EndRequestedError,
     EndRequests,
     answer,
+    outlive_signals,
+    restore_interrupts,
 )
 from saferun.supervise.changes.mitigations import RunMitigations
 from saferun.supervise.changes.resumption import Resumption
@@ -45,7 +47,7 @@ from saferun.supervise.ready import own_files
 from saferun.supervise.ready.keeper_pool import KeeperPool
 from saferun.supervise.records import record, report
 from saferun.supervise.records.record import Record
-from saferun.supervise.replace import check_size, unsupervised
+from saferun.supervise.replace import become_job, check_size
 from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.system.descriptors import plug_closed_descriptors
@@ -84,7 +86,9 @@ def supervise(gathered: RunInputs, say: Say) -> int:
         UnavailableError: the launcher cannot be started, or not with this environment.
         KeyboardInterrupt: a SIGINT ended the run; all is closed.
     """
-    end_requests.prepare(torchrun=gathered.launcher is not None)
+    if gathered.launcher is not None:
+        restore_interrupts()
+    outlive_signals()
     plug_closed_descriptors()  # or the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
@@ -131,7 +135,8 @@ def run(
         keepers.start_keeper()
     except OSError as error:
         journal.discard()
-        return RunEnd(unsupervised(gathered, plan, held, care, error))
+        say(f"the job is not supervised, no process could be started for it: {error.strerror}")
+        return RunEnd(become_job(gathered, plan, held, care))
     if not worker:
         say(announcement(plan))
     return _Run(
@@ -270,7 +275,10 @@ class _Run:
         if not self._history and self._care.waits:
             self._prepare_agent(self._gathered)
         kind = self._history[-1].kind if self._history else ""
-        return self._care.cleared(kind, self._record.preflight)
+        test = self._care.tested(kind)
+        if test:
+            self._record.journal.event(test)
+        return test is None or test.granted
 
     def _begin_attempt(self) -> LaunchPlan:
         last = self._history[-1] if self._history else None
@@ -340,7 +348,7 @@ class _Run:
         yield PREPARE_S - LOAD_S
         prepares = True
         while True:
-            self._record.harmlessly(self._record.alive)
+            self._record.harmlessly(self._record.journal.alive)
             self._record.harmlessly(self._watch.look)
             if prepares:
                 self._record.harmlessly(lambda: self._prepare_agent(self._following()))
@@ -387,17 +395,17 @@ class _Run:
         identity = self._gathered.identity
         self._record.mask_ranks(identity)
         ended = self._record.clean(ended)
-        found, ranks_ran = self._watch.receipts(kept=self._record.takes_receipts)
+        found, ranks_ran = self._watch.receipts(kept=self._record.journal.took_receipts())
         self._record.clear_torchelastic(found)
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         ended_s = time.monotonic() - self._began
         last = self._watch.outcome(ended, ended_s, self._mitigations.in_force)
         if last.replaced:
             assert self._watch.request is not None, "it has said why"
-            self._record.recycled(last.number, self._watch.request)
+            self._record.journal.event(Recycled(last.number, *self._watch.request))
         elif ended.exit_code:
             if cause := self._looks.cause:
-                cause = cause._replace(line=self._record.masked(cause.line))
+                cause = cause._replace(line=self._record.journal.masked(cause.line))
             lost = self._nodes.lost() if self._nodes else ""
             last = self._watch.diagnosed(last, ended, cause, lost)
         self._record.harmlessly(lambda: self._looks.ended(ended))
@@ -447,5 +455,8 @@ class _Run:
             return  # the nodes met, and began no attempt
         again = decision.action == retry_policy.AGAIN
         with self._requests.raised():
-            self._record.harmlessly(lambda: self._care.recover(plan, last.kind, again=again))
-        self._record.recovery(self._care.recovered)
+            self._record.harmlessly(lambda: self._recover_gpus(plan, last.kind, again=again))
+
+    def _recover_gpus(self, plan: LaunchPlan, kind: str, *, again: bool) -> None:
+        if found := self._care.recover(plan, kind, again=again):
+            self._record.journal.event(Recovery(found))

@@ -15,7 +15,6 @@ from saferun.planning import exec_limit
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.gpu_gate import GpuCare
 from saferun.system.paths import on_path
-from saferun.system.stderr import say
 
 
 def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
@@ -57,23 +56,26 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
         ) from None
 
 
-def unsupervised(
-    gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare, error: OSError
-) -> int:
-    """Become the job, since no process can be started beside it.
+def become_job(gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare) -> int:
+    """Execute the job in this process, which keeps the locks, once the GPUs are tested.
 
     Args:
         gathered: the run.
         plan: of its only attempt.
         held: its locks.
-        care: has the GPUs tried first.
-        error: why no process can be started.
+        care: tests the GPUs; it is closed.
 
     Returns:
         The exit status, where the GPUs failed the preflight test.
+
+    Raises:
+        UnavailableError: the program cannot be executed.
     """
-    say(f"the job is not supervised, no process could be started for it: {error.strerror}")
-    if not care.cleared("", lambda granted, findings: None):
+    try:
+        test = care.tested("")
+    finally:
+        care.close()
+    if test and not test.granted:
         return EXIT_UNAVAILABLE
     held.inheritable()
     return replace_process(plan, {**gathered.environ, **held.environ()})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from saferun.errors import EXIT_UNAVAILABLE, UsageError
-from saferun.model import CommandLine, LaunchPlan
+from saferun.errors import UsageError
+from saferun.model import LaunchPlan
 from saferun.planning import inputs
 from saferun.planning.inputs import RunInputs
 from saferun.planning.other_launchers import hint
@@ -14,8 +14,8 @@ from saferun.planning.torchrun.torchrun_args import COMMANDS, advice
 from saferun.planning.view import announcement
 from saferun.supervise.attempt.end_requests import restore_child_ends
 from saferun.supervise.changes.resumption import first_plan
-from saferun.supervise.gpu_gate import begin_preflight, take_locks
-from saferun.supervise.replace import check_size, replace_process
+from saferun.supervise.gpu_gate import GpuCare, take_locks
+from saferun.supervise.replace import become_job, check_size, replace_process
 from saferun.system.paths import on_path
 from saferun.system.spelling import nearest
 from saferun.system.stderr import say
@@ -88,7 +88,7 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
     """
     request, environ = gathered.request, gathered.environ
     if request.line.refusal is not None or "help" in request.line.given:
-        _explain(request.line)
+        say(advice(request.line))
         return replace_process(gathered.plan(), environ)
     if inputs.disabled(environ):
         return replace_process(gathered.plan(), environ)
@@ -109,17 +109,7 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
 def _become(gathered: RunInputs, plan: LaunchPlan) -> int:
     """Replace this process by the job, which keeps our locks."""
     check_size(plan, gathered.environ)
-    held = take_locks(gathered, say)
-    check = begin_preflight(gathered, plan, held, say)
-    say(announcement(plan))
-    if check:
-        with check:
-            if not check.granted():
-                held.close()
-                return EXIT_UNAVAILABLE
-    held.inheritable()
-    return replace_process(plan, {**gathered.environ, **held.environ()})
-
-
-def _explain(line: CommandLine) -> None:
-    say(advice(line))
+    with take_locks(gathered, say) as held:
+        care = GpuCare(gathered, plan, held, say)
+        say(announcement(plan))
+        return become_job(gathered, plan, held, care)

@@ -57,10 +57,10 @@ def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
 
 
 def _row(run: Run, now_s: float) -> tuple[str, ...]:
-    script = plain(run.script.rpartition("/")[2]) or "?"
+    script = printable(run.script.rpartition("/")[2]) or "?"
     took = "?" if run.took_s is None else seconds(run.took_s)
     tries = str(run.attempts or "?")
-    return (plain(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
+    return (printable(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
 
 
 def _shortest_id(ids: Sequence[str]) -> int:
@@ -97,11 +97,13 @@ def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
 def outcome(run: Run) -> str:
     """Return how a run ended, as a short phrase."""
     if run.outcome == FAILED and run.kind:
-        return f"{FAILED}: {plain(run.kind)}"
+        return f"{FAILED}: {printable(run.kind)}"
     if run.outcome not in (*FINISHED, RUNNING):
         return run.outcome
     mitigated = run.mitigations and run.outcome not in (FAILED, INTERRUPTED)
-    return f"{run.outcome}, with {plain(', '.join(run.mitigations))}" if mitigated else run.outcome
+    return (
+        f"{run.outcome}, with {printable(', '.join(run.mitigations))}" if mitigated else run.outcome
+    )
 
 
 def as_json(run: Run) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def as_json(run: Run) -> dict[str, Any]:
 def cleaned(done: Cleaned, *, dry_run: bool) -> str:
     """Return what was removed, a line each, and the sum."""
     verb = "would remove" if dry_run else "removed"
-    lines = [f"{verb} {plain(run.id)} ({size_text(taken)})" for run, taken in done.removed]
+    lines = [f"{verb} {printable(run.id)} ({size_text(taken)})" for run, taken in done.removed]
     total = size_text(sum(taken for _, taken in done.removed))
     kept = f"{done.kept} kept"
     kept += f", {done.running} of them not over" if done.running else ""
@@ -140,7 +142,7 @@ def as_text(
         times: where its time went.
         now_s: seconds since the epoch.
     """
-    lines = [f"run {plain(run.id)}: {outcome(run)}"]
+    lines = [f"run {printable(run.id)}: {outcome(run)}"]
     lines += _facts(run, plan, times)
     if replaced := sum(attempt.replaced for attempt in tried):
         lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))
@@ -336,14 +338,16 @@ def mitigations(entries: Iterable[Entry], now_s: float) -> str:
         key = entry.key
         if key.script != of:
             of = key.script
-            lines.append(plain(of))
+            lines.append(printable(of))
         machine = f"{key.gpu or 'no GPU'}, torch {key.torch or '?'}"
         machine += f", driver {key.driver}" if key.driver else ""
-        lines.append(plain(f"  {entry.mitigation}, for {entry.kind}"))
-        lines.append(plain(f"    learned {_moment(entry.at)}; {_until(entry, now_s)}"))
-        lines.append(plain(f"    on {machine}"))
+        lines.append(printable(f"  {entry.mitigation}, for {entry.kind}"))
+        lines.append(printable(f"    learned {_moment(entry.at)}; {_until(entry, now_s)}"))
+        lines.append(printable(f"    on {machine}"))
         if entry.arguments is not None:
-            lines.append(plain(f"    with the arguments: {shlex.join(entry.arguments) or 'none'}"))
+            lines.append(
+                printable(f"    with the arguments: {shlex.join(entry.arguments) or 'none'}")
+            )
     return "\n".join(lines)
 
 
@@ -383,17 +387,12 @@ def size_text(size: int) -> str:
     return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
-def plain(text: str) -> str:
-    """Return text as one line without control characters."""
-    return printable(text)
-
-
 def _cut(text: str, size: int) -> str:
     return text if len(text) <= size else f"{text[: size - 1]}…"
 
 
 def _labelled(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{plain(text)}" if text else ""
+    return f"{label:<{_LABEL}}{printable(text)}" if text else ""
 
 
 def _when(at_s: float | None, now_s: float) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saferun.journal.trials import Region, Trial, by_cause, ended_its_process, processes, regions
+from saferun.system.printable import printable
 
 _STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
 _SHOWN = 10  # regions in the text
@@ -34,14 +35,14 @@ def as_text(trials: Sequence[Trial], replaced: Mapping[str, int]) -> list[str]:
         count = processes(sum(replaced.values()))
         lines.append(f"  {'replaced':<10}{count}{_causes(reasons)}")
     for trial in [trial for trial in trials if ended_its_process(trial)][:_ENDED]:
-        cause = _plain(trial.cause)
+        cause = printable(trial.cause)
         lines.append(f"  trial {trial.number} ended its process: {cause}; {parameters(trial)}")
     return lines + _table(regions(trials)[:_SHOWN])
 
 
 def parameters(trial: Trial) -> str:
     """Return a trial's parameters as "lr=0.1, layer=conv"."""
-    return ", ".join(f"{_plain(name)}={_plain(str(v))}" for name, v in trial.params.items())
+    return ", ".join(f"{printable(name)}={printable(v)}" for name, v in trial.params.items())
 
 
 def as_json(trials: Sequence[Trial], replaced: Mapping[str, int]) -> dict[str, Any]:
@@ -76,24 +77,22 @@ def _cell(value: object) -> object:
 
 
 def _causes(counts: Sequence[tuple[str, int]]) -> str:
-    named = [f"{count} {_plain(cause)}" for cause, count in counts if cause]
+    named = [f"{count} {printable(cause)}" for cause, count in counts if cause]
     return f": {', '.join(named)}" if named else ""
 
 
 def _table(found: Sequence[Region]) -> list[str]:
     rows = [_HEAD] if found else []
     for region in found:
-        place = _plain(region.value) if region.low is None else f"{region.low:g} to {region.high:g}"
+        place = (
+            printable(region.value) if region.low is None else f"{region.low:g} to {region.high:g}"
+        )
         share = f"{100 * region.failed / region.trials:.0f} %"
-        causes = ", ".join(f"{count} {_plain(cause)}" for cause, count in region.causes)
+        causes = ", ".join(f"{count} {printable(cause)}" for cause, count in region.causes)
         count = (str(region.failed), str(region.trials))
-        rows.append((_plain(region.param), place, *count, share, causes))
+        rows.append((printable(region.param), place, *count, share, causes))
     sizes = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))] if rows else []
     return [
         "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -8,12 +8,11 @@ from typing import Any
 
 from saferun.cli.colour import Line
 from saferun.cli.runs import runs_view
-from saferun.cli.runs.runs_view import plain
 from saferun.gpu.nvidia_smi import Load
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot
-from saferun.system.printable import seconds
+from saferun.system.printable import printable, seconds
 
 _QUIET_S = 15.0  # a shorter silence is an ordinary one
 _HOT = 85  # degrees Celsius
@@ -32,8 +31,8 @@ def lines(now: Snapshot, note: str = "") -> list[Line]:
         note: said below it; "" for nothing.
     """
     run = now.run
-    found = [Line("run", f"{plain(run.id)}: {_outcome(run)}", "bold")]
-    found.append(Line("script", plain(run.script)))
+    found = [Line("run", f"{printable(run.id)}: {_outcome(run)}", "bold")]
+    found.append(Line("script", printable(run.script)))
     if run.outcome == UNKNOWN:
         found.append(Line("", "its process cannot be seen from here: its journal is shown", "red"))
     for job in now.jobs:
@@ -50,7 +49,7 @@ def _outcome(run: Run) -> str:
     if took is None:
         return outcome
     if run.outcome == RUNNING:
-        by = f", with {plain(', '.join(run.mitigations))}" if run.mitigations else ""
+        by = f", with {printable(', '.join(run.mitigations))}" if run.mitigations else ""
         return f"{RUNNING} for {seconds(took)}{by}"
     return f"{outcome}; took {seconds(took)}"
 
@@ -63,7 +62,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     if attempt.lived_s is not None:
         took = f", lived {seconds(attempt.lived_s)}"
     names = attempt.begun.mitigations
-    by = f", with {plain(', '.join(names))}" if names else ""
+    by = f", with {printable(', '.join(names))}" if names else ""
     yield Line("attempt", f"{worker}{attempt.number}{took}{by}")
     if attempt.outcome.kind:
         yield Line("failure", _failure(attempt), "red")
@@ -73,7 +72,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
         yield Line("before", text, "yellow")
     yield Line("step", _step(job), "green")
     age = "" if job.output_s is None else f"{seconds(job.output_s)} ago: "
-    yield Line("output", f"{age}{plain(job.line)}" if age else "")
+    yield Line("output", f"{age}{printable(job.line)}" if age else "")
     cores = "" if job.cores is None else f", {job.cores:.1f} cores in use"
     yield Line("ranks", f"{job.ranks}{cores}" if job.ranks else "")
     yield Line("silence", _silence(job, at), "yellow")
@@ -81,7 +80,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
 
 def _failure(attempt: Attempt) -> str:
     outcome = attempt.outcome
-    return f"{plain(outcome.kind)}{on_rank(outcome)}: {plain(outcome.root_line or '')}"
+    return f"{printable(outcome.kind)}{on_rank(outcome)}: {printable(outcome.root_line or '')}"
 
 
 def _step(job: Job) -> str:
@@ -126,10 +125,10 @@ def _retry(now: Snapshot) -> str:
         parts.append(f"{count} left if this one makes no progress")
     if left and job.kind:
         names = ", ".join(job.untried) or "nothing more"
-        parts.append(f"against {plain(job.kind)}: {plain(names)}")
+        parts.append(f"against {printable(job.kind)}: {printable(names)}")
     if left and now.saved:
         step = f" (step {now.saved.step})" if now.saved.step >= 0 else ""
-        parts.append(f"it would go on from {plain(now.saved.path)}{step}")
+        parts.append(f"it would go on from {printable(now.saved.path)}{step}")
     return "; ".join(parts)
 
 

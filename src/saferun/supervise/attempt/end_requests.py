@@ -105,17 +105,6 @@ def answer(left_s: float | None) -> str:
     return "\n" * os.isatty(2) + f"asked the job to end{limit}; Ctrl-C again kills it"
 
 
-def prepare(*, torchrun: bool) -> None:
-    """Have signals act as a run needs them, before it begins.
-
-    Args:
-        torchrun: it starts the job.
-    """
-    if torchrun:
-        restore_interrupts()
-    outlive_signals()
-
-
 def outlive_signals() -> None:
     """Let signals that are for ranks, or ask where they are, do nothing where no attempt runs."""
     for number in (*USER_SIGNALS, signal.SIGQUIT):

@@ -28,6 +28,7 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject import node_agent, nodes
+from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt.attempt_values import Ended
@@ -165,7 +166,8 @@ class Nodes:
         self._node = outcome["node"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._holder = agreement["holder"]
-        self._record.nodes(self.number, agreement)
+        known: dict[str, Any] = {**agreement, "attempt": self.number}
+        self._record.journal.event(NodesMet(**{name: known[name] for name in NodesMet._fields}))
         self._take_root(agreement["root"])
         self._report, start = None, agreement["start"]
         if start and (agreement["action"] == nodes.BEGIN or outcome.get("began")):
@@ -367,7 +369,7 @@ class Nodes:
     def _masked(self, value: Any) -> Any:
         """Return a value without secrets, and no text too long to travel: other nodes print it."""
         if isinstance(value, str):
-            return self._record.masked(value)[:TEXT_CHARS]
+            return self._record.journal.masked(value)[:TEXT_CHARS]
         if isinstance(value, dict):
             return {key: self._masked(item) for key, item in value.items()}
         return [self._masked(item) for item in value] if isinstance(value, list) else value

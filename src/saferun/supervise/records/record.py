@@ -13,23 +13,17 @@ from saferun import __version__
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Place
-from saferun.inject.nodes import Agreement
 from saferun.journal import rank_files, torchelastic_dirs
 from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
     Hang,
-    NodesMet,
-    Preflight,
-    Recovery,
-    Recycled,
     RunEnded,
     Started,
 )
 from saferun.journal.receipts import Receipt
-from saferun.journal.recycling import Request
 from saferun.journal.writer import Journal
-from saferun.model import Finding, Identity, LaunchPlan
+from saferun.model import Identity, LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import as_json
 from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
@@ -42,10 +36,15 @@ VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 
 
 class Record:
-    """The journal of a run, and what has still to be written to it."""
+    """The journal of a run with what has still to be written to it, and the notifier.
+
+    Attributes:
+        journal: takes events, and masks texts.
+        notifier: tells the user's command of events; None where there is no command.
+    """
 
     def __init__(self, journal: Journal, notifier: Notifier | None = None) -> None:
-        self._journal, self.notifier = journal, notifier
+        self.journal, self.notifier = journal, notifier
         self._attempt = 0
         self._tails: tuple[int, Ended] | None = None  # not written yet
         self._trials = 0  # bytes of the finished trials that have been masked
@@ -53,12 +52,7 @@ class Record:
     @property
     def path(self) -> str | None:
         """The run's directory; None where nothing can be written."""
-        return self._journal.run_path
-
-    @property
-    def takes_receipts(self) -> bool:
-        """Whether ranks can leave receipts."""
-        return self._journal.took_receipts()
+        return self.journal.run_path
 
     def attempt(
         self, number: int, plan: LaunchPlan, history: Sequence[AttemptOutcome], torch: str | None
@@ -72,30 +66,17 @@ class Record:
             torch: its version; None where it is not known.
         """
         self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
-        self._journal.plan(as_json(plan))
+        self.journal.plan(as_json(plan))
         gpus, price = len(plan.gpus.gpus), plan.settings.price_per_gpu_hour
         begun = AttemptBegun(number, plan.mitigations, this_process(), left, gpus, price)
         versions = (f"saferun {__version__}", *([f"torch {torch}"] if torch else []))
         names = tuple(dict.fromkeys(gpu.name for gpu in plan.gpus.gpus if gpu.name))
-        self._journal.event(begun._replace(versions=versions, gpu_names=names))
+        self.journal.event(begun._replace(versions=versions, gpu_names=names))
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
-        self._journal.event(Started(keeper, launcher))
+        self.journal.event(Started(keeper, launcher))
         self.keep_tails()
-
-    def alive(self) -> None:
-        """Record that the run lives: what begins later is not known to belong to it."""
-        self._journal.alive()
-
-    def preflight(self, granted: bool, findings: tuple[Finding, ...]) -> None:
-        """Record a test of the GPUs."""
-        self._journal.event(Preflight(granted, findings))
-
-    def recovery(self, findings: tuple[Finding, ...]) -> None:
-        """Record what was done for the GPUs after a failure, if anything."""
-        if findings:
-            self._journal.event(Recovery(findings))
 
     def ended(self, ended: Ended, outcome: AttemptOutcome) -> None:
         """Record the end of an attempt.
@@ -104,30 +85,11 @@ class Record:
             ended: how its processes ended; has the end of its output.
             outcome: the record of it.
         """
-        self._journal.event(outcome)
+        self.journal.event(outcome)
         if self.notifier:
             self.notifier.attempt_ended(outcome)
         if not outcome.replaced:  # nobody reads those of a replaced process
             self._tails = outcome.number, ended
-
-    def recycled(self, number: int, request: Request) -> None:
-        """Record that the process of an attempt is replaced, as it asked."""
-        self._journal.event(Recycled(number, request.why, request.kind, request.progress))
-
-    def nodes(self, number: int, agreement: Agreement) -> None:
-        """Record what the nodes of the run agreed on before an attempt."""
-        self._journal.event(
-            NodesMet(
-                action=agreement["action"],
-                attempt=number,
-                mitigations=agreement["mitigations"],
-                root=agreement["root"],
-                why=agreement["why"],
-                hosts=agreement["hosts"],
-                shared=agreement["shared"],
-                beats=agreement["beats"],
-            )
-        )
 
     def clean(self, ended: Ended) -> Ended:
         """Return how an attempt ended, its output without secrets: before anything is cut from it.
@@ -135,14 +97,10 @@ class Record:
         A first line that was cut in two is left out: half a secret has no form.
         """
         out, err = (
-            self._journal.masked_data(_whole_lines(tail) if len(tail) >= TAIL_BYTES else tail)
+            self.journal.masked_data(_whole_lines(tail) if len(tail) >= TAIL_BYTES else tail)
             for tail in (ended.stdout_tail, ended.stderr_tail)
         )
         return ended._replace(stdout_tail=out, stderr_tail=err)
-
-    def masked(self, text: str) -> str:
-        """Return a text without secrets."""
-        return self._journal.masked(text)
 
     def hang(
         self,
@@ -164,28 +122,28 @@ class Record:
             The file that has the stacks; None where there is none.
         """
         text = "\n".join(stacks.values())
-        file = self._journal.stacks(text) if text else None
-        self._journal.event(Hang(silent_s, tuple(places), file))
-        self._journal.sync()
+        file = self.journal.stacks(text) if text else None
+        self.journal.event(Hang(silent_s, tuple(places), file))
+        self.journal.sync()
         if self.notifier and not asked:
             self.notifier.hang(self._attempt, silent_s, places)
-        return file and os.path.join(self._journal.path or "", file)
+        return file and os.path.join(self.journal.path or "", file)
 
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:
             number, ended = self._tails
-            self._journal.tails(number, ended.stdout_tail, ended.stderr_tail)
-            self._journal.sync()
+            self.journal.tails(number, ended.stdout_tail, ended.stderr_tail)
+            self.journal.sync()
             self._tails = None
 
     def fault(self, error: Exception, *, traceback: str = "") -> None:
         """Record a fault of saferun's own; the job goes on."""
-        self._journal.event(Fault(f"{type(error).__name__}: {error}", traceback))
+        self.journal.event(Fault(f"{type(error).__name__}: {error}", traceback))
 
     def mask_ranks(self, identity: Identity) -> None:
         """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
-        masked = self._journal.masked
+        masked = self.journal.masked
         rank_files.mask(identity.receipts, identity.attempt, masked)
         self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
 
@@ -202,9 +160,9 @@ class Record:
 
     def end(self, status: int | None, reason: str) -> None:
         """Record the end of the run; `status` is None after a fault of saferun's own."""
-        self._journal.event(RunEnded(status, reason))
+        self.journal.event(RunEnded(status, reason))
         self.keep_tails()
-        if self.notifier and self._journal.is_whole:
+        if self.notifier and self.journal.is_whole:
             self.notifier.run_ended(status, reason)
 
     def close(self, wake: int = -1) -> None:
@@ -213,7 +171,7 @@ class Record:
         Args:
             wake: see `Notifier.close`.
         """
-        self._journal.close()
+        self.journal.close()
         if self.notifier:
             self.notifier.close(wake)
 

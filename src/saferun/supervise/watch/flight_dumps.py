@@ -8,7 +8,6 @@ such thread.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ from saferun.diagnosis.flight_record import Call
 from saferun.diagnosis.silence import RankSign
 from saferun.named_tuple import NamedTuple
 from saferun.planning.own_variables import DUMPS, PIPE
-from saferun.system import procfs
+from saferun.system import paths, procfs
 
 # For all: torch looks once a second, needs the GIL for the lines of the script, and took more than
 # 5 s for a first dump where its files were not in memory yet.
@@ -53,7 +52,7 @@ class FlightDumps:
         """Return whether nothing more will come."""
         for rank, asked in self._asked.items():
             if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
-                calls = flight_record.read(_content(asked.path))
+                calls = flight_record.read(paths.read_private(asked.path, _MOST_BYTES) or b"")
                 if calls is not None:  # else it is being written
                     self._read[rank] = calls
         return at_s >= self._until_s or self._read.keys() == self._asked.keys()
@@ -97,13 +96,3 @@ def _stamp(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return seen.st_mtime_ns, seen.st_size
-
-
-def _content(path: str) -> bytes:
-    with contextlib.suppress(OSError):
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path, flags), "rb") as file:
-            seen = os.fstat(file.fileno())
-            if stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid():
-                return file.read(_MOST_BYTES)
-    return b""
