@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from saferun.diagnosis.reading import log_reader
+from saferun.supervise import rank_processes
 from saferun.supervise.attempt import evidence
 
 
@@ -104,12 +105,12 @@ def test_ranks_that_skip_the_hooks_are_known_by_their_command_line(flags, isolat
         stdout=subprocess.PIPE,
     ) as launcher:
         assert launcher.stdout.readline() == b"up\n"
-        seen = evidence.ranks(launcher.pid)
+        seen = rank_processes.ranks(launcher.pid)
+        found = [rank_processes.is_isolated(pid) for pid in seen.values()]
         launcher.stdin.close()
-    assert seen[:2] == (True, isolated)
-    assert len(seen.pids) == 1
+    assert (list(seen), found) == ([0], [isolated])
 
 
 def test_a_process_without_ranks_has_none():
-    assert evidence.ranks(os.getpid()) == evidence.Ranks()
-    assert evidence.ranks(2**22 + 1) == evidence.Ranks()
+    assert rank_processes.ranks(os.getpid()) == {}
+    assert rank_processes.ranks(2**22 + 1) == {}

@@ -17,10 +17,11 @@ from saferun.journal.receipts import Receipt
 from saferun.model import HookSettings, LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.profile.schema import KEYS
+from saferun.supervise import rank_processes
 from saferun.supervise.attempt import evidence, machine_state
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.attempt.end_requests import INTERRUPTED
-from saferun.supervise.attempt.evidence import OutOfMemoryKills, Ranks
+from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
 
 SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
@@ -41,7 +42,8 @@ class AttemptWatch:
         self._injected = contract.VARIABLE in plan.env
         self._kills: OutOfMemoryKills | None = None
         self._launcher = 0
-        self._ranks: Ranks | None = None
+        self.ranks_ran = False  # ranks were seen while it ran
+        self._is_isolated = False  # one of them is a Python that ignores its environment
         self._progress = recycling.progress(gathered.identity.state)  # before it
         self.request: recycling.Request | None = None  # its process asked to be replaced
 
@@ -53,11 +55,12 @@ class AttemptWatch:
 
     def look(self) -> None:
         """Look at the ranks; call it now and then while they run."""
-        found = evidence.ranks(self._launcher)
-        if found.seen or self._ranks is None:
-            self._ranks = found
+        pids = list(rank_processes.ranks(self._launcher).values())
+        if pids:
+            self.ranks_ran = True
+            self._is_isolated = any(map(rank_processes.is_isolated, pids))
         if self._kills:
-            self._kills.see(found.pids or (self._launcher,))
+            self._kills.see(pids or (self._launcher,))
 
     def outcome(self, ended: Ended, ended_s: float, mitigations: tuple[str, ...]) -> AttemptOutcome:
         """Return the record of the attempt, which has ended, without a diagnosis.
@@ -152,11 +155,6 @@ class AttemptWatch:
             return False
         return diagnosis.verdict in ("retry", "mitigate")
 
-    @property
-    def ranks_ran(self) -> bool:
-        """Whether ranks were seen while it ran."""
-        return bool(self._ranks and self._ranks.seen)
-
     def receipts(self, *, kept: bool) -> tuple[tuple[Receipt, ...], bool]:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
 
@@ -178,8 +176,8 @@ class AttemptWatch:
         """
         request = self._gathered.request
         foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
-        if ranks_ran and self._ranks:
-            foreign = foreign and not self._ranks.isolated
+        if ranks_ran:
+            foreign = foreign and not self._is_isolated
         return receipts.judge(
             found,
             expects_hooks=self._injected and self._gathered.identity.receipts is not None,

@@ -14,7 +14,6 @@ from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.reading.log_lines import Log
 from saferun.journal import rank_files
 from saferun.journal import receipts as journal_receipts
-from saferun.named_tuple import NamedTuple
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.system import cgroup
 
@@ -59,56 +58,6 @@ def _last_step(ended: Ended) -> int | None:
 
     steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
     return max((step for step in steps if step is not None), default=None)
-
-
-class Ranks(NamedTuple):
-    """What a look at a launcher's children found."""
-
-    seen: bool = False  # there are ranks: children with RANK, which the launcher itself lacks
-    isolated: bool = False  # one is a Python that ignores its environment
-    pids: tuple[int, ...] = ()
-
-
-def ranks(launcher: int) -> Ranks:
-    """Look for ranks among a launcher's children; those that cannot be read are left out."""
-    try:
-        with open(f"/proc/{launcher}/task/{launcher}/children", "rb") as file:
-            children = [int(pid) for pid in file.read().split()]
-    except OSError:  # gone, or a kernel without CONFIG_PROC_CHILDREN
-        return Ranks()
-    found = [] if _is_rank(launcher) else [child for child in children if _is_rank(child)]
-    return Ranks(bool(found), any(_is_isolated(_argv(pid)) for pid in found), tuple(found))
-
-
-def _is_rank(pid: int) -> bool:
-    return any(entry.startswith(b"RANK=") for entry in _read(pid, "environ"))
-
-
-def _argv(pid: int) -> list[bytes]:
-    return _read(pid, "cmdline")
-
-
-def _read(pid: int, name: str) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
-        return []
-
-
-def _is_isolated(argv: list[bytes]) -> bool:
-    """Return whether a command is a Python with -I, -E or -S, which skip our sitecustomize."""
-    if not argv or b"python" not in os.path.basename(argv[0]):
-        return False
-    for argument in argv[1:]:
-        if not argument.startswith(b"-") or argument.startswith(b"--"):
-            return False
-        for letter in argument[1:].decode("latin-1"):
-            if letter in "IES":
-                return True
-            if letter in "mcWX":  # the rest, or the next argument, is this option's value
-                return False
-    return False
 
 
 def _reader_is_gone() -> bool:

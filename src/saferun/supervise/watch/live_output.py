@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from saferun.keeper import output_tail
-from saferun.supervise.watch import work_signs
+from saferun.supervise import rank_processes
 from saferun.system import procfs
 
 _BYTES = 64 * 1024  # of one end of a file
@@ -49,7 +49,7 @@ def sizes(launcher: int) -> dict[FileId, int]:
 def of_ranks(launcher: int) -> dict[int, list[bytes]]:
     """Return the beginnings of the files that ranks write to, of those that write to their own."""
     shared, found = sizes(launcher).keys(), {}
-    for rank, pid in work_signs.ranks(launcher).items():
+    for rank, pid in rank_processes.ranks(launcher).items():
         own = [
             _whole(_part(path, 0))
             for path, status in _files(pid)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign
+from saferun.supervise.rank_processes import rank_of
 from saferun.system import procfs
 from saferun.system.printable import printable
 
@@ -44,7 +45,9 @@ def look(launcher: int, at_s: float, children: Tree) -> Look | None:
         children: from `tree`; what has started since then is left out.
     """
     started = children.get(launcher, [])
-    ranks = [pid for pid in started if _rank(pid) is not None] if _rank(launcher) is None else []
+    ranks = (
+        [pid for pid in started if rank_of(pid) is not None] if rank_of(launcher) is None else []
+    )
     signs = [sign for pid in ranks or [launcher] if (sign := _sign(pid))]
     if not signs:
         return None
@@ -61,13 +64,6 @@ def look(launcher: int, at_s: float, children: Tree) -> Look | None:
         sum(sum(_io(pid)) for pid in others),
         any("nanosleep" in _waits_in(pid) for pid in others),
     )
-
-
-def ranks(launcher: int) -> dict[int, int]:
-    """Return the pids of the ranks that a command has started, by rank."""
-    children = procfs.text(f"/proc/{launcher}/task/{launcher}/children").split()
-    found = {_rank(pid): pid for pid in map(int, children)} if _rank(launcher) is None else {}
-    return {rank: pid for rank, pid in found.items() if rank is not None}
 
 
 def everyone(ranks: Iterable[int]) -> list[int]:
@@ -124,17 +120,12 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _rank(pid: int) -> int | None:
-    match = re.search(r"(?:\A|\0)RANK=(\d+)\0", procfs.text(f"/proc/{pid}/environ"))
-    return int(match[1]) if match else None
-
-
 def _sign(pid: int) -> RankSign | None:
     fields = procfs.stat(pid)
     if fields is None or fields[0] in "ZX":
         return None
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS
-    return RankSign(_rank(pid), pid, fields[0], cpu_s, _waits_in(pid))
+    return RankSign(rank_of(pid), pid, fields[0], cpu_s, _waits_in(pid))
 
 
 def _io(pid: int) -> tuple[int, int]:

@@ -1,0 +1,40 @@
+"""The ranks that a launcher has started, known from /proc by the variable RANK of its children."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from saferun.system import procfs
+
+
+def rank_of(pid: int) -> int | None:
+    """Return the RANK that a process was started with; None without one."""
+    match = re.search(r"(?:\A|\0)RANK=(\d+)\0", procfs.text(f"/proc/{pid}/environ"))
+    return int(match[1]) if match else None
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """Return the pids of the ranks that a launcher has started, by rank.
+
+    A launcher that has RANK itself starts none: what it starts inherits that.
+    """
+    children = procfs.text(f"/proc/{launcher}/task/{launcher}/children").split()
+    found = {rank_of(pid): pid for pid in map(int, children)} if rank_of(launcher) is None else {}
+    return {rank: pid for rank, pid in found.items() if rank is not None}
+
+
+def is_isolated(pid: int) -> bool:
+    """Return whether a process is a Python with -I, -E or -S, which skip our sitecustomize."""
+    program, *arguments = procfs.text(f"/proc/{pid}/cmdline").split("\0")
+    if "python" not in os.path.basename(program):
+        return False
+    for argument in arguments:
+        if not argument.startswith("-") or argument.startswith("--"):
+            return False
+        for letter in argument[1:]:
+            if letter in "IES":
+                return True
+            if letter in "mcWX":  # the rest, or the next argument, is this option's value
+                return False
+    return False
