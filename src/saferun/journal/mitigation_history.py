@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from saferun.errors import SaferunError, UnavailableError, UsageError
+from saferun.errors import UnavailableError, UsageError
 from saferun.journal import file_lock
 from saferun.journal.disk import BoundedDisk
 from saferun.named_tuple import NamedTuple
@@ -76,7 +76,8 @@ def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> En
 
     Args:
         environ: tells where the history is kept.
-        edit: returns the entries to keep, of those that there are; called under the lock.
+        edit: returns the entries to keep, of those that there are; called under the lock, in
+            another thread.
 
     Returns:
         The entries as they were before.
@@ -84,20 +85,9 @@ def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> En
     Raises:
         OSError: nothing was changed: another process holds the lock (after LOCK_S), the directory
             cannot be written, or the disk does not answer (after DISK_S).
-        SaferunError: what `edit` raises; nothing was changed.
     """
     before: list[Entries] = []
-    refused: list[SaferunError] = []
-
-    def work() -> None:
-        try:
-            before.append(_change(environ, edit))
-        except SaferunError as error:
-            refused.append(error)
-
-    problem = BoundedDisk().do(work, DISK_S)
-    if refused:
-        raise refused[0]
+    problem = BoundedDisk().do(lambda: before.append(_change(environ, edit)), DISK_S)
     if problem:
         raise problem
     return before[0]
@@ -216,27 +206,21 @@ def clear(environ: Mapping[str, str], script: str | None, cwd: str) -> Entries:
         UnavailableError: the history cannot be changed.
     """
 
-    def without(known: Entries) -> Entries:
-        rest = tuple(e for e in known if not _is_of(e.key.script, script, cwd))
-        if script is not None and len(rest) == len(known):
-            raise _unknown(script, known, cwd)
-        return rest
+    def is_meant(entry: Entry) -> bool:
+        return script is None or _is_of(entry.key.script, script, cwd)
 
     try:
-        before = change(environ, without)
+        before = change(environ, lambda known: tuple(e for e in known if not is_meant(e)))
     except OSError as error:
         what = f"mitigations cannot be forgotten: {error.strerror}"
         raise UnavailableError(what, where=path(environ), fix="fix its mode") from error
-    return tuple(e for e in before if _is_of(e.key.script, script, cwd))
+    gone = tuple(filter(is_meant, before))
+    if script is not None and not gone:
+        scripts = list(dict.fromkeys(entry.key.script for entry in before))
+        fix = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
+        raise UsageError(f"no mitigation in the history is for `{script}`", fix=fix)
+    return gone
 
 
-def _unknown(script: str, known: Entries, cwd: str) -> UsageError:
-    scripts = list(dict.fromkeys(entry.key.script for entry in known))
-    fix = nearest(os.path.realpath(os.path.join(cwd, script)), scripts)
-    return UsageError(f"no mitigation in the history is for `{script}`", fix=fix)
-
-
-def _is_of(known: str, script: str | None, cwd: str) -> bool:
-    if script is None:
-        return True
+def _is_of(known: str, script: str, cwd: str) -> bool:
     return known in (script, os.path.realpath(os.path.join(cwd, script)), f"-m {script}")

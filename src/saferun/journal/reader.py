@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
@@ -54,14 +55,14 @@ class Run(NamedTuple):
 class RecordedPlan(NamedTuple):
     """A plan, as far as its record tells."""
 
-    raw: Mapping[str, object]  # as JSON has it; empty where it cannot be read
+    raw: Mapping[str, Any]  # as JSON has it; empty where it cannot be read
     profile: str
     launcher: str
     command: tuple[str, ...]
     script: str
     script_args: tuple[str, ...]
-    env: Mapping[str, object]  # the values of the variables that it sets
-    hooks: Mapping[str, object]
+    env: Mapping[str, Any]  # the values of the variables that it sets
+    hooks: Mapping[str, Any]
 
 
 # --- finding -----------------------------------------------------------------------------------
@@ -239,16 +240,8 @@ def read_plan(path: str) -> RecordedPlan:
 def recorded(raw: Mapping[str, object]) -> RecordedPlan:
     """Return a plan that was written to a journal."""
     env = events.mapping(raw.get("env")).items()
-    return RecordedPlan(
-        raw=raw,
-        profile=events.text(raw.get("profile")),
-        launcher=events.text(raw.get("launcher")),
-        command=events.strings(raw.get("command")),
-        script=events.text(raw.get("script")),
-        script_args=events.strings(raw.get("script_args")),
-        env={name: events.mapping(setting).get("value") for name, setting in env},
-        hooks=events.mapping(raw.get("hooks")),
-    )
+    values = {name: events.mapping(setting).get("value") for name, setting in env}
+    return events.record(RecordedPlan, {**raw, "raw": raw, "env": values})
 
 
 def _raw_plan(path: str) -> Mapping[str, object]:

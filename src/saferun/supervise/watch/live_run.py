@@ -126,9 +126,7 @@ class LiveRun:
         pid = run.process.get("pid", 0)
         if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
             self._saved_at_s = time.monotonic()
-            wanted = ResumePolicy(
-                events.text(policy.get("checkpoints")), events.strings(policy.get("args"))
-            )
+            wanted = events.record(ResumePolicy, policy)
             given = procfs.text(f"/proc/{pid}/environ").split("\0")
             environ = {name: value for name, _, value in (pair.partition("=") for pair in given)}
             self._saved = resumption.saved_since(
