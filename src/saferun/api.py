@@ -35,7 +35,7 @@ from saferun.profile.schema import Value
 from saferun.profile.values import write_value
 from saferun.supervise.start import check_script
 
-if TYPE_CHECKING:  # of type checkers only
+if TYPE_CHECKING:  # only type checkers have it
     from typing_extensions import Buffer
 
 Setting: TypeAlias = Value | Sequence[str] | Sequence[float]
@@ -74,12 +74,12 @@ class _Launch(NamedTuple):
 class Attempt(NamedTuple):
     """One attempt of a run."""
 
-    number: int  # from 1 on
-    worker: int | None  # of several (`workers: N`)
+    number: int  # counted from 1
+    worker: int | None  # its number, where there are several (`workers: N`)
     status: int | None  # exit status of the launcher, 128+n for a signal; None: not known
     started_at: float | None  # seconds since the epoch
     lived_s: float | None
-    mitigations: tuple[str, ...]  # that were in force
+    mitigations: tuple[str, ...]  # those in force
     diagnosis: Diagnosis | None  # None where it succeeded, or nothing is recorded
     action: str  # what followed: "again", "stop", "done"; "" where it is not known
     reason: str  # why
@@ -95,7 +95,7 @@ class RunResult(NamedTuple):
     status: int  # exit status of saferun, 128+n where a signal ended it; 0 is success
     run_id: str  # as `saferun runs show` takes it; "" without a journal
     outcome: str  # "ok", "failed", "interrupted"
-    attempts: tuple[Attempt, ...]  # in order; those of each worker stand together
+    attempts: tuple[Attempt, ...]  # ordered; those of each worker stand together
     journal: str | None  # directory
 
     @property

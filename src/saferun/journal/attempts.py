@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
 
     begun: AttemptBegun
     outcome: AttemptOutcome
-    worker: int | None = None  # of several
+    worker: int | None = None  # its number, where there are several
     started_at: float | None = None  # seconds since the epoch
     ready_at: float | None = None  # when all its ranks had met; None where that is not known
     changed: tuple[str, ...] = ()  # against the attempt before it

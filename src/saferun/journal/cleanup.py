@@ -30,8 +30,8 @@ class Cleaned(NamedTuple):
     removed: tuple[tuple[Run, int], ...]  # with the bytes that it took
     failed: tuple[tuple[Run, str], ...]  # with the reason
     kept: int
-    running: int  # of those kept: not over, or not known to be
-    others: int  # of those kept: another user's, or not to be read
+    running: int  # kept since they are not over, or not known to be
+    others: int  # kept since they are another user's, or cannot be read
 
 
 def clean(

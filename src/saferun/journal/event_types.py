@@ -21,9 +21,9 @@ class AttemptBegun(NamedTuple):
 
     attempt: int
     mitigations: tuple[str, ...]
-    by: ProcessRecord | None  # of saferun; None where it is missing
+    by: ProcessRecord | None  # saferun's; None where it is missing
     left: int | None = None  # attempts that can follow it without progress; None: not known
-    gpus: int | None = None  # of this machine, visible to the job; None where it is not known
+    gpus: int | None = None  # this machine's, visible to the job; None where it is not known
     price_per_gpu_hour: float | None = None  # as the profile has it
     versions: tuple[str, ...] = ()  # "saferun 1.0.0", "torch 2.13.0+cpu"
     gpu_names: tuple[str, ...] = ()  # each once
@@ -33,7 +33,7 @@ class WorkersBegun(NamedTuple):
     """The workers of a run are about to start."""
 
     count: int  # type: ignore[assignment]  # the word on disk; a tuple has a method of that name
-    by: ProcessRecord | None  # as above
+    by: ProcessRecord | None  # see AttemptBegun
 
 
 class WorkerBegun(NamedTuple):
@@ -67,7 +67,7 @@ class NodesMet(NamedTuple):
     """The nodes of a run agreed on an attempt: inject/nodes.Agreement."""
 
     action: str
-    attempt: int  # for which they met
+    attempt: int  # the one for which they met
     mitigations: list[str]
     root: Report | None
     why: str
@@ -161,7 +161,7 @@ def line_fields(kind: object) -> dict[str, str]:
     """Return the fields of a named tuple that a line has: name in the line -> field."""
     if kind is AttemptOutcome:
         return {_OUTCOME_NAMES.get(field, field): field for field in _OF_OUTCOME}
-    return {name: name for name in kind._fields}  # type: ignore[attr-defined]  # of a named tuple
+    return {name: name for name in kind._fields}  # type: ignore[attr-defined]  # it is a named tuple
 
 
 def as_line(facts: Facts) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Event(NamedTuple):
     status: int | None  # exit status
     reason: str
     lost: int  # events before it that the disk did not take
-    worker: int | None  # of several; None for what concerns the whole run
-    facts: Facts | None  # of the events of which more is read
+    worker: int | None  # the one of several; None for what concerns the whole run
+    facts: Facts | None  # the fields of its kind; None for an unknown kind
 
 
 def read(run_path: str) -> tuple[Event, ...]:
@@ -76,7 +76,7 @@ def record(kind: Callable[..., T], value: object) -> T:
 @functools.cache
 def _readers(kind: Callable[..., object]) -> list[tuple[str, str, Callable[[object], object]]]:
     """Return the name in a line, the field and the reader of its type, for each field."""
-    types = get_type_hints(kind, localns={"Any": Any})  # which the base class does not import
+    types = get_type_hints(kind, localns={"Any": Any})  # the base class does not import it
     return [(name, field, _AS[types[field]]) for name, field in line_fields(kind).items()]
 
 

@@ -58,7 +58,7 @@ def _acquire(path: str, wait_s: float) -> BaseFileLock:
     kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock
     lock = kind(path, timeout=wait_s, mode=0o600)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a lock that filelock breaks
+        warnings.simplefilter("ignore")  # filelock warns of a lock that it breaks
         for broken in (False, True):
             try:
                 lock.acquire()

@@ -19,8 +19,8 @@ from saferun.journal import trials
 from saferun.system import paths
 
 ERROR = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}\.error\.json", re.ASCII)
-MAX_BYTES = 1 << 20  # of each file; what is longer is cut
-_ERROR_FILES = 256  # that are read at most; enough for the earliest exceptions of a large job
+MAX_BYTES = 1 << 20  # the most of each file; what is longer is cut
+_ERROR_FILES = 256  # the most that are read: enough for the earliest exceptions of a large job
 _WRITTEN = re.compile(
     r"a(\d{1,9})-r\d{1,9}-rank(?:\d{1,9}|none)-pid\d{1,9}\.(?:jsonl|error\.json|recycle\.json)",
     re.ASCII,

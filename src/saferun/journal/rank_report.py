@@ -9,16 +9,16 @@ from saferun.inject import contract
 from saferun.journal.receipts import Receipt, ranks_text
 from saferun.named_tuple import NamedTuple
 
-_EACH = 16  # ranks of which each has a row
+_EACH = 16  # up to so many ranks have a row each
 _ROWS = 40
-_CHARS = 400  # of an exception's message, or of a hook's error
+_CHARS = 400  # the longest message of an exception, or error of a hook
 
 
 class RankRow(NamedTuple):
     """One rank, or ranks that are alike."""
 
     ranks: str  # "rank 3", "ranks 0-7"
-    pids: tuple[int, ...]  # of a rank that has a row of its own
+    pids: tuple[int, ...]  # known of a rank that has a row of its own
     finished: bool  # its script came to its end
     error: str  # its exception, as it was recorded; "" for none
     hooks: tuple[str, ...]  # "init applied", "compile failed: …"

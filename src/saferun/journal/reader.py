@@ -38,17 +38,17 @@ class Run(NamedTuple):
     id: str
     path: str
     outcome: str
-    kind: str  # of the failure; "" where none is known
+    kind: str  # the kind of the failure; "" where none is known
     status: int | None  # exit status; None while there is none
     reason: str  # why it was not tried again
     started_at: float | None  # seconds since the epoch
     took_s: float | None  # until now where it runs
     last_at: float  # seconds since the epoch; when it was last heard of
     attempts: int
-    mitigations: tuple[str, ...]  # of the last attempt
+    mitigations: tuple[str, ...]  # those of the last attempt
     script: str
     script_args: tuple[str, ...]
-    process: ProcessRecord  # of saferun; may be empty
+    process: ProcessRecord  # saferun's; may be empty
     lost: int  # events that the disk did not take
 
 

@@ -21,8 +21,8 @@ from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 from saferun.system.printable import printable
 
-MAX_FILE_BYTES = 1 << 16  # the first of each: a rank's own receipt is its first line
-MAX_BYTES = 1 << 26  # of all files together: a thousand full ones
+MAX_FILE_BYTES = 1 << 16  # read of each file: a rank's own receipt is its first line
+MAX_BYTES = 1 << 26  # read of all files together: a thousand full ones
 MAX_LINES = 20_000
 MAX_REPORTED = 3
 _MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true

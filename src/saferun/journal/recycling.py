@@ -20,7 +20,7 @@ class Request(NamedTuple):
     """What a process wrote before it ended with contract.RECYCLE_STATUS."""
 
     why: str
-    kind: str  # of the failure that made it unusable; "" where none did
+    kind: str  # the failure that made it unusable; "" where none did
     progress: int  # pieces of work that it has done for good
 
 

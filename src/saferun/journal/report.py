@@ -39,7 +39,7 @@ from saferun.system.printable import seconds
 
 FIRST, _LAST = 5, 25  # attempts that are shown of a run that has more
 _PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown
-_STACK_CHARS = 6000  # of each
+_STACK_CHARS = 6000  # the most of each stack
 _STACKS_FILE = re.compile(r"hang-\d{1,4}\.txt", re.ASCII)
 _HOUR_S = 3600.0
 _NAMED = 3  # kinds of failures in the headline
@@ -84,7 +84,7 @@ class AttemptReport(NamedTuple):
     ranks: Ranks
     tails: tuple[Excerpt, ...]
     hangs: tuple[Silence, ...]
-    trials: tuple[Trial, ...]  # that ended its process
+    trials: tuple[Trial, ...]  # those that ended its process
     notes: tuple[str, ...]  # about the machine, the nodes, and faults of saferun's own
 
 
@@ -120,13 +120,13 @@ class RunReport(NamedTuple):
     headline: str
     run: Run
     plan: RecordedPlan
-    versions: tuple[str, ...]  # of saferun and torch in the last attempt
+    versions: tuple[str, ...]  # saferun's and torch's in the last attempt
     gpu_names: tuple[str, ...]
     cost: Cost
     attempts: tuple[AttemptReport, ...]
     left_out: int  # attempts, behind the first ones that are shown (FIRST)
     replaced: int  # attempts whose process was replaced as it asked; they are not shown
-    hosts: tuple[str, ...]  # of the nodes
+    hosts: tuple[str, ...]  # one for each node
     trials: tuple[Trial, ...]
     replacements: Mapping[str, int]  # by reason
     made_at: float
@@ -192,7 +192,7 @@ def _attempt(
     place = run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
     directory = os.path.join(place, "receipts")
     tails = [(path.rpartition(".")[2], time_spent.content(path)) for path, _ in one.tails]
-    if [stream for stream, _ in tails] == ["stdout"]:  # of both, if they are one terminal or pipe
+    if [stream for stream, _ in tails] == ["stdout"]:  # both, where they are one pipe
         tails = [("output", tails[0][1])]
     left = receipts.read(directory, one.number)
     ended = [trial for trial in finished if trials.ended_its_process(trial)]

@@ -18,7 +18,7 @@ from saferun.journal.events import Event
 from saferun.model import OK
 from saferun.named_tuple import NamedTuple
 
-_LINES = 12  # of one attempt
+_LINES = 12  # the most for one attempt
 _HANGS = 4
 _HOSTS = 256
 
@@ -42,7 +42,7 @@ def read(log: Sequence[Event]) -> Notes:
     hosts: dict[str, str] = {}  # by node
     gpus: set[str] = set()
     begun = None
-    numbers: dict[int | None, int] = {}  # of the attempt that runs, or is next
+    numbers: dict[int | None, int] = {}  # the attempt that runs, or is next
     for event in log:
         facts, worker = event.facts, event.worker
         number = numbers.get(worker, 1)

@@ -27,7 +27,7 @@ class Excerpt(NamedTuple):
 
     stream: str  # "stdout", "stderr", "output" where there is one file
     rows: tuple[Row, ...]
-    lines: int  # of the whole tail
+    lines: int  # how many the whole tail has
 
 
 def excerpt(stream: str, data: bytes, line: str) -> Excerpt:

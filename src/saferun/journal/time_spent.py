@@ -23,7 +23,7 @@ class Spent(NamedTuple):
     useful_s: float = 0.0
     done_again_s: float = 0.0
     starts_and_waits_s: float = 0.0
-    waited_s: float = 0.0  # of these, before the attempt
+    waited_s: float = 0.0  # the part of these before the attempt
     why: str = ""  # how it is known what was done again
 
 
@@ -134,7 +134,7 @@ def _done_again(
         saved = f"since {lost.checkpoint}" if lost.checkpoint else "nothing was saved"
         return lost.s, steps + saved
     if after is None and ended and run.outcome == INTERRUPTED:
-        return 0.0, ""  # who asked it to end may have what was wanted
+        return 0.0, ""  # the user who asked it to end may have what was wanted
     begun, resumed = one.outcome.first_step, after.outcome.first_step if after else None
     if begun is not None and resumed is not None and resumed > begun:
         came = last_step([content(path) for path, _ in one.tails])

@@ -22,7 +22,7 @@ _FILE = re.compile(
     r"(/(?:[^\0]{1,4000}/)?torchelastic_[a-z0-9_]{8})/[^/]{1,255}/attempt_\d{1,9}/\d{1,9}/error\.json"
 )
 _OWN = b'"time_s"'  # inject/hooks/excepthook.py writes it, torch does not
-_MOST_BYTES = 1 << 20  # of an error file that is read
+_MOST_BYTES = 1 << 20  # read of an error file
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -38,7 +38,7 @@ class Trial(NamedTuple):
     values: tuple[float, ...]
     seconds: float | None
     worker: str
-    attempt: int | None  # in which it ran
+    attempt: int | None  # the one in which it ran
     at: float = 0.0  # when it was finished, in seconds since the epoch; 0 where that is not known
     again: bool = False  # its process ended, or was replaced for it: it is run again
     direction: str = ""  # minimize or maximize; "" where the study has several objectives
@@ -48,11 +48,11 @@ class Region(NamedTuple):
     """A part of the values of one parameter, and what became of its trials."""
 
     param: str
-    low: float | None  # of numbers
+    low: float | None  # the bounds of a region of numbers
     high: float | None
-    value: str  # of words
+    value: str  # the word, in a region of words
     trials: int
-    failed: int  # and pruned for an error
+    failed: int  # pruned for an error included
     causes: tuple[tuple[str, int], ...]
 
 

@@ -35,7 +35,7 @@ from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
-_DEPTH = 12  # of facts in facts; what lies deeper is written as text
+_DEPTH = 12  # levels of facts in facts; what lies deeper is written as text
 
 
 class Journal:
@@ -58,7 +58,7 @@ class Journal:
         self._files: RunDirectory | None = None
         self._worker: int | None = None
         self._lost = 0  # events that the disk did not take
-        self._hangs = 0  # of which stacks were kept
+        self._hangs = 0  # how many have left stacks
         self._planned = self._complained = False
         self._disk, self._syncing = BoundedDisk(), BoundedDisk()
 

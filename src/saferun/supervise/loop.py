@@ -175,8 +175,9 @@ class _Run:
         self._mitigations = RunMitigations(gathered, first, run_record.path or "")
         self._resumption = Resumption(gathered, first, say)
         self._nodes = self._other_nodes(first)
-        self._watch: AttemptWatch  # of the attempt that runs
-        self._looks: FirstSteps  # of the attempt that runs
+        # Both are those of the attempt that runs.
+        self._watch: AttemptWatch
+        self._looks: FirstSteps
         self._requests = EndRequests()
 
     def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:

@@ -19,7 +19,7 @@ from saferun.journal.tail_excerpt import Excerpt
 from saferun.journal.trials import Trial, processes
 from saferun.system.printable import printable, seconds
 
-CHARS = 2000  # of one text
+CHARS = 2000  # the longest text that is shown
 _TAILS = 3  # failed attempts whose tails stand in the Markdown
 _LINE_CHARS = 200
 _PLAIN = re.compile(r"(?!.*www\.)[A-Za-z0-9 .,:;()…-]*", re.ASCII)

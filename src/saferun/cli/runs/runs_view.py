@@ -33,7 +33,7 @@ from saferun.system.printable import printable, seconds
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")
-_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 10, 12  # of a table that is cut
+_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 10, 12  # columns of a table that is cut
 _LABEL = 10
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 

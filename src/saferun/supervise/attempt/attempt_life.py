@@ -47,12 +47,12 @@ TERMINATE = "terminate"  # SIGHUP, SIGTERM
 LATER = "later"  # the observer's moment
 DEADLINE = "deadline"
 HUNG = "hung"  # the watch has it ended
-KEEPER_STOPPED = "keeper stopped"  # and does not go on (keeper_watch.py)
+KEEPER_STOPPED = "keeper stopped"  # it does not go on (keeper_watch.py)
 
 TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
 ALL_SIGNALS = (*DEATH_SIGNALS, *USER_SIGNALS, *TERMINAL_SIGNALS)
 SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
-READER_GRACE_S = 10.0  # for the rest of the output, where a job has ended because it was asked to
+READER_GRACE_S = 10.0  # wait for a reader of the rest, where a job ended as it was asked to
 KEEPER_GRACE_S = 5.0  # what a keeper may need beyond the time for processes that do not die
 
 
@@ -85,10 +85,10 @@ class AttemptLife(StateMachine):
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # the last signal for the job
         self._ended_at: float | None = None
-        self.keeper_was_stopped = False  # and ended for that
+        self.keeper_was_stopped = False  # it was ended for that
         self.launcher = 0  # its pid
         self.exact = True  # no output is lost should the keeper be killed
-        self.status: int | None = None  # of the launcher, once the keeper has reported it
+        self.status: int | None = None  # the launcher's, once the keeper has reported it
         self.report: protocol.Ended | protocol.Failed | None = None  # the keeper's last
         self.lived_s = 0.0
         self.forwarded: list[str] = []

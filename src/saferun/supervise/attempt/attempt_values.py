@@ -72,7 +72,7 @@ class Ended(NamedTuple):
 
     wait_status: int  # as waitpid(2) gives it; SIGKILL where it could not be learned
     started_at: float  # seconds since the epoch
-    lived_s: float  # from the start of the launcher to its end
+    lived_s: float  # the time from the launcher's start to its end
     stdout_tail: bytes
     stderr_tail: bytes  # empty where both are one terminal, pipe or file: it is in stdout_tail
     merged: bool  # stdout and stderr were one
@@ -83,7 +83,7 @@ class Ended(NamedTuple):
     killed: int  # processes that were left over and were killed
     unkillable: tuple[int, ...]  # processes that the kernel would not kill
     heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of stdout and of stderr
-    asked_s: float | None = None  # from the last signal for the job to its end; None: no signal
+    asked_s: float | None = None  # time from the last signal to the end; None: no signal came
     keeper: str = ""  # what became of the keeper, for people, where that ended the attempt
     by_interrupt: bool = False  # a SIGINT asked us to end
 

@@ -24,8 +24,8 @@ from saferun.supervise.attempt.end_requests import INTERRUPTED
 from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
 
-SHUTDOWN_S = 30  # that torchrun itself gives its workers (--shutdown-timeout)
-MARGIN_S = 10.0  # in addition, for torchrun to end
+SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
+MARGIN_S = 10.0  # more time, for torchrun to end
 
 
 class AttemptWatch:
@@ -44,8 +44,8 @@ class AttemptWatch:
         self._launcher = 0
         self.ranks_ran = False  # ranks were seen while it ran
         self._is_isolated = False  # one of them is a Python that ignores its environment
-        self._progress = recycling.progress(gathered.identity.state)  # before it
-        self.request: recycling.Request | None = None  # its process asked to be replaced
+        self._progress = recycling.progress(gathered.identity.state)  # the progress before it
+        self.request: recycling.Request | None = None  # a process's wish to be replaced
 
     def started(self, launcher: int) -> None:
         """Note that the launcher runs, and how often the kernel has killed for memory so far."""

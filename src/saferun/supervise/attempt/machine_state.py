@@ -19,21 +19,21 @@ from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
 from saferun.system import gpus, kernellog
 
-SMI_S = 3.0  # for nvidia-smi to answer one question
+SMI_S = 3.0  # time for nvidia-smi to answer one question
 FULL_BYTES = 1 << 20  # free, below which a disk counts as full
 _BUS = re.compile(r"\(PCI:([0-9A-Fa-f:]{7,13})")
 _KMSG = re.compile(r"\A\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};")
-_LINK = "p2p"  # of a recovery action: the links are to be drained, not the GPU
+_LINK = "p2p"  # a recovery action with it drains the links, not the GPU
 
 
 class Scene(NamedTuple):
     """Where an attempt ran."""
 
-    environ: Mapping[str, str]  # of the job
+    environ: Mapping[str, str]  # the job's
     gpus: tuple[Gpu, ...]
     began_s: float  # seconds since the epoch
-    folders: tuple[str, ...]  # in which it writes
-    signal: int | None = None  # that ended the launcher
+    folders: tuple[str, ...]  # where it writes
+    signal: int | None = None  # the one that ended the launcher
 
 
 def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:

@@ -57,7 +57,7 @@ class Resumption:
         self._reported: set[str] = set()
         self._lost: list[WorkLost] = []
         self._furthest = -1  # step of the newest complete checkpoint so far
-        self.offers: list[nodes.Offer] = []  # of the attempt that `checkpoint` was called for
+        self.offers: list[nodes.Offer] = []  # for the attempt of the last call of `checkpoint`
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
 

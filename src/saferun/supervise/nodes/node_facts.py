@@ -16,7 +16,7 @@ from saferun.planning.torchrun.torchrun_args import value_of
 from saferun.profile import settings
 from saferun.profile.schema import KEYS
 
-CONTENT_BYTES = 1 << 20  # of the script, for its checksum: --no-python may start a large program
+CONTENT_BYTES = 1 << 20  # summed of the script: --no-python may start a large program
 # Variables of a machine's network and devices; all others of a profile count for all ranks.
 _OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
 

@@ -39,9 +39,9 @@ from saferun.supervise.nodes import node_facts, shared_reports
 from saferun.supervise.records.record import Record
 from saferun.system import paths
 
-TEXT_CHARS = 4000  # of a line of the job's output that the other nodes get
-AGENTS = 3  # in a row, that may end before their nodes meet
-REGROUPS = 20  # in a row: nodes that come and go, and never begin together
+TEXT_CHARS = 4000  # the longest line of output that the other nodes get
+AGENTS = 3  # so many agents in a row may end before their nodes meet
+REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start nothing
 # Of an AttemptOutcome. The verdict stays this node's own: whether its hardware is trusted depends
 # on it.
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
@@ -70,30 +70,30 @@ class Nodes:
     ) -> None:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
-        self._temporary: str | None = None  # in place of a run directory that cannot be written
+        self._temporary: str | None = None  # replaces a run directory that cannot be written
         self._history, self._mitigations = history, mitigations
         self._facts: nodes.Facts = {
             **node_facts.of(gathered),
             "shared": shared_reports.offer(record.path),
         }
-        self._report: nodes.Report | None = None  # of the last attempt here, for the meeting
+        self._report: nodes.Report | None = None  # on the last attempt here, for the meeting
         self._comes_back = False  # the nodes have met, and an attempt has failed since
         self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._holder = ""  # the host of the rendezvous' store
-        self._agents_lost = 0  # in a row, before a meeting
+        self._agents_lost = 0  # how many in a row ended before a meeting
         self._since: float | None = None  # when the others are waited for, by the monotonic clock
-        self._hosts: dict[str, str] = {}  # of the last meeting, by node rank
+        self._hosts: dict[str, str] = {}  # who came to the last meeting, by node rank
         self._regroups = 0
-        self._outcome: nodes.Outcome | None = None  # of the last meeting
+        self._outcome: nodes.Outcome | None = None  # what the last meeting decided
         self._node = 0  # the rank of this one in the last meeting
-        self._keys: tuple[dict[str, Any], list[str]] | None = None  # of the run, agreed
-        self._evidence = 0  # in how many attempts ranks ran, of those who decided on the last start
-        self.start: nodes.Start | None = None  # of the next attempt, agreed; None: not yet
-        self.number = 1  # of the next attempt
+        self._keys: tuple[dict[str, Any], list[str]] | None = None  # agreed for the run
+        self._evidence = 0  # attempts with ranks, known to those who decided on the last start
+        self.start: nodes.Start | None = None  # agreed for the next attempt; None: not yet
+        self.number = 1  # the number of the next attempt
         self.host = os.uname().nodename  # where the last failure began
-        self.status: int | None = None  # of the run, where the meeting decided it
+        self.status: int | None = None  # exit status of the run, where the meeting decided it
         if record.notifier:
             record.notifier.is_speaker = self._speaks
 
@@ -335,7 +335,7 @@ class Nodes:
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)
-        if leaves:  # and joins no meeting: a spare node can take its place
+        if leaves:  # it joins no meeting: a spare node can take its place
             return decision
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Decision(AGAIN, decision.reason, delay_s, decision.add)

@@ -25,8 +25,8 @@ from saferun.system import cgroup, paths
 from saferun.system.descriptors import plug_closed_descriptors
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first
-_LOOK_S = 0.005  # whether it has: it needs some 10 ms, and the run's end waits for it
-END_S = 5.0  # that a keeper that is not needed has to end
+_LOOK_S = 0.005  # between two looks whether it has: it needs some 10 ms, and the run's end waits
+END_S = 5.0  # time for a keeper to end that is not needed
 
 # An imported keeper uses its cached byte code, which halves the time of its start. The directory of
 # saferun comes last in sys.path, so that no file there shadows the standard library.

@@ -30,7 +30,7 @@ _KEEPER, _HOOKS = "keeper", "inject"
 _ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
 # Its program is read from the disk by a Python that may not be ours (keeper/warm_agent.py).
 _NOT_KEPT = ("warm_agent.py", "warm_agent_main.py")
-_HOOKS_PLACE = "hooks"  # in the run's directory
+_HOOKS_PLACE = "hooks"  # a folder of the run's directory
 
 # The sources come with the command line.
 _KEPT = """
@@ -173,7 +173,7 @@ def keep(environ: Mapping[str, str]) -> None:
         if name not in sys.modules:
             try:
                 importlib.import_module(name)
-            except ImportError:  # of a library that only commands need
+            except ImportError:  # it needs a library that only commands need
                 continue
 
     signatures.keep(environ)

@@ -37,7 +37,7 @@ class WarmStart(NamedTuple):
     argv: tuple[str, ...]  # the command line as it is likely to be, the launcher's part first
     env: Mapping[str, str]  # the whole environment
     interpreter: str  # the Python of the launcher's first line
-    flags: str = ""  # that Python's flags, as letters
+    flags: str = ""  # the Python's flags, as letters
 
 
 def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> WarmStart | None:

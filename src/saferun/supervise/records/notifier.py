@@ -25,9 +25,9 @@ from saferun.supervise.ready import keeper_pool
 from saferun.system import paths
 from saferun.system.printable import printable, seconds
 
-LIMIT_S = 10.0  # for the command
-_END_S = 5.0  # for its process to end it, beyond that
-_MOST_CHARS = 2000  # of a text in an event
+LIMIT_S = 10.0  # time for the command
+_END_S = 5.0  # more time, in which its process ends it
+_MOST_CHARS = 2000  # the longest text in an event
 
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import bounded_main; "
@@ -39,7 +39,7 @@ class _Told(NamedTuple):
     """A command that has been started."""
 
     event: str
-    pid: int  # of the process that bounds it
+    pid: int  # the process that bounds it
     lifeline: int  # descriptor: when it closes the command is killed
     report: int  # descriptor: why it failed, then the end
     until_s: float  # on the monotonic clock
@@ -68,11 +68,11 @@ class Notifier:
         self._environ, self._masked, self._say = dict(environ), masked, say
         self._about = {**about, "script": plan.script}
         self._name = os.path.basename(plan.script or "") or "the run"
-        self._last: dict[str, object] = {}  # of the last failure
+        self._last: dict[str, object] = {}  # the facts of the last failure
         self._attempt = 0
         self._hurried = False  # nobody waits for a command any more
         self._running: list[_Told] = []
-        self.is_speaker: Callable[[], bool] = lambda: True  # for all nodes of the run
+        self.is_speaker: Callable[[], bool] = lambda: True  # one node notifies for all
 
     # --- events ------------------------------------------------------------------------------
 

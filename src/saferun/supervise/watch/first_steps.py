@@ -24,7 +24,7 @@ _KIND = "ranks-differ"
 
 
 class FirstSteps:
-    """One attempt.
+    """Watches the first steps of one attempt.
 
     Args:
         plan: of the attempt.

@@ -19,10 +19,10 @@ from saferun.named_tuple import NamedTuple
 from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.system import paths, procfs
 
-# For all: torch looks once a second, needs the GIL for the lines of the script, and took more than
-# 5 s for a first dump where its files were not in memory yet.
+# The time for all of them: torch looks once a second, needs the GIL for the lines of the script,
+# and took more than 5 s for a first dump where its files were not in memory yet.
 LIMIT_S = 10.0
-_MOST_BYTES = 64 << 20  # of a dump; 2000 entries of torch's default take some 2 MiB
+_MOST_BYTES = 64 << 20  # read of a dump; torch's default of 2000 entries takes some 2 MiB
 
 
 class _Asked(NamedTuple):

@@ -30,10 +30,10 @@ from saferun.system.printable import seconds
 _EVERY_S = 15.0  # between looks
 _TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
 _FIRST = 8  # looks, in which the job starts
-_ANSWER_S = 2.0  # for the ranks to write their stacks, at most
+_ANSWER_S = 2.0  # the most that ranks get to write their stacks
 _AGAIN_S = 0.25  # between looks for the answers
 _HELD = ("D", "T", "t")  # take no signal now
-_STACK_BYTES = 256 * 1024  # of each that are read
+_STACK_BYTES = 256 * 1024  # read of each file
 
 Say = Callable[[str], None]
 
@@ -86,7 +86,7 @@ class _Asked:
 
 
 class HangWatch:
-    """One attempt, watched.
+    """Watches one attempt for a hang.
 
     Args:
         plan: of the attempt.

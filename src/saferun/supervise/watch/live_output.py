@@ -11,7 +11,7 @@ from saferun.keeper import output_tail
 from saferun.supervise import rank_processes
 from saferun.system import procfs
 
-_BYTES = 64 * 1024  # of one end of a file
+_BYTES = 64 * 1024  # read of one end of a file
 
 FileId = tuple[int, int]  # st_dev, st_ino
 

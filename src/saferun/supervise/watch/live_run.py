@@ -30,7 +30,7 @@ from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured
-_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # for an answer of nvidia-smi; after none in time
+_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # wait for an answer of nvidia-smi; pause after none
 _SAVED_S = 10.0  # between two looks for checkpoints
 
 
@@ -43,11 +43,11 @@ class Job(NamedTuple):
     line: str = ""  # the last one of its output
     output_s: float | None = None  # since its last output
     ranks: int = 0
-    cores: float | None = None  # that it uses
+    cores: float | None = None  # the CPU cores that it uses
     quiet_s: float | None = None  # since its last sign of work, as far as it was watched
     hang_at: float | None = None  # when the run itself said that it may hang
     before: Attempt | None = None  # the last one before it that failed
-    kind: str = ""  # of the last failure
+    kind: str = ""  # the kind of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
 
@@ -58,7 +58,7 @@ class Snapshot(NamedTuple):
     at: float  # seconds since the epoch
     jobs: tuple[Job, ...]
     gpus: tuple[Load, ...]
-    saved: Checkpoint | None  # from which a retry would go on
+    saved: Checkpoint | None  # where a retry would go on
 
 
 class LiveRun:
@@ -149,7 +149,7 @@ class Watched:
     def __init__(self, started: Started) -> None:
         self.started = started
         self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and which
-        self._step: int | None = None  # that was seen last
+        self._step: int | None = None  # the step that was seen last
         self._ranks: list[int] = []  # their pids
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()

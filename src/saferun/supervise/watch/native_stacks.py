@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 from saferun.system import procfs
 
-_REAP_S = 0.2  # for one that was killed to go; the kernel may be unable to end it
+_REAP_S = 0.2  # wait for a killed py-spy; the kernel may be unable to end it
 STOPS_S = 3.0  # after which one that waits in the kernel is read without being stopped
-LIMIT_S = 8.0  # for all of them; a rank of torch takes about one second
-_MOST_BYTES = 256 * 1024  # of each that are read
+LIMIT_S = 8.0  # time for all processes; a rank of torch takes about one second
+_MOST_BYTES = 256 * 1024  # read of each
 _HELD = ("D", "T", "t")  # cannot be stopped, or are; nothing moves in them (ptrace(2))
-_MOST_RANKS = 64  # that are looked at
+_MOST_RANKS = 64  # more are not looked at
 
 
 class NativeStacks:

@@ -16,14 +16,14 @@ from saferun.diagnosis.silence import RATE
 from saferun.system import paths, tcp_bytes
 
 EVERY_S = 60.0  # between two answers of nvidia-smi
-ANSWER_S = 5.0  # for one
+ANSWER_S = 5.0  # the longest wait for one
 _USED = 10  # percent; above, a GPU is in use
 _QUERY = ("--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
 _MOST_BYTES = 64 * 1024
 
 
 class LateSigns:
-    """Of one attempt.
+    """The signs of weak activity of one attempt.
 
     Args:
         environ: of the user, for PATH.

@@ -41,8 +41,8 @@ from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
 
-_KEEPER_S = 5.0  # for the keeper of a supervisor that was killed to end its job
-_LOOK_S = 0.01  # whether it has: a look reads all of /proc, some 10 ms
+_KEEPER_S = 5.0  # time for the keeper of a killed supervisor to end its job
+_LOOK_S = 0.01  # between two looks whether it has: each reads all of /proc, some 10 ms
 _POLL_S = (0.05, 1.0)  # first and longest pause between two looks for a free slot
 
 
@@ -126,7 +126,7 @@ class _Workers:
         self._left: set[int] = set()  # what workers that ended well left on purpose
         self._failed: tuple[int, int, str, str] | None = None  # worker, status, reason, verdict
         self.asked = 0  # the first signal that asked the run to end
-        self._signals: Signals  # of `go`
+        self._signals: Signals  # while `go` runs
         self._began = time.monotonic()
         self._pause = _POLL_S[0]
 
