@@ -6,6 +6,7 @@ field does not hold in its type is unknown (None, "", empty), and nothing here f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -89,30 +90,25 @@ def read_raw(path: str) -> list[dict[str, Any]]:
     Lines that are no event are skipped. Where a line was cut and another was appended to it, the
     other one is read. A file that cannot be read, or is no regular file, has no events.
     """
-    try:
-        lines = content(path).split(b"\n")
-    except (OSError, ValueError):
-        return []
-    events = (_event(line) for line in lines if line)
+    events = (_event(line) for line in content(path).split(b"\n") if line)
     return [event for event in events if event is not None]
 
 
 def content(path: str, most: int = _READ_PIECES) -> bytes:
-    """Return what is in a regular file, and no link to one: at most so many MiB.
+    """Return what is in a file of anybody's journal: at most so many MiB.
 
-    Raises:
-        OSError: it cannot be read.
+    Nothing is in one that cannot be read, is no regular file or is a link to one.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""
-        pieces: list[bytes] = []
-        while (piece := os.read(descriptor, 1 << 20)) and len(pieces) < most:
-            pieces.append(piece)
-        return b"".join(pieces)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):  # ValueError: a path with a zero byte
+        return b""
+    pieces: list[bytes] = []
+    with contextlib.suppress(OSError), open(descriptor, "rb", buffering=0) as file:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            while (piece := file.read(1 << 20)) and len(pieces) < most:
+                pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from saferun.diagnosis.evidence import RankFailure
 from saferun.inject import contract
 from saferun.journal.receipts import Receipt, ranks_text
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import shortened
 
 _EACH = 16  # up to so many ranks have a row each
 _ROWS = 40
@@ -44,7 +45,7 @@ def ranks(receipts: Sequence[Receipt], failures: Iterable[RankFailure]) -> Ranks
     for one in receipts:
         if one.rank is not None and one.restart == latest:
             by_rank.setdefault(one.rank, []).append(one)
-    errors = {one.rank: _short(one.message) for one in failures if one.rank is not None}
+    errors = {one.rank: shortened(one.message, _CHARS) for one in failures if one.rank is not None}
     alike: dict[RankRow, set[int]] = {}
     for rank in sorted({*by_rank, *errors}):
         row = _row(by_rank.get(rank, []), errors.get(rank, ""))
@@ -67,7 +68,7 @@ def _row(receipts: Sequence[Receipt], error: str) -> RankRow:
             continue
         hooks[one.hook] = one.outcome
         if one.outcome == contract.FAILED:
-            hooks[one.hook] += f": {_short(str(one.facts.get('error', '')))}"
+            hooks[one.hook] += f": {shortened(str(one.facts.get('error', '')), _CHARS)}"
     return RankRow(
         ranks="",
         pids=tuple(dict.fromkeys(one.pid for one in started)),
@@ -75,7 +76,3 @@ def _row(receipts: Sequence[Receipt], error: str) -> RankRow:
         error=error,
         hooks=tuple(f"{hook} {outcome}" for hook, outcome in sorted(hooks.items())),
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _CHARS else f"{text[: _CHARS - 1]}…"

@@ -247,7 +247,7 @@ def recorded(raw: Mapping[str, object]) -> RecordedPlan:
 def _raw_plan(path: str) -> Mapping[str, object]:
     try:
         return events.mapping(json.loads(events.content(os.path.join(path, "plan.json"), 4)))
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
 
 

@@ -191,7 +191,7 @@ def _attempt(
     key, line = (one.worker, one.number), one.outcome.root_line or ""
     place = run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
     directory = os.path.join(place, "receipts")
-    tails = [(path.rpartition(".")[2], time_spent.content(path)) for path, _ in one.tails]
+    tails = [(path.rpartition(".")[2], events.content(path, 1)) for path, _ in one.tails]
     if [stream for stream, _ in tails] == ["stdout"]:  # both, where they are one pipe
         tails = [("output", tails[0][1])]
     left = receipts.read(directory, one.number)
@@ -241,12 +241,12 @@ def _silence(place: str, number: int, hang: Hang) -> Silence:
     stacks = []
     if hang.stacks and _STACKS_FILE.fullmatch(hang.stacks):
         file = os.path.join(place, hang.stacks)
-        stacks.append(("all processes, by py-spy", time_spent.content(file)))
+        stacks.append(("all processes, by py-spy", events.content(file, 1)))
     for one in by_oddness[:_STACKS]:
         rank = "none" if one.rank is None else one.rank
         name = f"a{number}-r0-rank{rank}-pid{one.pid}{contract.STACKS}"
         whose = "the job" if one.rank is None else f"rank {one.rank}"
-        stacks.append((whose, time_spent.content(os.path.join(place, "receipts", name))))
+        stacks.append((whose, events.content(os.path.join(place, "receipts", name), 1)))
     texts = tuple(
         (whose, data.decode("utf-8", "replace").strip()[-_STACK_CHARS:])
         for whose, data in stacks

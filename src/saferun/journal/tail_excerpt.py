@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from saferun.diagnosis.reading import log_reader
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.named_tuple import NamedTuple
+from saferun.system.printable import shortened
 
 _BEFORE, _AFTER, _END = 24, 8, 16  # lines around the deciding one, and at the end
 _LINE_CHARS = 400
@@ -45,7 +46,7 @@ def excerpt(stream: str, data: bytes, line: str) -> Excerpt:
         shown |= set(range(max(0, at - _BEFORE), min(count, at + _AFTER + 1)))
     rows, last = [], -1
     for index in sorted(shown):
-        rows.append(Row(_cut(lines[index].raw), index == at, index - last - 1))
+        rows.append(Row(shortened(lines[index].raw, _LINE_CHARS), index == at, index - last - 1))
         last = index
     return Excerpt(stream, tuple(rows), count)
 
@@ -62,7 +63,3 @@ def _deciding(lines: Sequence[Line], line: str) -> int | None:
         (at for at, one in enumerate(lines) if len(bare) >= _LEAST and bare in one.raw),
     )
     return next(itertools.chain(*ways), None)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LINE_CHARS else f"{text[: _LINE_CHARS - 1]}…"

@@ -137,7 +137,7 @@ def _done_again(
         return 0.0, ""  # the user who asked it to end may have what was wanted
     begun, resumed = one.outcome.first_step, after.outcome.first_step if after else None
     if begun is not None and resumed is not None and resumed > begun:
-        came = last_step([content(path) for path, _ in one.tails])
+        came = last_step([events.content(path, 1) for path, _ in one.tails])
         if came is not None and came > begun:
             share = max(0, came - resumed + 1) / (came - begun + 1)
             return (end - ready) * share, f"about; the next attempt went on at step {resumed}"
@@ -148,11 +148,3 @@ def last_step(tails: Sequence[bytes]) -> int | None:
     """Return the last step that streams report."""
     steps = [progress.last_step(data) for data in tails]
     return max((step for step in steps if step is not None), default=None)
-
-
-def content(path: str) -> bytes:
-    """Return what is in a file of a journal; nothing where it cannot be read."""
-    try:
-        return events.content(path, 1)
-    except OSError:
-        return b""

@@ -19,8 +19,8 @@ _MAX_BYTES = 64 << 20
 
 
 def fail_left_over(
-    state: str | None,
-    python: str | None,
+    state: str,
+    python: str,
     environ: Mapping[str, str],
     status: int,
     say: Callable[[str], None],
@@ -28,13 +28,13 @@ def fail_left_over(
     """Fail the trials that the last process of a run has left in its study's storage.
 
     Args:
-        state: directory that the processes of the run shared; None for none.
-        python: the job's; None where it is not known.
-        environ: of its job.
-        status: its exit status.
+        state: directory that the processes of the run shared.
+        python: the job's.
+        environ: the job's.
+        status: exit status of the run, which has failed.
         say: takes lines for people.
     """
-    if state is None or python is None or not status or not _is_any_left(state):
+    if not _is_any_left(state):
         return
     done = command.run((python, "-c", _CODE, str(status)), environ, TIMEOUT_S)
     if done.trouble:

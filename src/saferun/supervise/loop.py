@@ -255,7 +255,8 @@ class _Run:
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
         if advice := self._resumption.advice(failed):
             self._say(advice)
-        self._record.harmlessly(lambda: self._fail_left_trials(status))
+        if status and self._history:
+            self._record.harmlessly(lambda: self._fail_left_trials(status))
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         verdict = last.verdict if last and last.exit_code and not last.asked else ""
@@ -264,9 +265,9 @@ class _Run:
     def _fail_left_trials(self, status: int) -> None:
         """Leave no trial of a study running in its storage; most runs have none."""
         identity, launcher = self._gathered.identity, self._gathered.launcher
-        if identity.state is not None and self._history:
-            plan = self._mitigations.plan(self._gathered)
-            python = launcher.interpreter if launcher else plan.command[0]
+        plan = self._mitigations.plan(self._gathered)
+        python = launcher.interpreter if launcher else plan.command[0]
+        if identity.state is not None and python is not None:
             fail_left_over(identity.state, python, self._environment(plan), status, self._say)
 
     # --- one attempt -----------------------------------------------------------------------

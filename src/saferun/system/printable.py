@@ -21,6 +21,11 @@ def printable(text: object, limit: int | None = None, *, kept: str = "") -> str:
     return "".join(c if c.isprintable() or c in kept else "?" for c in whole)
 
 
+def shortened(text: str, limit: int) -> str:
+    """Return a text of at most so many characters, with an ellipsis where it is cut."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def seconds(value_s: float) -> str:
     """Return a duration for people.
 

@@ -29,7 +29,7 @@ from saferun.journal.report import RunReport
 from saferun.journal.time_spent import Spent, Times
 from saferun.journal.trials import processes
 from saferun.model import as_tree
-from saferun.system.printable import printable, seconds
+from saferun.system.printable import printable, seconds, shortened
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")
@@ -89,7 +89,7 @@ def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
     cells = []
     for cell, size, head in zip(row, sizes, HEAD, strict=True):
         # The beginning of an ID is a valid ID, so it gets no ellipsis.
-        text = cell[:size] if head == "ID" else _cut(cell, size)
+        text = cell[:size] if head == "ID" else shortened(cell, size)
         cells.append(text.rjust(size) if head in _RIGHT else text.ljust(size))
     return "  ".join(cells).rstrip()
 
@@ -385,10 +385,6 @@ def size_text(size: int) -> str:
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
-
-
-def _cut(text: str, size: int) -> str:
-    return text if len(text) <= size else f"{text[: size - 1]}…"
 
 
 def _labelled(label: str, text: str) -> str:

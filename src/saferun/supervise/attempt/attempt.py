@@ -61,7 +61,10 @@ def run_attempt(
     modes = TerminalModes()
     with Signals(ALL_SIGNALS) as signals:
         started_at = time.time()
-        standby = _standby(spec, standby)
+        if standby is None:
+            standby = keeper_pool.start_keeper()
+        else:
+            standby = keeper_pool.fit(standby, own_group=spec.own_group)
         life = AttemptLife(standby, spec, observer, time.monotonic)
         try:
             _follow(life, standby, _start(spec, standby, signals), observer, signals)
@@ -72,12 +75,6 @@ def run_attempt(
         for number, sender in signals.read():
             life.take_signal(number, sender)
         return _ended(life, report, started_at)
-
-
-def _standby(spec: AttemptSpec, standby: Standby | None) -> Standby:
-    if standby is None:
-        return keeper_pool.start_keeper()
-    return keeper_pool.fit(standby, own_group=spec.own_group)
 
 
 def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.Start:

@@ -8,6 +8,7 @@ files.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -54,7 +55,8 @@ class Resumption:
         self._requeued = requeued(gathered)
         self._pattern: str | None = None
         self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
-        self._reported: set[str] = set()
+        # Nodes may meet several times before an attempt begins: these lines are said once.
+        self._say_once = functools.cache(say)
         self._lost: list[WorkLost] = []
         self._furthest = -1  # step of the newest complete checkpoint so far
         self.offers: list[nodes.Offer] = []  # for the attempt of the last call of `checkpoint`
@@ -103,12 +105,6 @@ class Resumption:
                 f"at {self._pattern}"
             )
         return None
-
-    def _say_once(self, line: str) -> None:
-        """Say what has not been said: nodes may meet several times before an attempt begins."""
-        if line not in self._reported:
-            self._reported.add(line)
-            self._say(line)
 
     def _adopt(self, offers: Sequence[nodes.Offer]) -> None:
         """Take the checkpoints of the other nodes for those of this run, where they are here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
@@ -43,15 +44,13 @@ def of(gathered: RunInputs) -> nodes.Facts:
 def keys(profile: Profile) -> dict[str, Any]:
     """Return the keys of a profile that change what ranks do: value by dotted name."""
     names = [name for name in KEYS if name.startswith("hooks.")]
-    found = {name: _value(profile.settings, name.split(".")) for name in names}
+    found: dict[str, Any] = {}
+    for name in names:
+        found[name] = functools.reduce(getattr, name.split("."), profile.settings)
     for name, setting in profile.env.items():
         if not name.startswith(_OF_MACHINE):
             found[f"env.{name}"] = setting.value
     return found
-
-
-def _value(section: Any, path: list[str]) -> Any:
-    return _value(getattr(section, path[0]), path[1:]) if path else section
 
 
 def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Profile:

@@ -46,11 +46,8 @@ def offer(run_path: str | None) -> str:
         os.mkdir(os.path.join(place, _RESULTS), 0o700)
     except OSError:
         return ""
-    return (
-        json.dumps([place, word])
-        if _put(os.path.join(place, node_joining.WORD_FILE), word.encode())
-        else ""
-    )
+    written = paths.write_private(os.path.join(place, node_joining.WORD_FILE), word.encode())
+    return json.dumps([place, word]) if written else ""
 
 
 def exchange(shared: str, report: Report, expected: Collection[str]) -> Report | None:
@@ -66,7 +63,10 @@ def exchange(shared: str, report: Report, expected: Collection[str]) -> Report |
         time, or where the directory is not shared.
     """
     place, node = _place(shared), str(report["node"])
-    if not place or not _put(_path(place, report["attempt"], node), _text(report)):
+    if not place:
+        return None
+    own = _path(place, report["attempt"], node)
+    if not paths.write_private(own, json.dumps(report).encode()):
         return None
     waiting = _Reports(place, report["attempt"], expected)
     turn_s = sum(int(other) < int(node) for other in expected) * _NEXT_S
@@ -129,7 +129,7 @@ class _Reports:
         if root is None:
             return None
         draft = f"{self._result_path()}.{who}"
-        if _put(draft, _text(root)):
+        if paths.write_private(draft, json.dumps(root).encode()):
             _name_once(draft, self._result_path())
         return self.result() or root
 
@@ -167,10 +167,6 @@ def _path(place: str, attempt: int, node: str) -> str:
     return os.path.join(place, f"a{attempt}-{node}.json")
 
 
-def _text(report: Report) -> bytes:
-    return json.dumps(report).encode()
-
-
 def _names(directory: str) -> set[str]:
     try:
         return set(os.listdir(directory))
@@ -184,8 +180,3 @@ def _parsed(path: str) -> Report | None:
     except ValueError:
         return None
     return report
-
-
-def _put(path: str, content: bytes) -> bool:
-    """Write a file of ours in one step; return whether it is there."""
-    return paths.write_private(path, content)

@@ -9,6 +9,7 @@ on, and waits. One worker's failure leaves the others alone.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -111,7 +112,8 @@ class _Workers:
         self._count = gathered.profile.settings.workers
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
-        world = lock.World(_Once(say))
+        # Every worker's lock would have the same trouble: each line is said once.
+        world = lock.World(functools.cache(say))
         memory = lock.slot_memory(self._policy, gathered.environ, world)
         self._slots = Slots(
             gathered.facts.gpu.gpus,
@@ -322,19 +324,6 @@ class _Workers:
             self._slots.give_back(one.slot)
         self._running.clear()
         self._end_orphans()
-
-
-class _Once:
-    """Passes each line on once: every worker's lock would have the same trouble."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._reported: set[str] = set()
-
-    def __call__(self, text: str) -> None:
-        if text not in self._reported:
-            self._reported.add(text)
-            self._say(text)
 
 
 def _named(numbers: Sequence[int]) -> str:
