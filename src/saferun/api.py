@@ -223,7 +223,7 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
 
     Args:
         log: the text of a log, or the path of a file (`pathlib.Path("train.log")`).
-        exit_code: of what wrote the log; negative or 128+n for a signal; None if unknown.
+        exit_code: that of what wrote the log; negative or 128+n for a signal; None if unknown.
 
     Raises:
         UsageError: `log` is a str and the name of a file.
@@ -281,7 +281,7 @@ def _start(
         words: its command line.
         gathered: has the environment.
         cwd: the working directory.
-        streams: for its output and its errors.
+        streams: where its output and its errors go.
     """
     if gathered.profile is not None:
         check_script(gathered, cwd)
@@ -338,7 +338,7 @@ def _result(pid: int, status: int, gathered: RunInputs, before: set[str]) -> Run
     """Return how a run ended.
 
     Args:
-        pid: of saferun; it is in the name of the run's directory.
+        pid: saferun's; it is in the name of the run's directory.
         status: exit status.
         gathered: says where the journals are.
         before: what was there before the run.

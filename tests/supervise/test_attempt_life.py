@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import itertools
 import os
 import signal
 import subprocess
@@ -29,7 +29,9 @@ def signalled(number: int) -> protocol.Signal:
 class Stage:
     """A life with a keeper that only takes commands, and a clock that a test moves."""
 
-    def __init__(self, commands: int, received: int, **spec: object) -> None:
+    def __init__(
+        self, keeper: subprocess.Popen[bytes], commands: int, received: int, **spec: object
+    ) -> None:
         self.now = 1000.0
         self.calls: list[object] = []
         self.again_s: float | None = None
@@ -39,7 +41,7 @@ class Stage:
             later=self.later,
             later_s=5.0,
         )
-        self.keeper = subprocess.Popen(["sleep", "1000"])
+        self.keeper = keeper
         standby = Standby(self.keeper.pid, commands, -1, [])
         attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]  # fields of several types
         self.life = AttemptLife(standby, attempt, observer, lambda: self.now)
@@ -71,53 +73,45 @@ class Stage:
 def stage() -> Iterator[Callable[..., Stage]]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    stages: list[Stage] = []
-
-    def make(**spec: object) -> Stage:
-        stages.append(Stage(writing, reading, **spec))
-        return stages[-1]
-
-    yield make
-    for one in stages:
-        one.keeper.kill()
-        one.keeper.wait()
+    with subprocess.Popen(["sleep", "1000"]) as keeper:
+        yield lambda **spec: Stage(keeper, writing, reading, **spec)
+        keeper.kill()
     os.close(reading)
     os.close(writing)
 
 
-SIGNALS = ("user signal", "interrupt", "second interrupt", "terminate")  # come with two details
-
-
-def test_tables_name_actions_that_take_their_events_and_states_that_are_known():
-    states = {*attempt_life.LIVING, *attempt_life.OVER}
-    for table in (attempt_life.OWN_GROUP, attempt_life.OUR_GROUP):
-        for (state, event), (action, following) in table.items():
-            assert {state, following} <= states, (state, event)
-            details = (1, "") if event in SIGNALS else () if isinstance(event, str) else (event,)
-            if action is not None:
-                inspect.signature(action).bind(None, *details)
-                for_report = [n for n in inspect.get_annotations(action).values() if "." in str(n)]
-                assert all(event.__name__ in name for name in for_report), (state, event)
-
-
-def test_every_signal_is_expected_in_every_state():
-    """INTERRUPT_AGAIN follows an INTERRUPT, which ends the states before it under torchrun."""
-    signals = {
-        *(attempt_life.TERMINAL, attempt_life.USER, attempt_life.INTERRUPT),
-        *(attempt_life.INTERRUPT_AGAIN, attempt_life.TERMINATE),
-    }
-    missing = {
-        (state, event)
-        for state in (*attempt_life.LIVING, *attempt_life.OVER)
-        for event in signals
-        if (state, event) not in attempt_life.OWN_GROUP
-    }
-    assert missing == {
-        (state, attempt_life.INTERRUPT_AGAIN)
-        for state in (attempt_life.STARTING, attempt_life.RUNNING)
-    }
-    for state in (*attempt_life.LIVING, *attempt_life.OVER):
-        assert all((state, event) in attempt_life.OUR_GROUP for event in signals)
+@pytest.mark.parametrize("launcher", ["torchrun", "python"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), (STARTED, EXITED, ENDED)),
+        ((), (protocol.Failed("job", "gone"),)),
+        ((), ()),
+        ((STARTED,), (EXITED, ENDED)),
+        ((STARTED,), ()),
+        ((STARTED, EXITED), (ENDED,)),
+        ((STARTED, EXITED), ()),
+    ],
+    ids=lambda reports: " ".join(type(report).__name__ for report in reports) or "-",
+)
+def test_whatever_signals_come_the_attempt_comes_to_its_end(stage, launcher, before, after):
+    """Without a report after the signals the keeper dies."""
+    pairs = list(itertools.product(attempt_life.ALL_SIGNALS, repeat=2))
+    for first, *then in [*pairs, *((a, b, b, b) for a, b in pairs)]:
+        run = stage(launcher=launcher, grace_s=0.5)
+        run.reports(*before)
+        for number in (first, *then[:-1]):
+            run.signal(number)
+            run.passes(0.2)
+        for report in after:
+            run.reports(report)
+            run.signal(then[-1])
+        if not after:
+            run.life.step(attempt_life.KEEPER_GONE)
+        for number in attempt_life.ALL_SIGNALS:
+            run.signal(number)
+        assert run.life.state in attempt_life.OVER
+        run.sent()
 
 
 def test_report_that_no_state_expects_is_an_error_of_ours(stage):

@@ -37,7 +37,7 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
     """Hold the lock on a file for the time of a `with` block.
 
     Args:
-        path: of the lock file; made 0600 where it is missing, and left there.
+        path: the lock file; made 0600 where it is missing, and left there.
         wait_s: the most seconds to wait for another process; 0: one attempt.
 
     Raises:

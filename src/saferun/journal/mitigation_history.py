@@ -153,8 +153,8 @@ def recall(entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s
 
     Args:
         entries: the history.
-        key: of the run that starts.
-        arguments: of its script.
+        key: that of the run which starts.
+        arguments: its script's.
         now_s: seconds since the epoch.
     """
     return tuple(

@@ -32,7 +32,7 @@ def mask(directory: str | None, attempt: int, masked: Callable[[str], str]) -> N
     """Mask what the ranks of an attempt wrote; a file that cannot be masked is removed.
 
     Args:
-        directory: of the receipts; None where there is none.
+        directory: the one of the receipts; None where there is none.
         attempt: the number of the attempt.
         masked: returns a text without secrets.
     """
@@ -66,7 +66,7 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
     """Read the exceptions that ranks wrote to error files, those of their last restart only.
 
     Args:
-        directory: of the error files; None where there is none.
+        directory: the one of the error files; None where there is none.
         attempt: the number of the attempt whose files are read.
     """
     found: list[tuple[int, RankFailure]] = []

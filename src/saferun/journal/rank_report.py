@@ -37,7 +37,7 @@ def ranks(receipts: Sequence[Receipt], failures: Iterable[RankFailure]) -> Ranks
     """Return what ranks have left; those with an exception first.
 
     Args:
-        receipts: of the attempt.
+        receipts: the attempt's.
         failures: the exceptions that its ranks recorded.
     """
     latest = max((one.restart for one in receipts if one.rank is not None), default=0)

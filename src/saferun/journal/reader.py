@@ -169,7 +169,7 @@ def read(base: str, name: str, now_s: float) -> Run | None:
 
     Args:
         base: the directory of runs.
-        name: of the run's directory in it.
+        name: the run's directory in it.
         now_s: Unix seconds.
 
     Raises:

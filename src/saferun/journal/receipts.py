@@ -53,7 +53,7 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
     receipts are left out. At most MAX_LINES, MAX_BYTES and MAX_FILE_BYTES of each file are read.
 
     Args:
-        directory: of the receipts; None where nothing could be written.
+        directory: the one of the receipts; None where nothing could be written.
         attempt: the number of the attempt, from 1 on.
     """
     found: list[Receipt] = []

@@ -138,7 +138,7 @@ def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
     Args:
         run: what its journal tells.
         now_s: seconds since the epoch.
-        price: of a GPU for an hour; None for that of the run's profile.
+        price: what a GPU costs for an hour; None: what the run's profile says.
     """
     log = events.read(run.path)
     every = attempts(run)

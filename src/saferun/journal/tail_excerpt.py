@@ -37,7 +37,7 @@ def excerpt(stream: str, data: bytes, line: str) -> Excerpt:
     Args:
         stream: its name.
         data: its end, as the journal keeps it.
-        line: that decided; "" where none did.
+        line: the one that decided; "" where none did.
     """
     lines = [one for one in log_reader.read((data,)).lines if one.raw.strip()]
     at, count = _deciding(lines, line), len(lines)

@@ -81,7 +81,7 @@ def headline(trials: Sequence[Trial], crashed: int, replaced: int) -> str:
     """Return a search as one line: "60 trials, best 1.0018; 1 process crashed, 4 replaced".
 
     Args:
-        trials: of the run; those that were run again count once.
+        trials: the run's; those that were run again count once.
         crashed: processes that failed.
         replaced: processes that were replaced as they asked.
     """
@@ -128,8 +128,8 @@ def ran_in(trial: Trial, number: int, worker: int | None) -> bool:
     """Tell whether a trial ran in an attempt.
 
     Args:
-        trial: of the run.
-        number: of the attempt.
+        trial: one of the run.
+        number: the attempt's.
         worker: its worker; None where the run has one process.
     """
     return trial.attempt == number and (worker is None or trial.worker == str(worker))

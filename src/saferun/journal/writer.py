@@ -94,7 +94,7 @@ class Journal:
         """Return the journal of one of several workers; call it in the worker's own process.
 
         Args:
-            number: of the worker.
+            number: the worker's.
             say: writes one line for people; called at most once.
         """
         journal = Journal(self._mask, say, self._now, self._clock)
@@ -167,7 +167,7 @@ class Journal:
         """Keep the stacks of the ranks of a job that hangs, masked.
 
         Args:
-            text: as py-spy prints it.
+            text: what py-spy prints.
 
         Returns:
             The file's name in the run's directory; None where it could not be written.

@@ -43,8 +43,8 @@ class GpuCare:
     """The care for the GPUs of one run. The test before its first attempt starts at once.
 
     Args:
-        gathered: of the run.
-        plan: of its first attempt.
+        gathered: what the run's plans are computed from.
+        plan: that of its first attempt.
         held: the locks on the GPUs.
         say: takes lines for people.
     """
@@ -67,7 +67,7 @@ class GpuCare:
         """Return whether an attempt may have the GPUs; None where they are not tested before it.
 
         Args:
-            kind: of the failure before it; "" for the first attempt. They are tested again only
+            kind: the failure before it; "" for the first attempt. They are tested again only
                 after one that may be theirs.
         """
         if self._check is None or (kind and kind not in AFTER):
@@ -81,8 +81,8 @@ class GpuCare:
         Usually that is nothing.
 
         Args:
-            plan: of the attempt that failed.
-            kind: of its failure.
+            plan: that of the attempt which failed.
+            kind: the kind of its failure.
             again: another attempt follows; else only what the next run would need is done.
         """
         asks = AFTER.get(kind, frozenset())

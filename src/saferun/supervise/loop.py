@@ -113,7 +113,7 @@ def run(
     Args:
         gathered: what the plan of every attempt is computed from.
         held: the locks of the run.
-        journal: of the run.
+        journal: the run's.
         say: takes lines for people.
         worker: it is one of several: others write to the same output, and the run has been
             announced.

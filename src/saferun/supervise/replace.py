@@ -61,7 +61,7 @@ def become_job(gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare)
 
     Args:
         gathered: the run.
-        plan: of its only attempt.
+        plan: that of its only attempt.
         held: its locks.
         care: tests the GPUs; it is closed.
 

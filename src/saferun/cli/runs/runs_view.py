@@ -45,7 +45,7 @@ def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
     """Return a table of runs, one line for each.
 
     Args:
-        runs: in the order in which they are shown.
+        runs: those that are shown, in this order.
         now_s: seconds since the epoch; a time of another year is shown with its year.
         width: columns of the terminal; None for no limit.
     """
@@ -138,7 +138,7 @@ def as_text(
     Args:
         run: the run.
         tried: its attempts.
-        plan: of its first attempt.
+        plan: that of its first attempt.
         times: where its time went.
         now_s: seconds since the epoch.
     """
@@ -263,7 +263,7 @@ def as_json_whole(
     Args:
         run: what its journal tells.
         tried: its attempts, in order.
-        plan: of its first attempt.
+        plan: that of its first attempt.
         times: where its time went.
     """
     shown = [

@@ -49,7 +49,8 @@ def run_attempt(
     Args:
         spec: what is run.
         observer: is called while it runs.
-        standby: from `start_keeper` or `prepare`, called ahead to save time; replaced if it died.
+        standby: the result of `start_keeper` or `prepare`, called ahead to save time; it is
+            replaced if it died.
 
     Returns:
         How it ended.

@@ -33,7 +33,7 @@ class AttemptWatch:
 
     Args:
         gathered: the run; its identity names the attempt.
-        plan: of the attempt.
+        plan: the attempt's.
     """
 
     def __init__(self, gathered: RunInputs, plan: LaunchPlan) -> None:
@@ -68,7 +68,7 @@ class AttemptWatch:
         Args:
             ended: how it ended.
             ended_s: seconds from the start of the first attempt to its end.
-            mitigations: that were in force in its ranks.
+            mitigations: those that were in force in its ranks.
         """
         identity = self._gathered.identity
         if ended.exit_code == contract.RECYCLE_STATUS:

@@ -20,7 +20,7 @@ class EndRequestedError(BaseException):
     """A signal asks the run to end. No handler of `Exception` may catch it.
 
     Args:
-        number: of the signal.
+        number: the signal.
     """
 
     def __init__(self, number: int) -> None:

@@ -27,7 +27,7 @@ def take_over(
     """Do what the keeper would have done: end what is left of the attempt, carry its output.
 
     Args:
-        life: of the attempt; its keeper has died and been reaped.
+        life: the attempt's; its keeper has died and been reaped.
         standby: the keeper that was.
         observer: names our children that are no part of the attempt.
         signals: what asks us to end meanwhile limits the wait for a slow reader.

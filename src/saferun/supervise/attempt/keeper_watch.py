@@ -19,7 +19,7 @@ class KeeperWatch:
     """Looks at a keeper again and again.
 
     Args:
-        pid: of the keeper.
+        pid: the keeper's.
         clock: seconds.
     """
 

@@ -40,7 +40,7 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     """Yield what the machine shows, the most telling first; each is looked at when it is taken.
 
     Args:
-        seen: of the attempt.
+        seen: what is known of the attempt.
         scene: where it ran.
     """
     yield from _kernels_log(scene)

@@ -33,7 +33,7 @@ class RunMitigations:
     Args:
         gathered: what plans are computed from.
         first: the plan of attempt 1 without mitigations.
-        directory: of the run, where caches may be made; "" where there is none.
+        directory: the run's, where caches may be made; "" where there is none.
     """
 
     def __init__(self, gathered: RunInputs, first: LaunchPlan, directory: str) -> None:
@@ -72,7 +72,7 @@ class RunMitigations:
 
         Args:
             gathered: what the plan of that attempt is computed from.
-            name: of the mitigation.
+            name: the mitigation's.
             in_force: those that the attempt has already.
         """
         here = self._situation(gathered, self._plain(gathered), (*in_force, name))
@@ -89,7 +89,7 @@ class RunMitigations:
         A mitigation in force whose hook was bypassed in a rank is taken out of force.
 
         Args:
-            receipts: of one attempt.
+            receipts: those of one attempt.
             ranks_seen: ranks ran, so that missing receipts mean that the hooks did not.
         """
         self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in receipts)

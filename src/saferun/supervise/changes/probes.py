@@ -58,9 +58,9 @@ class Probes:
         """Return the answers that this machine has.
 
         Args:
-            questions: from `mitigation_overlay.questions`.
+            questions: the result of `mitigation_overlay.questions`.
             attempt: the number of the attempt that they are for.
-            host: of the rendezvous (`mitigation_overlay.meeting_host`); "" is this machine.
+            host: the rendezvous' (`mitigation_overlay.meeting_host`); "" is this machine.
             nodes: number of machines of the job; 0 if unknown.
 
         Returns:
@@ -211,7 +211,7 @@ def reachable_interface(host: str, nodes: int) -> str | None:
     sends nothing.
 
     Args:
-        host: of the rendezvous; "" if unknown.
+        host: the rendezvous'; "" if unknown.
         nodes: number of machines of the job; 0 if unknown.
     """
     interfaces = _interfaces()

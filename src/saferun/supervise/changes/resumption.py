@@ -76,7 +76,7 @@ class Resumption:
         """Return the checkpoint that attempt `number` goes on from, and say which it is.
 
         Args:
-            number: of the attempt.
+            number: the attempt's.
             agreed: what the nodes of the run have decided about it; None where they have not.
         """
         self.offers = []
@@ -128,7 +128,7 @@ class Resumption:
 
         Args:
             last: the attempt.
-            plan: of it.
+            plan: the attempt's.
             ended: how it ended.
         """
         if not self._pattern or not ended.exit_code:
@@ -276,9 +276,9 @@ def saved_since(
 
     Args:
         policy: `retry.resume`.
-        script_args: as the user wrote them.
-        environ: of the run.
-        cwd: of the run.
+        script_args: the script's, in the user's words.
+        environ: the run's.
+        cwd: the run's.
         began_s: seconds since the epoch; older ones are not the run's.
     """
     try:

@@ -57,7 +57,7 @@ def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Prof
     """Return a profile with the keys that all nodes of a run have.
 
     Args:
-        profile: of this node.
+        profile: this node's.
         agreed: the keys.
         free: those that are this node's own.
     """

@@ -110,7 +110,7 @@ class Nodes:
         """Return what the next agent brings to the meeting.
 
         Args:
-            plan: of its attempt.
+            plan: the attempt's.
         """
         profile = self._gathered.profile
         assert profile is not None, "a supervised run has one"
@@ -143,7 +143,7 @@ class Nodes:
         """Take over what the nodes agreed before an attempt that has ended.
 
         Args:
-            plan: of the attempt.
+            plan: the attempt's.
             ended: how it ended.
             ranks_ran: ranks were seen meanwhile.
 

@@ -55,7 +55,7 @@ def exchange(shared: str, report: Report, expected: Collection[str]) -> Report |
 
     Args:
         shared: what node 0 offered.
-        report: of this node.
+        report: this node's.
         expected: the ranks of all nodes.
 
     Returns:

@@ -124,8 +124,8 @@ class OwnFiles:
         """Return the spec of a module of ours, which no other finder has found.
 
         Args:
-            name: of the module.
-            path: as every finder gets it, not used; so is `target`.
+            name: the module's.
+            path: what every finder gets, not used; so is `target`.
             target: see `path`.
         """
         stem = os.path.join(os.path.dirname(PACKAGE), *name.split("."))

@@ -98,9 +98,9 @@ class Notifier:
         """Tell of a job that is silent for too long.
 
         Args:
-            attempt: that runs.
+            attempt: the number of the one that runs.
             silent_s: the length of the silence.
-            places: of each rank.
+            places: where each rank is.
         """
         odd = next((place for place in places if place.odd), None)
         where = f"; rank {odd.rank} {odd.what} {odd.frame}".rstrip() if odd else ""

@@ -60,8 +60,8 @@ class Record:
         """Record the start of an attempt.
 
         Args:
-            number: of the attempt.
-            plan: of it.
+            number: the attempt's.
+            plan: the attempt's.
             history: the attempts before it.
             torch: its version; None where it is not known.
         """
@@ -113,7 +113,7 @@ class Record:
         """Record where the ranks are in a silence that is too long.
 
         Args:
-            places: of each rank.
+            places: where each rank is.
             silent_s: the length of the silence.
             stacks: pid -> its stacks, for those that py-spy could read.
             asked: a person has asked where they are; it may be no silence.
@@ -191,7 +191,7 @@ def of(
     """Return the record of a run, or of one worker; `notify.command` is told of its events.
 
     Args:
-        journal: of the run.
+        journal: the run's.
         gathered: what the run's plans are computed from.
         plan: the first one.
         say: takes lines for people.

@@ -84,7 +84,7 @@ def asked_lines(
 
     Args:
         history: all attempts; may be empty.
-        number: of the signal.
+        number: the signal.
         journal: the run's directory; None where there is none.
     """
     reason = f"{signal.Signals(number).name} asked for the end"

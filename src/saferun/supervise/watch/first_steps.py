@@ -27,8 +27,8 @@ class FirstSteps:
     """Watches the first steps of one attempt.
 
     Args:
-        plan: of the attempt.
-        number: of the attempt. One that goes on from another is ended where its ranks differ; ranks
+        plan: the attempt's.
+        number: the attempt's. One that goes on from another is ended where its ranks differ; ranks
             of a first attempt may each have a part of the work.
         say: takes lines for people.
         hang_watch: is asked to look in its own time; None for none.

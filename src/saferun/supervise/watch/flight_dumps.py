@@ -36,7 +36,7 @@ class FlightDumps:
     """The dumps of some ranks; they come meanwhile, and nobody waits for them.
 
     Args:
-        ranks: that are asked, where they can be.
+        ranks: those that are asked, where they can be.
         at_s: now, by any clock that does not jump.
     """
 

@@ -46,7 +46,7 @@ class _Asked:
         before: the look before anybody was asked.
         files: pid -> the file of its stacks, and its size before.
         flight: what torch's flight recorder was asked for.
-        environ: of the user.
+        environ: the user's.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class HangWatch:
     """Watches one attempt for a hang.
 
     Args:
-        plan: of the attempt.
+        plan: the attempt's.
         receipts: the directory of the ranks' receipts; None where there is none.
         record: the run's journal.
         say: takes lines for people.
-        environ: of the user.
+        environ: the user's.
     """
 
     def __init__(

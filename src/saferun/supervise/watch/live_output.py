@@ -24,8 +24,8 @@ def outputs(
     Args:
         keeper: the pid of the job's keeper.
         launcher: the pid of the command that it started.
-        since: from `sizes`: the beginning of what was written since is wanted, in whole lines, and
-            nothing of an output whose beginning is gone.
+        since: the result of `sizes`: the beginning of what was written since is wanted, in whole
+            lines, and nothing of an output whose beginning is gone.
     """
     for name in procfs.names(f"/proc/{keeper}/fd"):
         path = f"/proc/{keeper}/fd/{name}"

@@ -65,8 +65,8 @@ class LiveRun:
     """A run that is looked at again and again.
 
     Args:
-        run: as it was found.
-        environ: of the user, for PATH.
+        run: what was found of it.
+        environ: the user's, for PATH.
     """
 
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
@@ -225,8 +225,8 @@ class _Gpus:
     """What nvidia-smi says of the GPUs of a run.
 
     Args:
-        plan: of the run.
-        environ: of the user, for PATH.
+        plan: the run's.
+        environ: the user's, for PATH.
     """
 
     def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:

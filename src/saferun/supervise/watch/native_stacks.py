@@ -29,8 +29,8 @@ class NativeStacks:
     """What py-spy says of some processes; it runs meanwhile, and nobody waits for it.
 
     Args:
-        pids: of the processes.
-        environ: of the user, for PATH.
+        pids: the processes.
+        environ: the user's, for PATH.
         at_s: now, by any clock that does not jump.
     """
 

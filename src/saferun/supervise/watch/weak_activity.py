@@ -26,7 +26,7 @@ class LateSigns:
     """The signs of weak activity of one attempt.
 
     Args:
-        environ: of the user, for PATH.
+        environ: the user's, for PATH.
         gpus: the UUIDs of the job's GPUs.
     """
 
@@ -39,7 +39,7 @@ class LateSigns:
 
         Args:
             at_s: now.
-            pids: of the job.
+            pids: the job's.
         """
         moves = self._traffic.is_more(at_s, pids)
         return self._gpus.are_used(at_s) or moves
@@ -62,7 +62,7 @@ class GpuUse:
     """What nvidia-smi says of the use of some GPUs; nobody waits for it.
 
     Args:
-        environ: of the user, for PATH.
+        environ: the user's, for PATH.
         gpus: their UUIDs.
     """
 

@@ -42,7 +42,7 @@ def look(launcher: int, at_s: float, children: Tree) -> Look | None:
     Args:
         launcher: the pid of the command that was started.
         at_s: the time, for the result.
-        children: from `tree`; what has started since then is left out.
+        children: the result of `tree`; what has started since then is left out.
     """
     started = children.get(launcher, [])
     ranks = (

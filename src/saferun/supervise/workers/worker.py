@@ -49,7 +49,7 @@ def be_supervisor(
     Args:
         part: the worker.
         gathered: what the plans of the run are computed from.
-        journal: of the run.
+        journal: the run's.
         say: takes lines for people.
         leave: gives up what is saferun's alone.
     """

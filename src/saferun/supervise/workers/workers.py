@@ -98,7 +98,7 @@ class _Workers:
 
     Args:
         gathered: what the plan of every attempt is computed from.
-        journal: of the run.
+        journal: the run's.
         say: takes lines for people.
         exported: CUDA_VISIBLE_DEVICES of the whole run; None where it is not set.
     """
