@@ -29,7 +29,7 @@ def attempt(number: int, at: float, lived: float = 0.0, **facts: object) -> list
 
 def made(base: pathlib.Path, *events: dict, price: float | None = None) -> report.RunReport:
     journal(base, "r", *events, plan=PLAN)
-    return report.make(reader.named(str(base), "r", NOW), NOW, price)
+    return report.read_report(reader.named(str(base), "r", NOW), NOW, price)
 
 
 def ok(number: int, at: float, lived: float = 50.0, **facts: object) -> list[dict]:
@@ -88,7 +88,7 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
     run = reader.named(str(tmp_path), "r", NOW)
     times = time_spent.read(run, attempts(run), NOW)
     assert [parts(one) for one in times.attempts][: len(expected)] == expected
-    made_of = report.make(run, NOW)
+    made_of = report.read_report(run, NOW)
     assert whole(made_of) == tuple(
         round(sum(part), 3) for part in zip(*(one[:3] for one in times.attempts), strict=True)
     )
@@ -113,7 +113,7 @@ def test_steps_of_an_attempt_that_went_on_tell_what_was_done_again(tmp_path, ste
         plan=PLAN,
     )
     (place / "attempt-1.stdout").write_text("".join(f"step {n} loss: 2.5\n" for n in steps))
-    run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
     assert run.attempts[0].spent.done_again_s == pytest.approx(again_s)
     assert (run.attempts[0].last_step, run.attempts[0].loss) == (
         (100, "2.5") if steps else (None, "")
@@ -124,7 +124,7 @@ def test_the_time_until_the_ranks_have_met_is_a_start(tmp_path):
     place = journal(tmp_path, "r", *attempt(1, 0, 100), *ok(2, 100), end(150), plan=PLAN)
     receipt(place, 0, ("init", "applied"), at=NOW + 20)
     receipt(place, 1, ("init", "applied"), at=NOW + 30)
-    run = report.make(reader.named(str(tmp_path), "r", NOW), NOW)
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
     assert parts(run.attempts[0].spent) == (0, 70, 30)
 
 
@@ -156,7 +156,7 @@ def test_of_a_search_what_came_after_its_last_finished_trial_is_done_again(tmp_p
     trial(place, 0, 60, 50)
     trial(place, 1, 100, 40)
     trial(place, 2, HOURS + 125, HOURS, of=2)  # the killed one, as the next process records it
-    run = report.make(reader.named(str(tmp_path), "r", NOW + HOURS + 200), NOW + HOURS + 200)
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW + HOURS + 200), NOW + HOURS + 200)
     assert parts(run.attempts[0].spent) == (90, HOURS, 10)
 
 
@@ -202,7 +202,7 @@ def test_the_line_that_decided_is_marked_in_its_tail(tmp_path):
     lines[100] = ERROR
     (place / "attempt-1.stderr").write_text("\n".join(lines))
     ((tail,),) = (
-        one.tails for one in report.make(reader.named(str(tmp_path), "r", NOW), NOW).attempts
+        one.tails for one in report.read_report(reader.named(str(tmp_path), "r", NOW), NOW).attempts
     )
     assert [row.text for row in tail.rows if row.decides] == [ERROR]
     assert sum(row.skipped for row in tail.rows) + len(tail.rows) == tail.lines == 200
@@ -234,7 +234,7 @@ def test_ranks_that_are_alike_share_a_row_where_there_are_many(tmp_path, count, 
         receipt(place, rank, ("bootstrap", "applied"), ("init", "applied"))
     error = {"message": {"message": "ValueError: x", "extraInfo": {}}}
     (place / "receipts" / "a1-r0-rank2-pid102.error.json").write_text(json.dumps(error))
-    ranks = report.make(reader.named(str(tmp_path), "r", NOW), NOW).attempts[0].ranks
+    ranks = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW).attempts[0].ranks
     assert (ranks.count, len(ranks.rows)) == (count, rows)
     assert (ranks.rows[0].ranks, ranks.rows[0].error) == ("rank 2", "ValueError: x")
     assert {row.hooks for row in ranks.rows} == {("init applied",)}
@@ -260,7 +260,7 @@ def test_stacks_of_the_ranks_of_a_hang_are_there_the_odd_one_first(tmp_path):
     for rank in (0, 1):
         path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.stacks"
         path.write_text(f"stack of {rank}\n")
-    (silence,) = report.make(reader.named(str(tmp_path), "r", NOW), NOW).attempts[0].hangs
+    (silence,) = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW).attempts[0].hangs
     assert silence.stacks == (("rank 1", "stack of 1"), ("rank 0", "stack of 0"))
 
 
@@ -317,4 +317,4 @@ def test_a_journal_that_was_cut_makes_a_report(tmp_path):
     place = journal(tmp_path, "r")
     for at in range(0, len(text), 37):
         (place / "events.jsonl").write_bytes(text[:at])
-        assert report.make(reader.named(str(tmp_path), "r", NOW), NOW).headline
+        assert report.read_report(reader.named(str(tmp_path), "r", NOW), NOW).headline

@@ -29,7 +29,7 @@ class Report(TypedDict):
     weight: int  # ROOT, WEAK or ECHO
     after_s: float  # from the nodes' meeting to the failure, by this node's own clock
     diagnosis: dict[str, Any]  # of diagnosis/deciding/classify.py
-    facts: dict[str, Any]  # of retry_policy.py's AttemptOutcome: kind, verdict, fingerprint, ...
+    facts: dict[str, Any]  # fields of an AttemptOutcome: kind, offered, fingerprint, ...
     decision: dict[str, Any]  # of diagnosis/deciding/retry_policy.py, made on that node
     leaves: bool  # its hardware has failed: the others go on without it
     node: int  # its node rank in the attempt

@@ -132,7 +132,7 @@ class RunReport(NamedTuple):
     made_at: float
 
 
-def make(run: Run, now_s: float, price: float | None = None) -> RunReport:
+def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport:
     """Return the report of a run.
 
     Args:

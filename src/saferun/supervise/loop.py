@@ -140,7 +140,7 @@ def run(
     if not worker:
         say(announcement(plan))
     return _Run(
-        gathered, plan, held, keepers, care, record.of(journal, gathered, plan, say), say
+        gathered, plan, held, keepers, care, record.for_run(journal, gathered, plan, say), say
     ).go()
 
 

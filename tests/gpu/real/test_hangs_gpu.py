@@ -68,7 +68,7 @@ def test_the_watch_strikes_in_a_program_that_keeps_its_gpu_busy_and_writes_nothi
 
 
 def test_the_use_of_the_gpus_is_read_from_nvidia_smi(gpus):
-    """The form that late_signs.py reads."""
+    """The form that weak_activity.py reads."""
     argv = ["nvidia-smi", "--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     lines = [line.split(", ") for line in done.stdout.splitlines()]

@@ -122,7 +122,7 @@ def report_run(
         raise UsageError("the price is no number", where="--price-per-gpu-hour")
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
-    found = report.make(run, now, price)
+    found = report.read_report(run, now, price)
     if price is not None and not found.cost.gpus:
         what = "the run's journal knows of no GPU, so there are no GPU-hours to pay"
         echo(f"saferun: --price-per-gpu-hour: {what}", err=True)

@@ -73,7 +73,7 @@ class Nodes:
         self._temporary: str | None = None  # replaces a run directory that cannot be written
         self._history, self._mitigations = history, mitigations
         self._facts: nodes.Facts = {
-            **node_facts.of(gathered),
+            **node_facts.of_run(gathered),
             "shared": shared_reports.offer(record.path),
         }
         self._report: nodes.Report | None = None  # on the last attempt here, for the meeting

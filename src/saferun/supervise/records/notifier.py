@@ -1,4 +1,4 @@
-"""The command of the user's that is told what happens to a run (`notify`).
+"""The command of the user's that learns what happens to a run (`notify`).
 
 It runs beside the job, in a session of its own under a small process (keeper/bounded_main.py),
 which ends it, with all that it has started, after LIMIT_S, or when saferun dies. Only the end of
@@ -35,7 +35,7 @@ _BOOT = (
 )
 
 
-class _Told(NamedTuple):
+class _Started(NamedTuple):
     """A command that has been started."""
 
     event: str
@@ -71,7 +71,7 @@ class Notifier:
         self._last: dict[str, object] = {}  # the facts of the last failure
         self._attempt = 0
         self._hurried = False  # nobody waits for a command any more
-        self._running: list[_Told] = []
+        self._running: list[_Started] = []
         self.is_speaker: Callable[[], bool] = lambda: True  # one node notifies for all
 
     # --- events ------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Notifier:
 
     def pids(self) -> list[int]:
         """Return the processes that run, which are no part of an attempt."""
-        return [told.pid for told in self._running]
+        return [one.pid for one in self._running]
 
     def close(self, wake: int) -> None:
         """Wait for the commands that run, each within its bound.
@@ -157,22 +157,22 @@ class Notifier:
         poller = select.poll()
         if wake >= 0:
             poller.register(wake, select.POLLIN)
-        for told in self._running:
-            poller.register(told.report, select.POLLIN)
-            left_s = 0.0 if self._hurried else told.until_s - time.monotonic()
+        for one in self._running:
+            poller.register(one.report, select.POLLIN)
+            left_s = 0.0 if self._hurried else one.until_s - time.monotonic()
             poller.poll(max(0.0, left_s) * 1e3)
-            poller.unregister(told.report)
-            self._finish(told)
+            poller.unregister(one.report)
+            self._finish(one)
         self._running.clear()
 
     def _sweep(self) -> None:
         """Finish with the commands that have ended."""
-        for told in list(self._running):
-            if select.select([told.report], [], [], 0)[0]:
-                self._running.remove(told)
-                self._finish(told)
+        for one in list(self._running):
+            if select.select([one.report], [], [], 0)[0]:
+                self._running.remove(one)
+                self._finish(one)
 
-    def _start(self, event: str, line: bytes) -> _Told:
+    def _start(self, event: str, line: bytes) -> _Started:
         argv = [sys.executable, "-I", "-S", "-c", keeper_pool.prologue() + _BOOT]
         argv += [os.path.dirname(paths.PACKAGE), str(LIMIT_S), *self._command]
         stdin, lifeline = os.pipe()
@@ -195,22 +195,22 @@ class Notifier:
             os.close(stdout)
         with contextlib.suppress(BrokenPipeError):  # it has died: its report says nothing, too
             os.write(lifeline, line)
-        return _Told(event, pid, lifeline, report, time.monotonic() + LIMIT_S + _END_S)
+        return _Started(event, pid, lifeline, report, time.monotonic() + LIMIT_S + _END_S)
 
-    def _finish(self, told: _Told) -> None:
+    def _finish(self, one: _Started) -> None:
         """End a command that has not ended, and say why it failed."""
-        os.close(told.lifeline)
+        os.close(one.lifeline)
         limit = time.monotonic() + _END_S
         poller = select.poll()
-        poller.register(told.report, select.POLLIN)
+        poller.register(one.report, select.POLLIN)
         if not poller.poll(max(0.0, limit - time.monotonic()) * 1e3):
-            os.kill(told.pid, signal.SIGKILL)
-        text = os.read(told.report, 1 << 14).decode("utf-8", "replace")
-        os.close(told.report)
+            os.kill(one.pid, signal.SIGKILL)
+        text = os.read(one.report, 1 << 14).decode("utf-8", "replace")
+        os.close(one.report)
         with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
-            os.waitpid(told.pid, 0)
+            os.waitpid(one.pid, 0)
         if text:
-            self._complain(told.event, text)
+            self._complain(one.event, text)
 
     def _complain(self, event: str, why: str) -> None:
         text = f"notify: `{self._command[0]}` {why} (event {event})"

@@ -185,7 +185,7 @@ def _whole_lines(tail: bytes) -> bytes:
     return tail[end.end() :] if end else b""
 
 
-def of(
+def for_run(
     journal: Journal, gathered: RunInputs, plan: LaunchPlan, say: Callable[[str], None]
 ) -> Record:
     """Return the record of a run, or of one worker; `notify.command` is told of its events.

@@ -20,10 +20,10 @@ from saferun.inject import contract
 from saferun.keeper import process_tree
 from saferun.model import LaunchPlan
 from saferun.supervise.records.record import Record
-from saferun.supervise.watch import weak_activity, work_signs
+from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
-from saferun.supervise.watch.weak_activity import LateSigns
+from saferun.supervise.watch.weak_activity import WeakActivity
 from saferun.supervise.watch.work_signs import Tree
 from saferun.system.printable import seconds
 
@@ -107,7 +107,7 @@ class HangWatch:
         self._receipts, self._record, self._say = receipts, record, say
         self._environ = environ
         self._gpus = [gpu.uuid for gpu in plan.gpus.gpus]
-        self._late: LateSigns | None = None
+        self._weak: WeakActivity | None = None
         policy = plan.settings.watch
         self._silence: Silence = Silence(policy.silence_s)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
@@ -172,9 +172,9 @@ class HangWatch:
 
     def _look_closer(self, now: Look) -> None:
         """Look for signs of work that cost more."""
-        if self._late is None:
-            self._late = weak_activity.LateSigns(self._environ, self._gpus)
-        if self._late.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
+        if self._weak is None:
+            self._weak = WeakActivity(self._environ, self._gpus)
+        if self._weak.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
             self._silence.note_busy(now.at_s)
 
     def _ask(self, began: Look, now: Look) -> _Asked:

@@ -22,7 +22,7 @@ _QUERY = ("--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
 _MOST_BYTES = 64 * 1024
 
 
-class LateSigns:
+class WeakActivity:
     """The signs of weak activity of one attempt.
 
     Args:

@@ -220,7 +220,7 @@ class _Workers:
                 status = 128 + self.asked
         elif status and self._count > 1:
             self._say(f"the run failed with status {status}, that of worker {number}")
-        whole = record.of(self._journal, self._gathered, self._gathered.plan(), self._say)
+        whole = record.for_run(self._journal, self._gathered, self._gathered.plan(), self._say)
         whole.end(status, reason)
         whole.close()
         return status

@@ -12,7 +12,7 @@ import pytest
 from helpers import until
 from runs import executable
 
-from saferun.supervise.watch.weak_activity import ANSWER_S, EVERY_S, GpuUse, LateSigns
+from saferun.supervise.watch.weak_activity import ANSWER_S, EVERY_S, GpuUse, WeakActivity
 from saferun.system import tcp_bytes
 
 OURS, OTHER = "GPU-1", "GPU-2"
@@ -83,18 +83,18 @@ def test_a_machine_without_gpus_is_asked_for_none(tmp_path):
 
 def test_what_connections_carry_is_a_sign_and_a_few_bytes_are_none(connection):
     one, other = connection
-    late = LateSigns({"PATH": ""}, [])
+    weak = WeakActivity({"PATH": ""}, [])
     pids = [os.getpid()]
-    assert not late.seen(0.0, pids)
+    assert not weak.seen(0.0, pids)
     one.sendall(b"still there")
     other.recv(100)
-    assert not late.seen(10.0, pids)
+    assert not weak.seen(10.0, pids)
     sent = 0
     while sent < 4 << 20:  # 64 KiB/s and more
         sent += one.send(bytes(64 << 10))
         other.recv(64 << 10, socket.MSG_WAITALL)
-    assert late.seen(20.0, pids)
-    assert not late.seen(30.0, pids)
+    assert weak.seen(20.0, pids)
+    assert not weak.seen(30.0, pids)
 
 
 def test_connections_of_others_are_left_out(connection):
