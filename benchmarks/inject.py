@@ -16,15 +16,13 @@ import sys
 import time
 from pathlib import Path
 
+from saferun.model import as_tree
+from saferun.settings import CompileHook, HookSettings
+
 SITE = Path(__file__).resolve().parents[1] / "src" / "saferun" / "inject" / "site"
 SAY = "import os; os.write(1, b'.')"
-HOOKS = {
-    "compile": {"enabled": "keep", "autotune": "off", "cudagraphs": "off-when-distributed"},
-    "cudagraph_markers": "off-when-distributed",
-    "excepthook": "on",
-    "init": {"set_device": True, "barrier": "store", "agree": "error", "timeout_s": 600},
-    "order": {"mode": "warn", "wrap_barrier": True},
-}
+_COMPILE = CompileHook(autotune="off", cudagraphs="off-when-distributed")
+HOOKS = as_tree(HookSettings(compile=_COMPILE, cudagraph_markers="off-when-distributed"))
 ROWS = (
     ("a Python that is not a rank", SAY, {}, 3),
     ("a rank before its first line", SAY, {"RANK": "0", "TORCHELASTIC_ERROR_FILE": "/nowhere"}, 5),

@@ -23,6 +23,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from saferun.model import as_tree
+from saferun.settings import HookSettings, OptunaHook
+
 SITE = Path(__file__).resolve().parents[1] / "src" / "saferun" / "inject" / "site"
 SEARCH = """
 import sys, time, optuna
@@ -70,7 +73,7 @@ def environ(folder: str, *, hooked: bool) -> dict[str, str]:
     os.makedirs(state, exist_ok=True)
     contract = {
         **{"v": 1, "run": "b", "attempt": 1, "mitigations": [], "state": state},
-        "hooks": {"optuna": {"mode": "on", "recycle_every": 100000}},
+        "hooks": as_tree(HookSettings(optuna=OptunaHook(mode="on", recycle_every=100000))),
         "receipts": os.path.join(folder, "receipts"),
     }
     path = os.pathsep.join(filter(None, [str(SITE), bare.get("PYTHONPATH")]))

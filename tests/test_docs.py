@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from saferun.cli.commands import command_named
 from saferun.export import generate, sbatch
 from saferun.planning import request
 from saferun.planning.torchrun import torchrun_args
-from saferun.profile.schema import HOOKS, KEYS
+from saferun.settings import HOOKS, KEYS, Key
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
@@ -93,13 +94,27 @@ def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path: Pa
     assert {name for name in ours if f"| `{name}`" not in CONFIGURATION} == set()
 
 
-def test_every_profile_key_is_listed_with_its_default():
-    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", CONFIGURATION, re.MULTILINE)
-    listed = {key: value.split(",")[0] for key, value in rows if key in KEYS}
-    assert listed.keys() == KEYS.keys()
-    for key, first in listed.items():
-        if KEYS[key].kind == "choice":
-            assert first == f"`{KEYS[key].default}`", key
+def test_every_profile_key_is_listed_as_it_is_declared():
+    """Its values with the default first, its unit and its meaning; the page may add links."""
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*) \|$", CONFIGURATION, re.MULTILINE)
+    listed = [(key, values, without_links(doc)) for key, values, doc in rows if key in KEYS]
+    declared = [(name, values_of(key), key.doc.replace("`", "")) for name, key in KEYS.items()]
+    assert listed == declared
+
+
+def without_links(text: str) -> str:
+    text = re.sub(r" \(\[[^]]+\]\([^)]+\)\)", "", text)  # one in brackets says where more is said
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text).replace("`", "")
+
+
+def values_of(key: Key) -> str:
+    words = ", ".join(f"`{word}`" for word in key.choices)
+    if key.kind == "choice":
+        return words
+    if key.default is None:
+        return f"`none` ({key.unit})" if key.unit else "`none`"
+    default = re.sub(r"\.0\b", "", json.dumps(key.default))
+    return f"`{default}` {key.unit}".strip() + (f", of {words}" if words else "")
 
 
 def test_every_hook_has_its_row():

@@ -31,8 +31,8 @@ from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
 from saferun.planning.inputs import RunInputs
 from saferun.planning.request import read
-from saferun.profile.schema import Value
 from saferun.profile.values import write_value
+from saferun.settings import Value
 from saferun.supervise.start import check_script
 
 if TYPE_CHECKING:  # only type checkers have it

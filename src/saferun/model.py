@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saferun.named_tuple import NamedTuple
+from saferun.settings import Settings
 
 
 class Setting(NamedTuple):
@@ -106,156 +107,6 @@ class Facts(NamedTuple):
     python: str = "python"  # what `launcher: python` starts
 
 
-class CompileHook(NamedTuple):
-    """`hooks.compile`: what torch.compile may do."""
-
-    enabled: str
-    autotune: str
-    cudagraphs: str
-    fallback: str
-
-
-class InitHook(NamedTuple):
-    """`hooks.init`: what init_process_group checks and waits for."""
-
-    set_device: bool
-    barrier: str
-    agree: str
-    timeout_s: float
-
-
-class OrderHook(NamedTuple):
-    """`hooks.order`: what happens when things are made before the process group."""
-
-    mode: str
-    wrap_barrier: bool
-
-
-class GuardsHook(NamedTuple):
-    """`hooks.guards`: checks before a kernel whose failure makes the CUDA context unusable."""
-
-    labels: str
-    logits: str
-    embeddings: str
-    compiled: str
-
-
-class MemoryHook(NamedTuple):
-    """`hooks.memory`: when the cache of the CUDA allocator is cleared."""
-
-    clear_between_trials: bool
-
-
-class OptunaHook(NamedTuple):
-    """`hooks.optuna`: how a study continues after CUDA errors."""
-
-    mode: str
-    recycle_every: int
-
-
-class TensorflowHook(NamedTuple):
-    """`hooks.tensorflow`: how MirroredStrategy reduces gradients, and how memory is allocated."""
-
-    cross_device_ops: str
-    memory_growth: bool
-
-
-class HookSettings(NamedTuple):
-    """The `hooks` section: one field for each hook."""
-
-    compile: CompileHook
-    cudagraph_markers: str
-    init: InitHook
-    excepthook: str
-    order: OrderHook
-    shards: str
-    guards: GuardsHook
-    memory: MemoryHook
-    optuna: OptunaHook
-    tensorflow: TensorflowHook
-    required: bool
-
-
-class ResumePolicy(NamedTuple):
-    """`retry.resume`: how an attempt after the first goes on from a checkpoint."""
-
-    checkpoints: str  # a pattern of glob(7) with placeholders; "" for none
-    args: tuple[str, ...]  # of the script, with placeholders
-
-
-class RetryPolicy(NamedTuple):
-    """The `retry` section; names ending in _s are in seconds."""
-
-    attempts: int  # in a row without progress
-    attempts_total: int
-    backoff_s: tuple[float, float]  # first and longest wait
-    deadline_s: float | None
-    unknown_after_s: float | None
-    rejoin_s: float
-    debug_last: bool
-    resume_args: tuple[str, ...]
-    resume: ResumePolicy
-
-
-class MitigationPolicy(NamedTuple):
-    """The `mitigate` section."""
-
-    enabled: bool
-    remember: bool
-    never: tuple[str, ...]
-
-
-class PreflightPolicy(NamedTuple):
-    """The `preflight` section."""
-
-    mode: str  # off, warn, require
-    timeout_s: float
-
-
-class LockPolicy(NamedTuple):
-    """The `locks` section."""
-
-    gpus: str  # warn, refuse, wait, off
-    wait_s: float
-    slots: int  # runs that may share a GPU
-    slot_memory_gib: float | None
-
-
-class WatchPolicy(NamedTuple):
-    """The `watch` section."""
-
-    mode: str  # off, warn, end
-    silence_s: float | None
-
-
-class NotifyPolicy(NamedTuple):
-    """The `notify` section."""
-
-    command: tuple[str, ...]  # argv; empty for none
-    on: tuple[str, ...]  # events; empty for all of them
-
-
-class RecoverPolicy(NamedTuple):
-    """The `recover` section."""
-
-    gpu_reset: str  # never, when-idle
-
-
-class Settings(NamedTuple):
-    """All keys of a profile except `launcher`, `env` and `torchrun`, with their defaults."""
-
-    hooks: HookSettings
-    retry: RetryPolicy
-    mitigate: MitigationPolicy
-    preflight: PreflightPolicy
-    locks: LockPolicy
-    workers: int
-    watch: WatchPolicy
-    notify: NotifyPolicy
-    price_per_gpu_hour: float | None  # in the user's currency
-    recover: RecoverPolicy
-
-
 class ProcessLimits(NamedTuple):
     """What mitigations change for the launcher's process."""
 
@@ -269,7 +120,7 @@ class Changes(NamedTuple):
 
     names: tuple[str, ...] = ()  # of the mitigations, in order
     env: tuple[tuple[str, Setting], ...] = ()  # in the order of the mitigations
-    hooks: Mapping[str, Mapping[str, str | bool]] = {}  # hook -> key -> value
+    hooks: Mapping[str, str | bool] = {}  # "hooks.compile.autotune" -> value
     notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
     torchrun: tuple[str, ...] = ()  # "--master-port=40123"
     limits: ProcessLimits = ProcessLimits()
@@ -286,7 +137,6 @@ class Profile(NamedTuple):
     """
 
     name: str
-    launcher: str
     torchrun: Mapping[str, Setting]  # "nproc-per-node" -> the default if the user gives none
     env: Mapping[str, Setting]
     settings: Settings

@@ -16,7 +16,7 @@ from saferun.diagnosis.deciding import retry_policy
 from saferun.journal import event_types
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning.torchrun import torchrun_args
-from saferun.profile.schema import KEYS
+from saferun.settings import KEYS
 
 
 def ask(home: Path, *argv: str, status: int = 0) -> str:

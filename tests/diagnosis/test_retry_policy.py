@@ -15,22 +15,18 @@ from saferun.diagnosis.deciding.retry_policy import (
     GUARDS,
     STOP,
     Decision,
-    Policies,
     decide,
     used_up,
 )
-from saferun.model import MitigationPolicy
-from saferun.profile import settings
+from saferun.settings import Settings, with_values
 
-DEFAULTS = settings.build({})
-POLICY = Policies(DEFAULTS.retry, DEFAULTS.mitigate)
+POLICY = Settings()
 
 
-def allowing(**changes: object) -> Policies:
-    """The default policies with some fields replaced."""
-    mitigate = {k: v for k, v in changes.items() if k in MitigationPolicy._fields}
-    retry = {k: v for k, v in changes.items() if k not in mitigate}
-    return Policies(DEFAULTS.retry._replace(**retry), DEFAULTS.mitigate._replace(**mitigate))
+def allowing(**changes: object) -> Settings:
+    """The default settings with some keys of `retry` and `mitigate` replaced."""
+    given = {f"{group}.{key}": v for group in ("retry", "mitigate") for key, v in changes.items()}
+    return with_values(POLICY, given)
 
 
 def failed(number: int, verdict: str = "retry", **facts) -> AttemptOutcome:

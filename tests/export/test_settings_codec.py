@@ -39,7 +39,7 @@ def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, 
 def values(profile) -> tuple:
     env = {name: setting.value for name, setting in profile.env.items()}
     argv = {name: setting.value for name, setting in profile.torchrun.items()}
-    return profile.name, profile.launcher, env, argv, profile.settings
+    return profile.name, env, argv, profile.settings
 
 
 def test_of_one_key_given_twice_each_counts_where_its_condition_holds():

@@ -55,7 +55,7 @@ def run(
     profile = resolve([doc], (), at, named=True, origin="--profile")
     identity = Identity(SITE, "run", 2, str(folder / "receipts"))
     base = build_plan(request, profile, facts, exported, identity)
-    here = mitigation_overlay.situation(base, exported, facts.torch, answers=answers)
+    here = mitigation_overlay.Situation(base, exported, facts.torch, answers or {})
     for place, name in enumerate(names):
         assert mitigation_overlay.refusal(ALL, name, names[:place], here) == ""
     changes = mitigation_overlay.changes(ALL, names, here)

@@ -14,6 +14,8 @@ import pytest
 from saferun.inject import contract
 from saferun.journal import receipts
 from saferun.journal.receipts import Receipt, judge, read
+from saferun.model import as_tree
+from saferun.settings import HookSettings
 
 SITE = Path(contract.__file__).with_name("site")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
@@ -248,9 +250,8 @@ def test_never_more_than_three_lines() -> None:
 def torchrun(tmp_path: Path, *argv: str, **extra: str) -> tuple[Receipt, ...]:
     """Run two ranks that do nothing, under our hooks, and read what they left."""
     (tmp_path / "train.py").write_text("pass")
-    text = contract.encode(
-        run="r", attempt=1, hooks={}, mitigations=[], receipts=str(tmp_path / "receipts")
-    )
+    hooks, place = as_tree(HookSettings()), str(tmp_path / "receipts")
+    text = contract.encode(run="r", attempt=1, hooks=hooks, mitigations=[], receipts=place)
     dropped = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "RANK", "LOCAL_", "WORLD_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     environ = {**kept, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": text, "OMP_NUM_THREADS": "1"}

@@ -10,13 +10,14 @@ import pytest
 from saferun.errors import UsageError
 from saferun.export import shell_script
 from saferun.inject import contract
-from saferun.model import Facts, Gpu, GpuFacts, HookSettings, Identity, Request, Setting, as_tree
+from saferun.model import Facts, Gpu, GpuFacts, Identity, Request, Setting, as_tree
 from saferun.planning import view
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import OF_ATTEMPT, SHARE_STORE, WORKER, any_hook
 from saferun.planning.torchrun import torchrun_args
 from saferun.profile.merge import Conditions, resolve
-from saferun.profile.schema import KEYS, Doc, Leaf
+from saferun.profile.schema import Doc, Leaf
+from saferun.settings import KEYS, HookSettings
 
 SITE = "/pkg/inject/site"
 TWO = GpuFacts((Gpu(0, "GPU-a", "NVIDIA H100"), Gpu(1, "GPU-b", "NVIDIA H100")), "proc")

@@ -12,8 +12,8 @@ from saferun.inject import contract
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME
 from saferun.model import ProcessLimits
 from saferun.profile.merge import Given
-from saferun.profile.schema import KEYS, Leaf
-from saferun.profile.settings import replace
+from saferun.profile.schema import Leaf
+from saferun.settings import KEYS, with_values
 
 VARIABLES = {
     "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -94,9 +94,10 @@ def _changes_what_it_says(name: str) -> None:
     for made in changed.values():
         assert (made.origin, made.source) == (f"mitigation {name}", ALL[name].source)
         assert made.why == ALL[name].why
-    changed_hooks = before.settings.hooks
-    changed_hooks = replace(changed_hooks, HOOKS.get(name, {}))
-    assert after.settings.hooks == changed_hooks
+    changes = {
+        f"{h}.{key}": v for h, part in HOOKS.get(name, {}).items() for key, v in part.items()
+    }
+    assert after.settings.hooks == with_values(before.settings.hooks, changes)
     assert after.torchrun_args == (*OPTIONS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
     assert after.limits == ProcessLimits(**LIMITS.get(name, {}))

@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
-from saferun.model import Checkpoint, ResumePolicy
+from saferun.model import Checkpoint
 from saferun.planning import resume
+from saferun.settings import ResumePolicy
 
 AT_500 = Checkpoint("out/checkpoint-500", 500, 0.0)
 

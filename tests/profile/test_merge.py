@@ -41,7 +41,7 @@ def test_what_nobody_gives_has_the_default_of_the_table():
     profile = made(doc("a"))
     assert profile.settings.hooks.init.timeout_s == 600
     assert profile.settings.retry.backoff_s == (5, 60)
-    assert profile.launcher == "torchrun"
+    assert profile.settings.launcher == "torchrun"
 
 
 @pytest.mark.parametrize(

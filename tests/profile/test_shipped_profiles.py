@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from cases import check_cases
 
-from saferun.model import Checkpoint, ResumePolicy
+from saferun.model import Checkpoint
 from saferun.planning import resume
+from saferun.settings import ResumePolicy
 from saferun.system import checkpoints
 
 PROFILES = Path(__file__).parents[2] / "profiles"

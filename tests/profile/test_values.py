@@ -13,11 +13,10 @@ from shell_text import made, settings_in_bash
 from saferun.errors import ProfileError
 from saferun.export import settings_codec
 from saferun.export.settings_codec import ScriptSettings
-from saferun.model import as_tree
-from saferun.profile import settings as profile_settings
-from saferun.profile.schema import KEYS, Doc, Leaf, Value
+from saferun.profile.schema import Doc, Leaf
 from saferun.profile.values import read_value, write_value
 from saferun.profile.yaml_reader import parse
+from saferun.settings import KEYS, Value
 
 GOOD = [
     ("hooks.compile.autotune", "off", "off"),
@@ -192,17 +191,6 @@ def test_set_yaml_and_script_agree_on_what_a_person_types(key, text):
             return "refused"
 
     assert meaning(from_set) == meaning(from_yaml) == meaning(from_script)
-
-
-def test_the_typed_settings_have_a_field_for_every_key_and_no_more():
-    tree = as_tree(profile_settings.build({}))
-
-    def leaves(prefix: str, node: object) -> list[str]:
-        if isinstance(node, dict):
-            return [key for name in node for key in leaves(f"{prefix}.{name}", node[name])]
-        return [prefix[1:]]
-
-    assert sorted(leaves("", tree)) == sorted(set(KEYS) - {"launcher"})
 
 
 def test_every_default_fits_its_own_key():

@@ -9,12 +9,28 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from saferun.model import as_tree
+from saferun.settings import HookSettings
+
 INJECT = Path(__file__).resolve().parents[2] / "src" / "saferun" / "inject"
 SITE = INJECT / "site"
 NEUTRAL = {"excepthook": "on"}
+QUIET = {
+    "init": {"set_device": False, "barrier": "off", "agree": "off", "timeout_s": 30},
+    "order": {"mode": "off", "wrap_barrier": False},
+    "shards": "off",
+}
 DEADLINE_S = 500
 _OURS = ("SAFERUN_", "TORCHELASTIC_", "PYTHON", "TORCH", "COV_")
 _GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def changed(hooks: dict[str, Any]) -> dict[str, Any]:
+    """The settings of all hooks, as a rank gets them: the defaults with some changes."""
+    tree: dict[str, Any] = as_tree(HookSettings())
+    for name, value in hooks.items():
+        tree[name] = {**tree[name], **value} if isinstance(value, dict) else value
+    return tree
 
 
 class Ran(NamedTuple):
@@ -50,14 +66,12 @@ class Interpreters:
         return {**kept, **extra}
 
     def contract(self, hooks: dict[str, Any]) -> str:
-        quiet = {"init": {"set_device": False, "barrier": "off", "agree": "off", "timeout_s": 30}}
-        hooks = {**quiet, "order": {"mode": "off", "wrap_barrier": False}, "shards": "off", **hooks}
         return json.dumps(
             {
                 "v": 1,
                 "run": "test",
                 "attempt": 1,
-                "hooks": hooks,
+                "hooks": changed({**QUIET, **hooks}),
                 "mitigations": [],
                 "receipts": str(self.receipts),
             }

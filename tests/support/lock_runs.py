@@ -13,7 +13,8 @@ import pytest
 from repo import ROOT
 
 from saferun.gpu.lock import lock, lock_owner
-from saferun.model import Gpu, LockPolicy
+from saferun.model import Gpu
+from saferun.settings import LockPolicy
 
 A = "GPU-14e799be-cee2-7364-1ed2-56588c2c62e3"
 B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"

@@ -58,7 +58,7 @@ def planned(
     identity = Identity(SITE, "run", 2, None)
     base = build_plan(request, profile, facts, environ, identity)
     answers = ANSWERS if answers is None else answers
-    here = mitigation_overlay.situation(base, environ, "2.13.0", answers=answers)
+    here = mitigation_overlay.Situation(base, environ, "2.13.0", answers=answers)
     changed = mitigation_overlay.changes(ALL, names, here)
     return build_plan(request, profile, facts, environ, identity, changed)
 
@@ -70,4 +70,4 @@ def here(
     leaves = what.pop("leaves", None)
     base = planned(arguments=arguments or ("t.py",), environ=environ, leaves=leaves)
     facts = {"answers": ANSWERS, "torch": "2.13.0", **what}
-    return mitigation_overlay.situation(base, environ or {}, facts.pop("torch"), **facts)
+    return mitigation_overlay.Situation(base, environ or {}, facts.pop("torch"), **facts)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from interpreters import changed
+
 from saferun.inject import contract
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -57,20 +59,7 @@ def hooks(
     init: dict[str, Any] | None = None, order: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The two hooks' settings: the shipped defaults, changed as a test says."""
-    return {
-        "compile": {"enabled": "keep", "autotune": "keep", "cudagraphs": "keep", "fallback": "off"},
-        "cudagraph_markers": "keep",
-        "excepthook": "off",
-        "init": {
-            "set_device": True,
-            "barrier": "store",
-            "agree": "error",
-            "timeout_s": 600,
-            **(init or {}),
-        },
-        "order": {"mode": "warn", "wrap_barrier": True, **(order or {})},
-        "required": False,
-    }
+    return changed({"excepthook": "off", "init": init or {}, "order": order or {}})
 
 
 def environment(settings: dict[str, Any] | None, receipts: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from saferun.export import generate
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning.request import COMMAND_OPTIONS
 from saferun.planning.torchrun.torchrun_args import COMMANDS, OWN, parse
-from saferun.profile.schema import KEYS
+from saferun.settings import KEYS
 
 Items: TypeAlias = list[CompletionItem[Any]]
 

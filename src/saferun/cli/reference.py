@@ -24,7 +24,8 @@ from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 from saferun.profile import files as profiles
-from saferun.profile.schema import HOOKS, KEYS, Doc, Key
+from saferun.profile.schema import Doc
+from saferun.settings import HOOKS, KEYS, Key
 
 VERDICTS = {
     "retry": "tries again: it can pass",

@@ -25,8 +25,7 @@ from saferun.planning.inputs import RunInputs
 from saferun.planning.request import read_torchrun
 from saferun.planning.view import as_text
 from saferun.profile import files as profiles
-from saferun.profile.merge import Given, is_for_gpus
-from saferun.profile.values import read_value
+from saferun.profile.merge import is_for_gpus
 from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors
@@ -108,16 +107,14 @@ def gathered_for(
     Raises:
         SaferunError: a mistake of the user's, or there is no torchrun.
     """
-    sets = [Given(k, read_value(k, text, by), by) for k, text, by in request.sets]
-    sets = [*sheet.sets, *sets, *inputs.retries(request)]
+    sets = (*sheet.sets, *inputs.given_settings(request))
     origin = name if sheet.named else settings_codec.DETECTED
     needs_gpus = not sheet.named or is_for_gpus(sheet.chain)
     gpus = gpu.detect(environ) if needs_gpus else GpuFacts()
     remarks = tuple(_remarks(sheet, request, gpus))
-    chosen = profiles.Chosen(sheet.chain, sheet.named, origin, remarks)
+    chosen = profiles.Chosen(sheet.chain, sheet.named, origin, remarks, sets, gpus)
     cwd = inputs.working_directory()
-    selection = inputs.Selection(chosen, sets, gpus)
-    return inputs.assemble(request, selection, environ, cwd, starting=not request.dry_run)
+    return inputs.assemble(request, chosen, environ, cwd, starting=not request.dry_run)
 
 
 def _remarks(sheet: ScriptSettings, request: Request, gpus: GpuFacts) -> list[str]:

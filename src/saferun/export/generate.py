@@ -19,7 +19,6 @@ from saferun.planning.request import read as read_request
 from saferun.planning.request import read_torchrun
 from saferun.planning.torchrun import torchrun_args
 from saferun.profile.files import Chosen
-from saferun.profile.merge import Given
 from saferun.system import paths
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
@@ -137,15 +136,15 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     Raises:
         SaferunError: a mistake of the user's.
     """
-    selection = inputs.choose(wanted.request, environ, cwd)
+    chosen = inputs.choose(wanted.request, environ, cwd)
     request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
-    gathered = inputs.assemble(request, selection, environ, cwd, starting=False)
+    gathered = inputs.assemble(request, chosen, environ, cwd, starting=False)
     if request.line.refusal is None:  # else the job's script is given when this one is run
         gathered.plan()
-    sheet = _sheet(selection.chosen, selection.sets)
+    sheet = _sheet(chosen)
     text = _text(wanted, sheet, gathered)
     secrets = _secrets(sheet, wanted.args)
-    remarks = (*selection.chosen.remarks, *secrets)
+    remarks = (*chosen.remarks, *secrets)
     if wanted.slurm is None:
         return Script(text, remarks, private=bool(secrets))
     if not sheet.named:
@@ -171,11 +170,11 @@ def _text(wanted: ScriptRequest, sheet: ScriptSettings, gathered: inputs.RunInpu
     )
 
 
-def _sheet(chosen: Chosen, sets: Sequence[Given]) -> ScriptSettings:
+def _sheet(chosen: Chosen) -> ScriptSettings:
     made_for = next((doc.match for doc in reversed(chosen.chain) if doc.match), ())
     by = chosen.origin if chosen.named else settings_codec.DETECTED
     by = "--profile" if by == "SAFERUN_PROFILE" else by  # as in the command that is shown
-    over = tuple(given._replace(origin=settings_codec.SET) for given in sets)
+    over = tuple(given._replace(origin=settings_codec.SET) for given in chosen.sets)
     return ScriptSettings(chosen.chain[-1].name, by, made_for, chosen.chain, over)
 
 

@@ -16,11 +16,12 @@ from saferun.export import shell_script
 from saferun.export.settings_codec import ScriptSettings
 from saferun.export.shell_script import comment, one_line, quote
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
-from saferun.model import Profile, RetryPolicy
+from saferun.model import Profile
 from saferun.planning.inputs import RunInputs
 from saferun.planning.own_variables import SHARE_STORE, for_torchrun
-from saferun.profile.schema import KEYS, Leaf
+from saferun.profile.schema import Leaf
 from saferun.profile.values import write_value
+from saferun.settings import KEYS, RetryPolicy
 
 TEMPLATE = "plain.sh"
 _HAS = ("launcher", "retry.attempts", "retry.backoff_s", "retry.resume_args")
@@ -55,7 +56,7 @@ def render(
     head, job, loop = template.partition(_JOB)
     assert job, "the template starts the job"
     words = ["python3", "-c", "$torchrun", *args]
-    if profile.launcher == "python":
+    if profile.settings.launcher == "python":
         head, loop = _TORCHRUN.sub("", head), loop.replace(_CRASHED, "status > 128")
         words = ["python3", *(gathered.plan().command[1:] if args else ())]
     quoted = " ".join('"$torchrun"' if word == "$torchrun" else quote(word) for word in words)
@@ -79,8 +80,9 @@ def _header(sheet: ScriptSettings, profile: Profile, command: Sequence[str]) -> 
         for key, note in profile.notes.items()
         if key not in _HAS and note.value != str(KEYS[key].default)
     ]
-    what = "a signal ends the script" if profile.launcher == "python" else "a signal ended a rank"
-    name = "python3" if profile.launcher == "python" else "torchrun"
+    python = profile.settings.launcher == "python"
+    what = "a signal ends the script" if python else "a signal ended a rank"
+    name = "python3" if python else "torchrun"
     return (
         comment(
             f"{name} with the variables of profile {sheet.profile}, started again where {what}; "
@@ -115,7 +117,8 @@ def _settings(sheet: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
     keys += [given.key for given in sheet.sets]
     for key in dict.fromkeys(keys):
         yield from _variable(key, sheet, gathered)
-    own = for_torchrun(_profile(gathered), gathered.request.options, gathered.identity, {}, ())
+    settings, options = _profile(gathered).settings, gathered.request.options
+    own = for_torchrun(settings, options, gathered.identity, {}, ())
     if SHARE_STORE in own:
         yield _one_line(own[SHARE_STORE].why) + f"{_unless(SHARE_STORE)}export {SHARE_STORE}=1\n"
 
@@ -128,7 +131,7 @@ def _variable(key: str, sheet: ScriptSettings, gathered: RunInputs) -> Iterator[
     section, _, name = key.partition(".")
     if section == "torchrun":
         options = gathered.request.options
-        if not sheet.named or _profile(gathered).launcher != "torchrun":
+        if not sheet.named or _profile(gathered).settings.launcher != "torchrun":
             return
         if name == "nproc-per-node" and (options.nodes != 1 or options.processes is not None):
             return

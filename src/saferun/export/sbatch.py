@@ -20,7 +20,7 @@ from saferun.errors import UsageError
 from saferun.model import CommandLine
 from saferun.named_tuple import NamedTuple
 from saferun.planning.torchrun.torchrun_args import whole
-from saferun.profile.schema import KEYS
+from saferun.settings import KEYS
 
 # gen-shell's options for Slurm, with what stands for their value.
 OPTIONS: dict[str, str | None] = {

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     class Contract(TypedDict):
-        """SAFERUN_INJECT; `settings.complete` gives `hooks` the type of each hook's settings."""
+        """SAFERUN_INJECT; `hooks` has every key of HookSettings in saferun/settings.py."""
 
         v: int
         run: str
@@ -95,7 +95,7 @@ def encode(
     Args:
         run: the run's identifier.
         attempt: the number of the attempt, from 1 on.
-        hooks: the profile's section `hooks`.
+        hooks: the profile's section `hooks`, whole: a rank has no defaults of its own.
         mitigations: names of the mitigations in force.
         receipts: directory of the receipts; None where nothing can be written.
         others: left out where None: `state`, the directory that the processes of the run share,

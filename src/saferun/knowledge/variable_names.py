@@ -25,6 +25,12 @@ def items(text: str, between: str) -> list[str]:
     return [item.strip() for item in text.split(between) if item.strip()]
 
 
+def item_name(variable: str, item: str) -> str:
+    """Return the name of an item of a list variable; the item itself where it has no value."""
+    _, pair = LISTS[variable]
+    return item.split(pair, 1)[0] if pair else item
+
+
 # What makes a program run code that its user did not name: ld.so(8), python(1), bash(1),
 # perlrun(1), node(1), and what nccl, torch and triton say of plugins, compilers and caches of code.
 _LOADS_CODE = frozenset(
@@ -55,11 +61,8 @@ def combine(name: str, older: str, newer: str) -> str:
         older: the earlier value.
         newer: the later value.
     """
-    between, pair = LISTS[name]
-    wins = {item.split(pair, 1)[0] if pair else item for item in items(newer, between)}
-    kept = [
-        item
-        for item in items(older, between)
-        if (item.split(pair, 1)[0] if pair else item) not in wins
-    ]
-    return between.join([*kept, *items(newer, between)])
+    between, _ = LISTS[name]
+    added = items(newer, between)
+    replaced = {item_name(name, item) for item in added}
+    kept = [item for item in items(older, between) if item_name(name, item) not in replaced]
+    return between.join([*kept, *added])

@@ -8,7 +8,6 @@ identity and other changes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from saferun.errors import UsageError
@@ -22,14 +21,14 @@ from saferun.model import (
     LaunchPlan,
     Profile,
     Request,
-    Setting,
 )
 from saferun.planning import env_merge, own_variables, resume
 from saferun.planning.mitigation_overlay import merge_mitigations, with_options
 from saferun.planning.other_launchers import hint
+from saferun.planning.own_variables import is_supervised
 from saferun.planning.torchrun.torchrun_args import launch_options, value_of, whole
-from saferun.profile import settings
 from saferun.profile.merge import Conditions
+from saferun.settings import Settings, with_values
 
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
@@ -59,25 +58,6 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
     return Conditions(facts.torch, gpus, several or (nodes or 2) > 1)
 
 
-def _meets(profile: Profile, options: LaunchOptions) -> bool:
-    """Return whether agents of several nodes meet, by way of what the hooks are loaded with."""
-    return options.nodes != 1 and own_variables.is_supervised(profile.settings)
-
-
-def _start(profile: Profile, identity: Identity) -> str:
-    """Return what an attempt goes on from, and how, as ranks compare it; "" for nothing."""
-    retry, found = profile.settings.retry, identity.checkpoint
-    parts = [f"retry.resume {json.dumps(retry.resume)}"] if retry.resume.checkpoints else []
-    parts += [f"retry.resume_args {json.dumps(retry.resume_args)}"] if retry.resume_args else []
-    if parts:
-        parts.insert(0, f"{found.path} (step {found.step})" if found else "the beginning")
-    return ", ".join(parts)
-
-
-def _watched(profile: Profile) -> bool:
-    return profile.settings.watch.mode != "off"
-
-
 def build_plan(
     request: Request,
     profile: Profile,
@@ -100,58 +80,42 @@ def build_plan(
         UsageError: an option of torchrun is given, and the launcher is plain python.
     """
     line = _line(request, profile, environ, identity)
-    hooks = settings.replace(profile.settings.hooks, changes.hooks)
     options, merged = launch_options(line, environ), env_merge.merge(profile.env, environ)
-    needed = changes._replace(needs_hooks=changes.needs_hooks or _meets(profile, options))
-    ours = {
-        **own_variables.for_torchrun(profile, options, identity, environ, changes.names),
-        **own_variables.for_hooks(
-            hooks,
-            merged.env,
-            environ,
-            identity,
-            needed,
-            _watched(profile),
-            _start(profile, identity),
-        ),
-        **own_variables.for_watch(profile, identity, {**merged.env, **environ}),
-    }
-    return _plan(profile, facts, line, options, changes)._replace(
-        env=_changed_env({**merged.env, **ours}, environ, changes),
-        settings=profile.settings._replace(hooks=hooks),
-        kept=merged.kept,
-        hint=_hint(request, profile, facts),
-        remarks=(*_remarks(request, profile, facts), *merged.remarks),
-        checkpoint=identity.checkpoint,
+    settings = profile.settings._replace(
+        hooks=with_values(profile.settings.hooks, changes.hooks, "hooks.")
     )
-
-
-def _plan(
-    profile: Profile,
-    facts: Facts,
-    line: CommandLine,
-    options: LaunchOptions,
-    changes: Changes,
-) -> LaunchPlan:
-    """Return the plan of a command line, without its environment variables."""
-    args = _changed_args(line, changes)
+    # Agents of several nodes meet by way of what the hooks are loaded with.
+    needs_hooks = changes.needs_hooks or (options.nodes != 1 and is_supervised(settings))
+    seen = {**environ, **{name: setting.value for name, setting in merged.env.items()}}
+    ours = {
+        **own_variables.for_torchrun(settings, options, identity, environ, changes.names),
+        **own_variables.for_hooks(
+            settings, identity, changes.names, seen.get("PYTHONPATH", ""), needed=needs_hooks
+        ),
+        **own_variables.for_watch(settings, identity, seen),
+    }
+    env = merge_mitigations({**merged.env, **ours}, environ, changes.env)
+    args = with_options(line, changes.torchrun)
     return LaunchPlan(
         profile=profile.name,
-        launcher=profile.launcher,
+        launcher=settings.launcher,
         command=_command(line, options, profile, facts, args),
         torchrun_args=args,
         script=line.script,
         script_args=line.script_args,
         options=options,
-        env={},
-        settings=profile.settings,
+        env=dict(sorted(env.items())),
+        settings=settings,
         devices=tuple(gpu.uuid for gpu in facts.gpu.gpus if gpu.uuid),
         mitigations=changes.names,
         profile_origin=profile.origin,
         gpus=facts.gpu,
         notes={**profile.notes, **changes.notes},
-        kept={},
+        kept=merged.kept,
+        hint=_hint(request, profile, facts),
+        remarks=(*_remarks(request, profile, facts), *merged.remarks),
         limits=changes.limits,
+        checkpoint=identity.checkpoint,
     )
 
 
@@ -166,7 +130,7 @@ def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
         script_args=request.line.script_args,
         options=request.options,
         env={},
-        settings=settings.build({}),
+        settings=Settings(),
         devices=(),
         mitigations=(),
         profile_origin="SAFERUN_DISABLE",
@@ -199,7 +163,7 @@ def _defaults(
     line: CommandLine, profile: Profile, environ: Mapping[str, str]
 ) -> list[tuple[str, str, str]]:
     """Return the profile's torchrun options that apply: (argument, name in torchrun, value)."""
-    if profile.launcher != "torchrun" or not profile.named:
+    if profile.settings.launcher != "torchrun" or not profile.named:
         return []
     found = []
     for name, default in profile.torchrun.items():
@@ -222,21 +186,6 @@ def _applies(dest: str, line: CommandLine, environ: Mapping[str, str]) -> bool:
     return True
 
 
-def _changed_args(line: CommandLine, changes: Changes) -> tuple[str, ...]:
-    if not changes.torchrun:
-        return line.args
-
-    return with_options(line, changes.torchrun)
-
-
-def _changed_env(
-    env: Mapping[str, Setting], environ: Mapping[str, str], changes: Changes
-) -> dict[str, Setting]:
-    if changes.env:
-        env = merge_mitigations(env, environ, changes.env)
-    return dict(sorted(env.items()))
-
-
 def _command(
     line: CommandLine,
     options: LaunchOptions,
@@ -244,7 +193,7 @@ def _command(
     facts: Facts,
     args: tuple[str, ...],
 ) -> tuple[str, ...]:
-    if profile.launcher == "torchrun":
+    if profile.settings.launcher == "torchrun":
         return (*facts.launcher, *args)
     if options.foreign:
         option = "--" + options.foreign[0].replace("_", "-")
@@ -290,7 +239,7 @@ def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
     if not (request.options.no_python or request.options.module):
         remarks += filter(None, [hint(request.line.script)])
     attempts, restarts = profile.settings.retry.attempts, request.options.restarts
-    if attempts > 1 and restarts > 0 and profile.launcher == "torchrun":
+    if attempts > 1 and restarts > 0 and profile.settings.launcher == "torchrun":
         remarks.append(
             f"--max-restarts {restarts} stays torchrun's own, within each of saferun's up to "
             f"{attempts} attempts (retry.attempts)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from saferun.knowledge.variable_names import LISTS, OTHER_NAME, items
+from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine, item_name, items
 from saferun.model import Setting
 from saferun.named_tuple import NamedTuple
 
@@ -97,22 +97,15 @@ def _merge_list(
         env: receives the merged value if it differs from `theirs`.
         kept: receives the profile's setting if none of its items was used.
     """
-    between, pair = LISTS[name]
+    between, _ = LISTS[name]
     ours, old = items(setting.value, between), items(theirs, between)
-
-    def key(item: str) -> str:
-        return item.split(pair, 1)[0] if pair else item
-
-    winners, others = (ours, old) if _commanded(setting) else (old, ours)
-    taken = {key(item) for item in winners}
-    added = [item for item in others if key(item) not in taken]
-    if winners is old and not added:
-        if any(item not in old for item in ours):
-            kept[name] = setting
-        return
-    if winners is old:  # the exported text is kept unchanged: an empty item can have a meaning
+    if _commanded(setting):
+        value = combine(name, theirs, setting.value)
+    else:  # the exported text is kept unchanged: an empty item can have a meaning
+        taken = {item_name(name, item) for item in old}
+        added = [item for item in ours if item_name(name, item) not in taken]
         value = between.join([theirs, *added] if theirs else added)
-    else:
-        value = between.join([*added, *ours])
     if value != theirs:
         env[name] = setting._replace(value=value, origin=f"exported + {setting.origin}")
+    elif not set(ours) <= set(old):
+        kept[name] = setting

@@ -26,10 +26,11 @@ from saferun.planning.own_variables import is_supervised
 from saferun.planning.torchrun import torchrun_install
 from saferun.planning.torchrun.torchrun_args import advice, launch_options
 from saferun.profile import files as profiles
-from saferun.profile import settings
+from saferun.profile.files import Chosen
 from saferun.profile.merge import Given, is_for_gpus, resolve
 from saferun.profile.schema import Doc, Leaf
 from saferun.profile.values import read_value
+from saferun.settings import RetryPolicy
 from saferun.system import gpus as gpu
 from saferun.system import paths
 
@@ -57,7 +58,7 @@ class RunInputs(NamedTuple):
     @property
     def starts_python(self) -> bool:
         """Whether plain python starts the job."""
-        return self.profile is not None and self.profile.launcher == "python"
+        return self.profile is not None and self.profile.settings.launcher == "python"
 
     def plan(self, changes: Changes = NO_CHANGES) -> LaunchPlan:
         """Return the plan of the attempt that `identity` names.
@@ -142,14 +143,6 @@ def check_accepted(gathered: RunInputs) -> None:
         raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=advice(line))
 
 
-class Selection(NamedTuple):
-    """The profile that applies to a request, the user's settings over it, and the GPUs."""
-
-    chosen: profiles.Chosen
-    sets: Sequence[Given]
-    gpus: GpuFacts
-
-
 def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> RunInputs:
     if disabled(environ):
         facts = Facts(launcher=_launcher(environ, starting).argv)
@@ -163,8 +156,10 @@ def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting:
     return gathered._replace(remarks=(*gathered.remarks, *([idle] if idle else [])))
 
 
-def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Selection:
+def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Chosen:
     """Return the profile that applies to a request, the user's settings over it, and the GPUs.
+
+    GPUs are detected once, and not at all if the profile is not for GPUs.
 
     Args:
         request: what the user asked for.
@@ -174,13 +169,18 @@ def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Selection:
     Raises:
         ProfileError: the profile is unknown, unreadable or invalid.
     """
-    chosen, gpus = _choose(request, environ, cwd)
-    return Selection(chosen, tuple(_sets(request)), gpus)
+    if not request.profile and profiles.local_profile(cwd)[0] is None:
+        gpus = gpu.detect(environ)
+        chosen = profiles.choose(None, "", environ, cwd, gpus)
+    else:
+        chosen = profiles.choose(request.profile, request.profile_origin, environ, cwd, GpuFacts())
+        gpus = gpu.detect(environ) if is_for_gpus(chosen.chain) else GpuFacts()
+    return chosen._replace(sets=given_settings(request), gpus=gpus)
 
 
 def assemble(
     request: Request,
-    selection: Selection,
+    chosen: Chosen,
     environ: Mapping[str, str],
     cwd: str,
     *,
@@ -190,7 +190,7 @@ def assemble(
 
     Args:
         request: what the user asked for.
-        selection: the profile, the settings over it and the GPUs.
+        chosen: the profile, the settings over it and the GPUs.
         environ: what the user exported.
         cwd: the directory that relative paths start from.
         starting: a job is about to start; otherwise torchrun and python need not exist.
@@ -198,11 +198,11 @@ def assemble(
     Raises:
         SaferunError: values exclude each other, or torchrun is not installed.
     """
-    chosen, sets, gpus = selection.chosen, selection.sets, selection.gpus
-    launcher = None if _starts_python(selection) else _launcher(environ, starting)
+    sets = chosen.sets
+    launcher = None if _starts_python(chosen) else _launcher(environ, starting)
     if launcher is None:
         request, sets = _for_python(request, sets, environ)
-    facts = _facts(launcher, environ, gpus, starting)
+    facts = _facts(launcher, environ, chosen.gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
     here = conditions(request, facts, starts_all=starts_all)
     profile = resolve(chosen.chain, sets, here, named=chosen.named, origin=chosen.origin)
@@ -220,8 +220,8 @@ def assemble(
 
 
 def _for_python(
-    request: Request, sets: Sequence[Given], environ: Mapping[str, str]
-) -> tuple[Request, Sequence[Given]]:
+    request: Request, sets: tuple[Given, ...], environ: Mapping[str, str]
+) -> tuple[Request, tuple[Given, ...]]:
     """Return a request with its command line as plain python takes it, and the settings over it.
 
     A script on stdin is tried once: a second attempt would find it read.
@@ -229,24 +229,13 @@ def _for_python(
     line = request.python or request.line
     options = launch_options(line, environ)
     if line.script == "-" and not (options.module or options.code or options.no_python):
-        sets = [*sets, Given("retry.attempts", Leaf(1), "script on stdin")]
+        sets = (*sets, Given("retry.attempts", Leaf(1), "script on stdin"))
     return request._replace(line=line, options=options), sets
 
 
-def _choose(
-    request: Request, environ: Mapping[str, str], cwd: str
-) -> tuple[profiles.Chosen, GpuFacts]:
-    """Choose the profile. GPUs are detected once, and not at all if the profile is not for GPUs."""
-    if not request.profile and profiles.local_profile(cwd)[0] is None:
-        gpus = gpu.detect(environ)
-        return profiles.choose(None, "", environ, cwd, gpus), gpus
-    chosen = profiles.choose(request.profile, request.profile_origin, environ, cwd, GpuFacts())
-    return chosen, gpu.detect(environ) if is_for_gpus(chosen.chain) else GpuFacts()
-
-
-def _starts_python(selection: Selection) -> bool:
-    given = [str(one.leaf.value) for one in selection.sets if one.key == "launcher"]
-    return (given[-1] if given else _last(selection.chosen.chain, "launcher")) == "python"
+def _starts_python(chosen: Chosen) -> bool:
+    given = [str(one.leaf.value) for one in chosen.sets if one.key == "launcher"]
+    return (given[-1] if given else _last(chosen.chain, "launcher")) == "python"
 
 
 def _last(chain: Sequence[Doc], key: str) -> str | None:
@@ -254,25 +243,15 @@ def _last(chain: Sequence[Doc], key: str) -> str | None:
     return found[-1] if found else None
 
 
-def _sets(request: Request) -> list[Given]:
+def given_settings(request: Request) -> tuple[Given, ...]:
     """Return `--set` and `--retries` as values of profile keys."""
-    found = []
-    if request.sets:
-        for key, text, origin in request.sets:
-            found.append(Given(key, read_value(key, text, origin), origin))
-    return [*found, *retries(request)]
-
-
-def retries(request: Request) -> list[Given]:
-    """Return `--retries` as values of profile keys."""
-    if request.retries is None:
-        return []
-    attempts = request.retries + 1
-    total = max(attempts, settings.build({}).retry.attempts_total)
-    return [
-        Given("retry.attempts", Leaf(attempts), "--retries"),
-        Given("retry.attempts_total", Leaf(total), "--retries"),
-    ]
+    found = [Given(key, read_value(key, text, by), by) for key, text, by in request.sets]
+    if request.retries is not None:
+        attempts = request.retries + 1
+        total = max(attempts, RetryPolicy().attempts_total)
+        found.append(Given("retry.attempts", Leaf(attempts), "--retries"))
+        found.append(Given("retry.attempts_total", Leaf(total), "--retries"))
+    return tuple(found)
 
 
 def _facts(

@@ -8,22 +8,17 @@ mitigation_overlay.py decides where one can be used and what it changes in a pla
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from saferun.errors import SaferunError
 from saferun.inject.targets import NEEDS, NEEDS_ASSIGN, NEEDS_DIRECTORIES
 from saferun.knowledge import loader
 from saferun.model import ProcessLimits
 from saferun.named_tuple import NamedTuple
-from saferun.profile.schema import KEYS, is_range, nearest
 
 CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
 # What supervise/changes/probes.py finds out, by the names that mitigations.yaml uses.
 FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
-COMPUTED = ("fresh-directory", "newest-ptxas", "reachable-interface", "=reachable-interface")
-_TORCHRUN = {"master-port": FREE_PORT, "rdzv-endpoint": FREE_PORT, "rdzv-id": FRESH_ID}
-_FILE = "knowledge/mitigations.yaml"
 
 
 class Mitigation(NamedTuple):
@@ -90,81 +85,18 @@ def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Mitigation]:
 
 
 def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:
-    """Return the checked mitigations of a document, the `mitigations` key of mitigations.yaml.
+    """Return the mitigations of a document, the `mitigations` key of mitigations.yaml.
 
-    Raises:
-        SaferunError: an unknown key, a wrong type, or an unknown value.
+    tests/planning/test_mitigation_catalog.py checks the shipped file, which a run takes as it is.
     """
-    mitigations = {name: _mitigation(name, body) for name, body in document.items()}
-    for mitigation in mitigations.values():
-        for other in mitigation.excludes:
-            _check(
-                other == CUDAGRAPHS or other in mitigations,
-                mitigation.name,
-                f"excludes `{other}`, which is not a mitigation",
-                "",
-            )
-    return mitigations
+    return {name: _mitigation(name, body) for name, body in document.items()}
 
 
-def _check(holds: bool, name: str, what: str, fix: str) -> None:
-    if not holds:
-        raise SaferunError(f"mitigation {name}: {what}", where=_FILE, fix=fix)
-
-
-def _check_known(word: str, known: Collection[str], name: str, what: str) -> None:
-    if word not in known:  # only then: the nearest word takes a while to find
-        _check(False, name, what, nearest(str(word), known))
-
-
-def _mitigation(name: str, body: Any) -> Mitigation:
-    _check(isinstance(body, Mapping), name, "is not a mapping", "")
-    known = [field for field in Mitigation._fields if field != "name"]
-    for key in body:
-        _check_known(key, known, name, f"unknown key `{key}`")
-    for key in ("cost", "why", "source"):
-        _check(isinstance(body.get(key), str) and bool(body[key]), name, f"has no `{key}`", "")
-    for key in ("env", "computed", "hooks", "assign", "torchrun", "process"):
-        _check(isinstance(body.get(key, {}), Mapping), name, f"`{key}` is not a mapping", "")
+def _mitigation(name: str, body: Mapping[str, Any]) -> Mitigation:
     limits = body.get("process", {})
-    for key in limits:
-        _check_known(key, ProcessLimits._fields, name, f"process: unknown key `{key}`")
     process = ProcessLimits(**{**limits, "ignore": tuple(limits.get("ignore", ()))})
     excludes = tuple(body.get("excludes", ()))
-    mitigation = Mitigation(name=name, **{**body, "excludes": excludes, "process": process})
-    _check_values(mitigation)
-    _check_hooks(mitigation)
-    return mitigation
-
-
-def _check_values(mitigation: Mitigation) -> None:
-    for variable, value in mitigation.env.items():
-        fix = "quote it: YAML reads some unquoted values as numbers or booleans"
-        _check(isinstance(value, str), mitigation.name, f"{variable} is not text", fix)
-    for variable, probe in mitigation.computed.items():
-        _check_known(probe, COMPUTED, mitigation.name, f"{variable}: there is no probe `{probe}`")
-    for option, value in mitigation.torchrun.items():
-        what = f"torchrun: --{option} cannot be `{value}`"
-        _check(_TORCHRUN.get(option) == value, mitigation.name, what, f"known are {_TORCHRUN}")
-    percent = mitigation.cost_percent
-    fits = percent is None or (isinstance(percent, int | float) and 0 <= percent <= 100)
-    _check(fits, mitigation.name, "cost_percent is not a number from 0 to 100", "")
-    ranged = isinstance(mitigation.torch, str) and (
-        not mitigation.torch or is_range(mitigation.torch)
-    )
-    _check(
-        ranged, mitigation.name, f"torch: `{mitigation.torch}` is not a range", 'as ">=2.8,<2.10"'
-    )
-    for flag in (mitigation.last, mitigation.rank_directories):
-        _check(isinstance(flag, bool), mitigation.name, "a flag is neither true nor false", "")
-
-
-def _check_hooks(mitigation: Mitigation) -> None:
-    for key, value in mitigation.settings:
-        _check_known(key, KEYS, mitigation.name, f"unknown setting {key}")
-        spec = KEYS[key]
-        fits = value in spec.choices if spec.kind == "choice" else isinstance(value, bool)
-        _check(fits, mitigation.name, f"{key} cannot be {value!r}", f"known: {spec.choices}")
+    return Mitigation(name=name, **{**body, "excludes": excludes, "process": process})
 
 
 def describe(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> str:

@@ -14,30 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
-from saferun.model import (
-    Changes,
-    CommandLine,
-    HookSettings,
-    LaunchOptions,
-    LaunchPlan,
-    ProcessLimits,
-    Setting,
-)
+from saferun.model import Changes, CommandLine, LaunchPlan, ProcessLimits, Setting
 from saferun.named_tuple import NamedTuple
 from saferun.planning.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
-from saferun.profile import settings
 from saferun.profile.schema import in_range
+from saferun.settings import HookSettings, with_values
 
 GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
 
 class Situation(NamedTuple):
-    """What a mitigation is applied to: the plan without mitigations, and the probes' answers."""
+    """What a mitigation is applied to: a plan, and what is known beside it."""
 
-    launcher: str
-    options: LaunchOptions  # of the arguments that torchrun gets
-    hooks: HookSettings
-    env: Mapping[str, Setting]  # what saferun sets
+    plan: LaunchPlan  # without mitigations
     environ: Mapping[str, str]  # what the user exported
     torch: str | None = None
     answers: Mapping[str, str] = {}  # name of a probe -> its value; absent where there is none
@@ -45,44 +34,17 @@ class Situation(NamedTuple):
     hooks_run: bool = True  # False: the ranks of an earlier attempt skipped them (-I, -E, -S)
     missed: frozenset[str] = frozenset()  # modules that an earlier attempt loaded past the hooks
 
+    @property
+    def hooks(self) -> HookSettings:
+        """The hooks' settings in the plan."""
+        return self.plan.settings.hooks
+
     def value(self, name: str) -> str | None:
         """Return the value that the job would see in a variable."""
-        return self.env[name].value if name in self.env else self.environ.get(name)
+        return self.plan.env[name].value if name in self.plan.env else self.environ.get(name)
 
 
 # --- whether it can be used ----------------------------------------------------------------------
-
-
-def situation(
-    plan: LaunchPlan,
-    environ: Mapping[str, str],
-    torch: str | None,
-    *,
-    answers: Mapping[str, str] | None = None,
-    graphs_seen: bool = False,
-    hooks_run: bool = True,
-) -> Situation:
-    """Return the situation that mitigations are applied to.
-
-    Args:
-        plan: of an attempt, without mitigations.
-        environ: what the user exported.
-        torch: the job's torch version; None if it is not known.
-        answers: what supervise/changes/probes.py found for `questions`.
-        graphs_seen: the result of the function `graphs_seen`.
-        hooks_run: False if the receipts show that the ranks skip the hooks.
-    """
-    return Situation(
-        launcher=plan.launcher,
-        options=plan.options,
-        hooks=plan.settings.hooks,
-        env=plan.env,
-        environ=environ,
-        torch=torch,
-        answers=answers or {},
-        graphs_seen=graphs_seen,
-        hooks_run=hooks_run,
-    )
 
 
 def graphs_seen(observed: Iterable[Mapping[str, object]]) -> bool:
@@ -181,9 +143,9 @@ def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
 
 def _fixed_rendezvous(here: Situation) -> str:
     """Return why this process cannot move the rendezvous, "" if it can."""
-    if here.launcher != "torchrun":
+    if here.plan.launcher != "torchrun":
         return "there is no torchrun whose arguments could be changed"
-    if here.options.nodes != 1:
+    if here.plan.options.nodes != 1:
         return "one node cannot choose the rendezvous of several"
     return ""
 
@@ -203,10 +165,10 @@ def _changes_anything(
         return True
     before = changes(mitigations, in_force, here)
     if mitigation.hooks:
-        now = settings.replace(here.hooks, before.hooks)
-        return now != settings.replace(now, mitigation.hooks)
+        now = with_values(here.hooks, before.hooks, "hooks.")
+        return now != with_values(now, dict(mitigation.settings), "hooks.")
     after = changes(mitigations, (*in_force, mitigation.name), here)
-    env = [merge_mitigations(here.env, here.environ, c.env) for c in (before, after)]
+    env = [merge_mitigations(here.plan.env, here.environ, c.env) for c in (before, after)]
     values = [{name: made.value for name, made in found.items()} for found in env]
     return values[0] != values[1] or (before.torchrun, before.limits) != (
         after.torchrun,
@@ -233,7 +195,7 @@ def changes(
         KeyError: a name is not that of a mitigation.
     """
     env: list[tuple[str, Setting]] = []
-    hooks: dict[str, Mapping[str, str | bool]] = {}
+    hooks: dict[str, str | bool] = {}
     notes: dict[str, Setting] = {}
     torchrun: list[str] = []
     limits = ProcessLimits()
@@ -242,7 +204,7 @@ def changes(
             (name, _setting(mitigation, value))
             for name, value in _variables(mitigation, here.answers)
         ]
-        hooks |= {hook: {**hooks.get(hook, {}), **part} for hook, part in mitigation.hooks.items()}
+        hooks |= mitigation.settings
         notes |= {key: _setting(mitigation, str(value)) for key, value in mitigation.settings}
         torchrun += [option for option in _options(mitigation, here) if option not in torchrun]
         limits = _limits(limits, mitigation, here.answers)
@@ -282,7 +244,7 @@ def _options(mitigation: Mitigation, here: Situation) -> list[str]:
     --master-port unless it has an endpoint; c10d uses the endpoint's port. The endpoint of a
     service (etcd) or of a file is never changed.
     """
-    if here.launcher != "torchrun" or here.options.standalone:
+    if here.plan.launcher != "torchrun" or here.plan.options.standalone:
         return []
     arguments = []
     for option, question in mitigation.torchrun.items():
@@ -297,7 +259,7 @@ def _options(mitigation: Mitigation, here: Situation) -> list[str]:
 
 def _port_option(here: Situation) -> str:
     """Return the option that moves the port of this rendezvous, "" if none does."""
-    options = here.options
+    options = here.plan.options
     host, port = _endpoint(here)
     if options.backend == "static":
         return "rdzv-endpoint" if host else "master-port"
@@ -307,14 +269,14 @@ def _port_option(here: Situation) -> str:
 
 def _endpoint(here: Situation) -> tuple[str, str]:
     """Return host (as written) and port of the rendezvous endpoint; "" for what is not given."""
-    text = here.options.endpoint
+    text = here.plan.options.endpoint
     host, colon, port = text.rpartition(":")
     return (host, port) if colon and port.isdigit() else (text, "")
 
 
 def meeting_host(here: Situation) -> str:
     """Return the host of the rendezvous, "" if it is this machine by default."""
-    return _endpoint(here)[0].strip("[]") or here.options.master_addr
+    return _endpoint(here)[0].strip("[]") or here.plan.options.master_addr
 
 
 # --- applying it to a plan -----------------------------------------------------------------------

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 
 from saferun.inject import contract
-from saferun.model import (
-    Changes,
-    HookSettings,
-    Identity,
-    LaunchOptions,
-    Profile,
-    Setting,
-    Settings,
-    as_tree,
-)
-from saferun.profile.schema import KEYS
+from saferun.model import Checkpoint, Identity, LaunchOptions, Setting, as_tree
+from saferun.settings import HookSettings, Key, RetryPolicy, Settings, leaves
 
 # Without it, a restart hangs: the restarted workers find stale keys in the agent's store.
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -36,8 +28,8 @@ def is_supervised(settings: Settings) -> bool:
 
 def needed_beside(settings: Settings) -> tuple[str, ...]:
     """Return the keys, with their values, that need saferun beside the job of a single attempt."""
-    watch = zip(settings.watch._fields, settings.watch, strict=True)
-    found = [f"watch.{name}: end" for name, value in watch if value == "end"]
+    watch = leaves(settings.watch, "watch.")
+    found = [f"{name}: end" for name, _, value in watch if value == "end"]
     if settings.watch.silence_s is not None and settings.watch.mode == "warn":
         found.append(f"watch.silence_s: {settings.watch.silence_s:g}")
     found += ["notify.command"] if settings.notify.command else []
@@ -48,7 +40,7 @@ def needed_beside(settings: Settings) -> tuple[str, ...]:
 
 
 def for_torchrun(
-    profile: Profile,
+    settings: Settings,
     options: LaunchOptions,
     identity: Identity,
     environ: Mapping[str, str],
@@ -57,7 +49,7 @@ def for_torchrun(
     """Return the variables for torchrun and the script.
 
     Args:
-        profile: gives the launcher, and whether the attempt is supervised.
+        settings: give the launcher, and whether the attempt is supervised.
         options: of torchrun, as given.
         identity: which attempt it is.
         environ: what the user exported.
@@ -66,18 +58,18 @@ def for_torchrun(
     Returns:
         Settings by variable; an exported value of the restart variable is not overridden.
     """
-    torchrun = profile.launcher == "torchrun"
+    torchrun = settings.launcher == "torchrun"
     found: dict[str, Setting] = {}
     if torchrun and options.restarts > 0 and SHARE_STORE not in environ:
         why = "--max-restarts is given: restarted workers hang in the agent's store without it"
         source = "https://github.com/pytorch/pytorch/issues/135712"
         found[SHARE_STORE] = Setting("1", "saferun", why, source)
-    if not is_supervised(profile.settings):
+    if not is_supervised(settings):
         return found
     found[ATTEMPT] = Setting(str(identity.attempt), "saferun", "which attempt of the run this is")
     found[MITIGATIONS] = Setting(",".join(mitigations), "saferun", "the mitigations in force")
     if not torchrun:
-        found.update(_for_worker(identity, profile.settings.workers))
+        found.update(_for_worker(identity, settings.workers))
     return found
 
 
@@ -92,43 +84,39 @@ def _for_worker(identity: Identity, workers: int) -> dict[str, Setting]:
 
 
 def for_hooks(
-    hooks: HookSettings,
-    env: Mapping[str, Setting],
-    environ: Mapping[str, str],
+    settings: Settings,
     identity: Identity,
-    changes: Changes,
-    watched: bool,
-    start: str,
+    mitigations: Sequence[str],
+    pythonpath: str,
+    *,
+    needed: bool,
 ) -> dict[str, Setting]:
-    """Return the two variables that load the hooks in the job; none if no hook is active.
+    """Return the two variables that load the hooks in the job.
 
     Args:
-        hooks: their settings.
-        env: what the profile sets.
-        environ: what the user exported.
+        settings: of the attempt.
         identity: the run and attempt, and the directory of sitecustomize.py.
-        changes: what the mitigations in force change.
-        watched: a watch may ask the ranks where they are.
-        start: what the attempt goes on from, and how; "" for nothing.
+        mitigations: names of those in force.
+        pythonpath: PYTHONPATH as the job would have it.
+        needed: load them although no hook is active.
 
     Returns:
-        Settings for SAFERUN_INJECT and PYTHONPATH.
+        Settings for SAFERUN_INJECT and PYTHONPATH; none if the hooks have nothing to do.
     """
-    if not changes.needs_hooks and not any_hook(hooks):
+    if not needed and not any_hook(settings.hooks):
         return {}
     text = contract.encode(
         run=identity.run,
         attempt=identity.attempt,
-        hooks=as_tree(hooks),
-        mitigations=changes.names,
+        hooks=as_tree(settings.hooks),
+        mitigations=mitigations,
         receipts=identity.receipts,
         state=identity.state,
         previous=identity.previous,
-        watch=1 if watched else None,
-        start=start or None,
+        watch=None if settings.watch.mode == "off" else 1,
+        start=_start(settings.retry, identity.checkpoint) or None,
     )
-    base = env["PYTHONPATH"].value if "PYTHONPATH" in env else environ.get("PYTHONPATH")
-    others = [path for path in (base or "").split(":") if path != identity.site] if base else []
+    others = [path for path in pythonpath.split(":") if path != identity.site] if pythonpath else []
     why = "puts saferun's sitecustomize first in every Python process of the job"
     return {
         contract.VARIABLE: Setting(text, "saferun", "the settings of the hooks"),
@@ -136,15 +124,25 @@ def for_hooks(
     }
 
 
-def for_watch(profile: Profile, identity: Identity, given: Container[str]) -> dict[str, Setting]:
+def _start(retry: RetryPolicy, checkpoint: Checkpoint | None) -> str:
+    """Return what an attempt goes on from, and how, as ranks compare it; "" for nothing."""
+    parts = [f"retry.resume {json.dumps(retry.resume)}"] if retry.resume.checkpoints else []
+    parts += [f"retry.resume_args {json.dumps(retry.resume_args)}"] if retry.resume_args else []
+    if parts:
+        found = f"{checkpoint.path} (step {checkpoint.step})" if checkpoint else "the beginning"
+        parts.insert(0, found)
+    return ", ".join(parts)
+
+
+def for_watch(settings: Settings, identity: Identity, given: Container[str]) -> dict[str, Setting]:
     """Return where the watch asks for the dumps of torch's flight recorder, and finds them.
 
     Args:
-        profile: resolved.
+        settings: of the attempt.
         identity: the run and attempt.
         given: what the user or the profile sets; the watch uses that.
     """
-    watches = profile.settings.watch.mode != "off" and is_supervised(profile.settings)
+    watches = settings.watch.mode != "off" and is_supervised(settings)
     if not watches or identity.flight is None:
         return {}
     base = f"{identity.flight}/rank-"
@@ -159,23 +157,11 @@ def for_watch(profile: Profile, identity: Identity, given: Container[str]) -> di
 
 def any_hook(hooks: HookSettings) -> bool:
     """Return whether any hook is active under these settings."""
-    return _any(hooks, "hooks")
+    found = (_acts(key, value) for name, key, value in leaves(hooks) if name != "required")
+    return any(found)
 
 
-def _any(section: tuple[object, ...], prefix: str) -> bool:
-    names: tuple[str, ...] = section._fields  # type: ignore[attr-defined]  # a NamedTuple's
-    for name, value in zip(names, section, strict=True):
-        key = f"{prefix}.{name}"
-        if isinstance(value, tuple):
-            if _any(value, key):
-                return True
-        elif key != "hooks.required" and _acts(key, value):
-            return True
-    return False
-
-
-def _acts(key: str, value: object) -> bool:
+def _acts(key: Key, value: object) -> bool:
     """Return whether a setting makes a hook active; `keep`, else `off`, is the inactive choice."""
-    spec = KEYS[key]
-    idle = "keep" if "keep" in spec.choices else "off"
-    return value is True or (spec.kind == "choice" and value != idle)
+    idle = "keep" if "keep" in key.choices else "off"
+    return value is True or (key.kind == "choice" and value != idle)

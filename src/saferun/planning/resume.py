@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.model import Checkpoint, ResumePolicy
+from saferun.model import Checkpoint
 from saferun.profile.values import PLACEHOLDER
+from saferun.settings import ResumePolicy
 
 _HOLE = re.compile(PLACEHOLDER, re.ASCII)
 _SPECIAL = re.compile(r"([*?[])")  # of glob(7)

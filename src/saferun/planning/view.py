@@ -9,7 +9,7 @@ from typing import Any
 
 from saferun.model import OK, Finding, LaunchPlan, Setting, as_tree
 from saferun.planning.own_variables import OF_ATTEMPT, is_supervised, needed_beside
-from saferun.profile.schema import KEYS
+from saferun.settings import KEYS
 
 WIDTH = 96
 
@@ -24,7 +24,7 @@ def as_json(plan: LaunchPlan) -> dict[str, Any]:
         "torchrun_args": list(plan.torchrun_args),
         "script": plan.script,
         "script_args": list(plan.script_args),
-        "env": {name: _setting_json(setting) for name, setting in plan.env.items()},
+        "env": {name: as_tree(setting) for name, setting in plan.env.items()},
         **_policies(plan),
         "mitigations": list(plan.mitigations),
     }
@@ -65,15 +65,6 @@ def _policies(plan: LaunchPlan) -> dict[str, Any]:
         "retry": as_tree(plan.settings.retry),
         "locks": {**as_tree(plan.settings.locks), "devices": list(plan.devices)},
         "notify": as_tree(plan.settings.notify),
-    }
-
-
-def _setting_json(setting: Setting) -> dict[str, str]:
-    return {
-        "value": setting.value,
-        "origin": setting.origin,
-        "why": setting.why,
-        "source": setting.source,
     }
 
 

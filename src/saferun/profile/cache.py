@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from saferun import __version__
-from saferun.profile.schema import KEYS, Doc, Leaf
+from saferun.profile.schema import Doc, Leaf
+from saferun.settings import KEYS
 from saferun.system import paths
 
 

@@ -13,8 +13,9 @@ from saferun.knowledge.variable_names import loads_code
 from saferun.model import GpuFacts
 from saferun.named_tuple import NamedTuple
 from saferun.profile import cache
-from saferun.profile.merge import Conditions, resolve
-from saferun.profile.schema import KEYS, MAX_BYTES, Doc, nearest
+from saferun.profile.merge import Conditions, Given, resolve
+from saferun.profile.schema import MAX_BYTES, Doc, nearest
+from saferun.settings import KEYS
 from saferun.system import paths, trust
 
 LOCAL = "saferun.yaml"
@@ -37,6 +38,8 @@ class Chosen(NamedTuple):
     named: bool
     origin: str
     remarks: tuple[str, ...] = ()
+    sets: tuple[Given, ...] = ()  # the user's settings over it
+    gpus: GpuFacts = GpuFacts()  # of the machine; not detected for a profile that is for none
 
 
 def user_dir(environ: Mapping[str, str]) -> str:
@@ -308,7 +311,7 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
     entry = cache.entry(found.path, found.shown, environ)
     doc = cache.read(entry, text, found.shown)
     if doc is None:
-        from saferun.profile import yaml_reader  # not in a generated script: it reads no profile
+        from saferun.profile import yaml_reader  # a script has none, and a launch has the cache
 
         doc = yaml_reader.parse(text, found.shown)
         cache.write(entry, text, doc)

@@ -8,8 +8,8 @@ from saferun.errors import ProfileError
 from saferun.knowledge.variable_names import LISTS, combine
 from saferun.model import Profile, Setting
 from saferun.named_tuple import NamedTuple
-from saferun.profile import settings
-from saferun.profile.schema import KEYS, Doc, Leaf, in_range
+from saferun.profile.schema import Doc, Leaf, in_range
+from saferun.settings import KEYS, Settings, with_values
 
 
 class Conditions(NamedTuple):
@@ -76,10 +76,9 @@ def resolve(
     values = {key: leaf.value for key, (leaf, _) in leaves.items()}
     profile = Profile(
         name=chain[-1].name if chain else "none",
-        launcher=str(values.get("launcher", KEYS["launcher"].default)),
         torchrun=_open_section("torchrun", leaves),
         env=_open_section("env", leaves),
-        settings=settings.build(values),
+        settings=with_values(Settings(), values),
         notes={k: _setting(*v) for k, v in leaves.items() if k in KEYS},
         named=named,
         origin=origin,
@@ -127,7 +126,7 @@ def _refuse_pairs(profile: Profile, leaves: Mapping[str, tuple[Leaf, str]]) -> N
             where=where("retry.attempts", "retry.attempts_total"),
             fix="raise retry.attempts_total",
         )
-    if profile.settings.workers > 1 and profile.launcher == "torchrun":
+    if profile.settings.workers > 1 and profile.settings.launcher == "torchrun":
         raise ProfileError(
             "workers is for `launcher: python`",
             where=where("workers"),

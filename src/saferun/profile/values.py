@@ -25,7 +25,8 @@ from collections.abc import Sequence
 
 from saferun.errors import ProfileError
 from saferun.named_tuple import NamedTuple
-from saferun.profile.schema import KEYS, OPEN, TORCHRUN_FLAGS, Key, Leaf, Value, groups, nearest
+from saferun.profile.schema import OPEN, TORCHRUN_FLAGS, Leaf, groups, nearest
+from saferun.settings import KEYS, Key, Value
 
 _MOST = 2**63  # of a whole number; Python refuses to print one of 4,300 digits and more
 NULL = ("null", "~", "")
@@ -246,11 +247,20 @@ def open_value(section: str, name: str, text: str, origin: str) -> str:
         raise ProfileError("a NUL character cannot be in a variable", where=where, fix=fix)
     if section == "torchrun" and TORCHRUN_FLAGS[name.replace("_", "-")]:
         try:
-            return "true" if coerce(KEYS["hooks.required"], Text(text.strip())) else "false"
+            return flag_text(Text(text.strip()))
         except MisfitError:
             fix = "true or false"
             raise ProfileError(f"`{text}` does not fit here", where=where, fix=fix) from None
     return text
+
+
+def flag_text(given: Text | Sequence[Text]) -> str:
+    """Return the value of a flag of torchrun, "true" or "false".
+
+    Raises:
+        MisfitError: it is no boolean.
+    """
+    return "true" if coerce(Key("bool", False, ""), given) else "false"
 
 
 def open_problem(section: str, name: str) -> tuple[str, str] | None:

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
 from saferun.profile.values import MisfitError, Text, hidden, shown
 
 MAX_NODES = 20_000
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader of texts from `hidden`.
+
+    It gives up beyond MAX_NODES: a list of 130,000 takes 6 s.
+    """
+
+    seen = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.seen += 1
+        if self.seen > MAX_NODES:
+            what = f"more than {MAX_NODES:,} entries"
+            raise yaml.composer.ComposerError(None, None, what, parent and parent.start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node = super().compose_scalar_node(anchor)
+        node.value = shown(node.value)
+        return node
 
 
 def compose(text: str) -> Any:
@@ -15,41 +38,15 @@ def compose(text: str) -> Any:
     Raises:
         yaml.YAMLError, RecursionError, ValueError: it is no YAML, or too much of it.
     """
-    import yaml
-
-    return yaml.compose(hidden(text), Loader=_bounded_loader())
-
-
-def _bounded_loader() -> Any:
-    """Return a YAML loader of texts from `hidden`.
-
-    It gives up beyond MAX_NODES: a list of 130,000 takes 6 s.
-    """
-    import yaml
-
-    class Bounded(yaml.SafeLoader):
-        seen = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.seen += 1
-            if self.seen > MAX_NODES:
-                what = f"more than {MAX_NODES:,} entries"
-                raise yaml.composer.ComposerError(None, None, what, parent and parent.start_mark)
-            return super().compose_node(parent, index)
-
-        def compose_scalar_node(self, anchor: Any) -> Any:
-            node = super().compose_scalar_node(anchor)
-            node.value = shown(node.value)
-            return node
-
-    return Bounded
+    return yaml.compose(hidden(text), Loader=_Loader)
 
 
 def kind(node: Any) -> str:
     """Return the type of a node as a noun, for messages."""
-    name = type(node).__name__
-    if name != "ScalarNode":
-        return {"MappingNode": "a mapping", "SequenceNode": "a list"}.get(name, "nothing")
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
     nouns = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing"}
     return nouns.get(node.tag.rsplit(":", 1)[-1], "the text")
 
@@ -60,12 +57,17 @@ def texts(node: Any) -> Text | tuple[Text, ...]:
     Raises:
         MisfitError: a mapping, or a list of anything but scalars.
     """
-    name = type(node).__name__
-    if name == "ScalarNode":
-        return Text(node.value, quoted=node.style is not None)
-    if name != "SequenceNode" or any(type(item).__name__ != "ScalarNode" for item in node.value):
+    if isinstance(node, yaml.ScalarNode):
+        return _text(node)
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(_text(item) for item in node.value)
+    raise MisfitError
+
+
+def _text(node: Any) -> Text:
+    if not isinstance(node, yaml.ScalarNode):
         raise MisfitError
-    return tuple(Text(item.value, quoted=item.style is not None) for item in node.value)
+    return Text(node.value, quoted=node.style is not None)
 
 
 def scalar(node: Any) -> str | bool | int | None:

@@ -1,10 +1,10 @@
-"""Pure: the parser of profiles; errors give file, line and the nearest key of schema.py.
+"""Pure: the parser of profiles; errors give file, line and the nearest key of settings.py.
 
 It has a decoder of its own: the strict decoders that were tried (msgspec, pydantic) cost 17-45 ms
 to import, give no line numbers or nearest keys, and cannot see that YAML has turned `off` into
 False (benchmarks/imports.py has the times). It walks the node tree and constructs nothing, so that
-tags create no objects and aliases are not expanded. PyYAML is imported where it parses: a launch
-reads what was parsed before, and where a generated script runs there may be none.
+tags create no objects and aliases are not expanded. A launch does not import this file: it reads
+what was parsed before, and where a generated script runs there may be no PyYAML.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import yaml
+
 from saferun.errors import ProfileError
 from saferun.profile.schema import (
     HEAD,
-    KEYS,
     LEAF_KEYS,
     MAX_BYTES,
     OPEN,
     TORCHRUN_FLAGS,
     WHEN_WORDS,
     Doc,
-    Key,
     Leaf,
     children,
     groups,
     is_range,
     nearest,
 )
-from saferun.profile.values import MisfitError, Text, coerce, expected, open_problem
+from saferun.profile.values import MisfitError, Text, coerce, expected, flag_text, open_problem
 from saferun.profile.yaml_nodes import MAX_NODES, compose, kind, scalar, texts
+from saferun.settings import KEYS, Key
 
 MAX_DEPTH = 8
 
@@ -94,11 +95,7 @@ class Reader:
         root = self._compose(text)
         if root is None:
             return None
-        for name, key_node, node in self._pairs(root, ""):
-            if name in HEAD:
-                self._head(name, node)
-            else:
-                self._section(name, key_node, node)
+        self._group("", root)
         if "schema" not in self.head and not self.errors:
             self.error("the profile has no `schema`", root, "add `schema: 1`")
         name = self.head.get("name") or self.path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
@@ -112,8 +109,6 @@ class Reader:
         )
 
     def _compose(self, text: str) -> Any:
-        import yaml
-
         if len(text) > MAX_BYTES:
             self.error(
                 f"the file has {len(text):,} characters",
@@ -142,8 +137,6 @@ class Reader:
 
     def _pairs(self, node: Any, key: str) -> list[tuple[str, Any, Any]]:
         """Return the (name, key node, value node) of a mapping; duplicates are errors."""
-        import yaml
-
         if not isinstance(node, yaml.MappingNode):
             names = ", ".join(children(key)) if key not in OPEN else "names and values"
             self.error(f"{kind(node)} where a mapping belongs", node, f"it has: {names}", key)
@@ -194,28 +187,25 @@ class Reader:
                 found = tuple(value)
         return found
 
-    def _section(self, name: str, key_node: Any, node: Any) -> None:
-        if name in KEYS:
-            self._keep(name, self._leaf(name, KEYS[name], node))
-        elif name in OPEN:
-            for entry, entry_key, entry_node in self._pairs(node, name):
-                leaf = self._open_leaf(name, entry, entry_key, entry_node)
-                if leaf is not None:
-                    self._keep(f"{name}.{_canonical(name, entry)}", leaf)
-        elif name in groups():
-            self._group(name, node)
-        else:
-            self.error(f"unknown key `{name}`", key_node, nearest(name, children("")))
-
     def _group(self, group: str, node: Any) -> None:
+        """Read a mapping of keys and groups of keys; "" is the whole profile."""
         for name, key_node, value_node in self._pairs(node, group):
-            key = f"{group}.{name}"
-            if key in KEYS:
+            key = f"{group}.{name}" if group else name
+            if key in HEAD:
+                self._head(key, value_node)
+            elif key in KEYS:
                 self._keep(key, self._leaf(key, KEYS[key], value_node))
+            elif key in OPEN:
+                self._open_section(key, value_node)
             elif key in groups():
                 self._group(key, value_node)
             else:
                 self.error(f"unknown key `{name}`", key_node, nearest(name, children(group)), group)
+
+    def _open_section(self, section: str, node: Any) -> None:
+        for name, key_node, value_node in self._pairs(node, section):
+            key = f"{section}.{_canonical(section, name)}"
+            self._keep(key, self._open_leaf(section, name, key_node, value_node))
 
     def _keep(self, key: str, leaf: Leaf | None) -> None:
         if leaf is not None:
@@ -254,17 +244,14 @@ class Reader:
 
     def _flag(self, node: Any, key: str) -> str | None:
         """Return the value of a flag of torchrun, "true" or "false"; quoted ones are accepted."""
-        bare = Text(node.value) if isinstance(node.value, str) else texts(node)
         try:
-            return "true" if coerce(KEYS["hooks.required"], bare) else "false"
+            return flag_text(Text(node.value) if isinstance(node, yaml.ScalarNode) else texts(node))
         except MisfitError:
             self.error(f"{kind(node)} does not fit here", node, "true or false", key)
             return None
 
     def _text(self, node: Any, key: str) -> str | None:
         """Return a text as it was typed; one that YAML reads as a boolean or null is an error."""
-        import yaml
-
         if not isinstance(node, yaml.ScalarNode):
             self.error(f"{kind(node)} where text belongs", node, "write one value", key)
             return None
@@ -285,8 +272,6 @@ class Reader:
         self, key: str, node: Any
     ) -> tuple[Any, tuple[str, str, tuple[tuple[str, str | bool], ...]]]:
         """Split a node into its value node and (why, source, when)."""
-        import yaml
-
         if not isinstance(node, yaml.MappingNode):
             return node, ("", "", ())
         found: dict[str, Any] = {}
@@ -328,8 +313,6 @@ class Reader:
 
     def _plain(self, node: Any) -> Any:
         """Return a scalar or a list of scalars as a Python value; None for anything else."""
-        import yaml
-
         if isinstance(node, yaml.SequenceNode):
             scalars = [n for n in node.value if isinstance(n, yaml.ScalarNode)]
             return [scalar(n) for n in scalars] if len(scalars) == len(node.value) else None

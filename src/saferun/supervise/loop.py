@@ -416,7 +416,7 @@ class _Run:
         following = self._following()
         decision = retry_policy.decide(
             self._history,
-            retry_policy.Policies(plan.settings.retry, plan.settings.mitigate),
+            plan.settings,
             usable=lambda name, in_force: self._mitigations.usable(following, name, in_force),
             jitter=os.urandom(1)[0] / 255,  # `random` costs 5 ms to import
         )

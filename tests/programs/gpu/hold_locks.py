@@ -11,7 +11,8 @@ import time
 
 from saferun.errors import BusyError
 from saferun.gpu.lock import lock, lock_dir, lock_owner
-from saferun.model import Gpu, LockPolicy
+from saferun.model import Gpu
+from saferun.settings import LockPolicy
 
 job = json.loads(sys.argv[1])
 if job["uid"]:

@@ -1,6 +1,6 @@
 """Pure: decide from the attempts so far and the policies: retry, retry with a mitigation, or stop.
 
-    decide(history, Policies(retry, mitigate), usable=…, jitter=…) -> Decision
+    decide(history, settings, usable=…, jitter=…) -> Decision
 
 reads no clock and no random numbers; both are passed as values. A failure that occurs twice at the
 same age with the same mitigations counts as deterministic, and is not retried. The exception are
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.model import MitigationPolicy, RetryPolicy
 from saferun.named_tuple import NamedTuple
+from saferun.settings import RetryPolicy, Settings
 
 # Two attempts failed at the same age if their durations differ by at most this share of the longer
 # one, or by at most this many seconds.
@@ -32,13 +32,6 @@ _ASSERT = "device-side-assert"  # the kind that such an index has
 AGAIN, STOP, DONE = "again", "stop", "done"
 
 
-class Policies(NamedTuple):
-    """What the profile allows."""
-
-    retry: RetryPolicy
-    mitigate: MitigationPolicy
-
-
 class Decision(NamedTuple):
     """What the loop does next."""
 
@@ -51,7 +44,7 @@ class Decision(NamedTuple):
 
 def decide(
     history: Sequence[AttemptOutcome],
-    policy: Policies,
+    policy: Settings,
     *,
     usable: Callable[[str, tuple[str, ...]], bool] = lambda name, beside: True,
     jitter: float = 0.0,
@@ -91,7 +84,7 @@ def decide(
 
 def _by_verdict(
     history: Sequence[AttemptOutcome],
-    policy: Policies,
+    policy: Settings,
     usable: Callable[[str, tuple[str, ...]], bool],
 ) -> Decision:
     """Return the decision by the verdict of the last attempt, before any limit is applied."""
@@ -108,7 +101,7 @@ def _by_verdict(
 
 
 def _mitigation(
-    last: AttemptOutcome, policy: Policies, usable: Callable[[str, tuple[str, ...]], bool]
+    last: AttemptOutcome, policy: Settings, usable: Callable[[str, tuple[str, ...]], bool]
 ) -> Decision:
     """Choose the cheapest mitigation not yet in force; without one, retry if waiting helps."""
     if not policy.mitigate.enabled:
@@ -130,7 +123,7 @@ def _mitigation(
     )
 
 
-def _unknown(history: Sequence[AttemptOutcome], policy: Policies) -> Decision:
+def _unknown(history: Sequence[AttemptOutcome], policy: Settings) -> Decision:
     """Retry an unrecognised failure once, if the attempt ran long and the failure is new."""
     last, least_s = history[-1], policy.retry.unknown_after_s
     if least_s is None:
@@ -187,7 +180,7 @@ def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool
     return apart <= max(within_s, SAME_AGE_SHARE * max(one_s, other_s))
 
 
-def _debug(history: Sequence[AttemptOutcome], policy: Policies, decision: Decision) -> Decision:
+def _debug(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
     """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
     last = history[-1]
     unknown = last.verdict == "unknown" or DEBUG in last.offered
@@ -199,7 +192,7 @@ def _debug(history: Sequence[AttemptOutcome], policy: Policies, decision: Decisi
     return _bounded(history, policy, again)
 
 
-def _bounded(history: Sequence[AttemptOutcome], policy: Policies, decision: Decision) -> Decision:
+def _bounded(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
     """Return the decision, or a stop if the attempts or the time are used up."""
     if used_up(history) >= policy.retry.attempts:
         limit = f"retry.attempts: {policy.retry.attempts}"
@@ -207,7 +200,7 @@ def _bounded(history: Sequence[AttemptOutcome], policy: Policies, decision: Deci
     return _in_total(history, policy, decision)
 
 
-def _in_total(history: Sequence[AttemptOutcome], policy: Policies, decision: Decision) -> Decision:
+def _in_total(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
     """Return the decision, or a stop if all attempts of a run or its time are used up."""
     if sum(not one.replaced for one in history) >= policy.retry.attempts_total:
         limit = f"retry.attempts_total: {policy.retry.attempts_total}"
@@ -217,7 +210,7 @@ def _in_total(history: Sequence[AttemptOutcome], policy: Policies, decision: Dec
     return _in_time(history[-1], policy, decision)
 
 
-def _in_time(last: AttemptOutcome, policy: Policies, decision: Decision) -> Decision:
+def _in_time(last: AttemptOutcome, policy: Settings, decision: Decision) -> Decision:
     """Return the decision, or a stop if the next attempt would start too late."""
     if (
         policy.retry.deadline_s is not None
@@ -258,7 +251,7 @@ def _furthest(history: Sequence[AttemptOutcome]) -> int:
     return since
 
 
-def _delay(history: Sequence[AttemptOutcome], policy: Policies, jitter: float) -> float:
+def _delay(history: Sequence[AttemptOutcome], policy: Settings, jitter: float) -> float:
     """Return the seconds to wait, doubled with each retry; the first waits only if `waits`."""
     last = history[-1]
     retries = used_up(history) - (0 if last.waits else 1)

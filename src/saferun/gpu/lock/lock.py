@@ -40,8 +40,9 @@ from saferun.gpu.lock.lock_claim import Claim, slots_of
 from saferun.gpu.lock.lock_dir import BlockedError, LockDirectory, UnusableError
 from saferun.gpu.lock.lock_owner import Holder, unlink, write
 from saferun.gpu.lock.slot_memory import SlotMemory
-from saferun.model import Gpu, LockPolicy
+from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
+from saferun.settings import LockPolicy
 from saferun.system import procfs
 
 GATE_LOOK_S = 0.002  # pause between two tries: who holds it needs a millisecond

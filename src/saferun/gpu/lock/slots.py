@@ -13,8 +13,9 @@ from saferun.gpu.device_names import visible_without
 from saferun.gpu.lock import lock
 from saferun.gpu.lock.lock import Held
 from saferun.gpu.lock.lock_owner import Holder
-from saferun.model import Gpu, LockPolicy
+from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
+from saferun.settings import LockPolicy
 
 
 class Slot(NamedTuple):

@@ -20,8 +20,9 @@ from saferun.gpu.lock.lock import Held
 from saferun.gpu.preflight import preflight, preflight_report
 from saferun.gpu.preflight.preflight_report import Around, Judged, cards, in_a_line, lines
 from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, recover
-from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan, LockPolicy
+from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan
 from saferun.planning.inputs import RunInputs
+from saferun.settings import LockPolicy
 from saferun.system.gpus import addresses
 from saferun.system.procfs import comm
 

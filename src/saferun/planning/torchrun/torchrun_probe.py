@@ -18,7 +18,6 @@ from saferun.planning.torchrun.torchrun_install import Launcher
 from saferun.system import paths
 
 OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
-_CACHE_BYTES = 1 << 18
 
 
 def option_table(
@@ -43,7 +42,8 @@ def option_table(
     if launcher.interpreter is None:
         return None
     path = _cache_path(launcher.interpreter, version, cache_dir)
-    table = _table(_read_cache(path)) if path else None
+    kept = paths.read_private(path) if path else None
+    table = _table(kept) if kept else None
     if table is None:
         text = _dump_options(launcher, os.environ if environ is None else environ)
         table = _table(text)
@@ -111,7 +111,7 @@ def _dump_options(launcher: Launcher, environ: Mapping[str, str]) -> str:
     return text.strip() if mark and process.returncode == 0 else ""
 
 
-def _table(text: str) -> tuple[Option, ...] | None:
+def _table(text: str | bytes) -> tuple[Option, ...] | None:
     """Return the table in a JSON text, None if it is not one."""
     try:
         rows = json.loads(text)
@@ -151,11 +151,3 @@ def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) ->
 
     key = hashlib.sha256(os.fsencode(interpreter) + b"\0" + os.fsencode(version)).hexdigest()
     return os.path.join(cache_dir, f"options-{key[:24]}.json")
-
-
-def _read_cache(path: str) -> str:
-    """Return the text of a cache file that only the user can write, "" for anything else."""
-    content = paths.read_private(path, _CACHE_BYTES)
-    if content is None or os.lstat(path).st_mode & 0o022:
-        return ""
-    return content.decode("utf-8", "replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 
 from saferun.diagnosis import signatures
@@ -14,9 +13,9 @@ from saferun.inject import contract
 from saferun.inject.targets import NEEDS
 from saferun.journal import receipts, recycling
 from saferun.journal.receipts import Receipt
-from saferun.model import HookSettings, LaunchPlan
+from saferun.model import LaunchPlan
 from saferun.planning.inputs import RunInputs
-from saferun.profile.schema import KEYS
+from saferun.settings import HookSettings, leaves
 from saferun.supervise import rank_processes
 from saferun.supervise.attempt import evidence, machine_state
 from saferun.supervise.attempt.attempt_values import Ended
@@ -218,9 +217,8 @@ def end_requested(ended: Ended) -> bool:
 def _needed(hooks: HookSettings) -> set[str]:
     """Return the modules of torch whose hooks have to hold for the settings of a plan."""
     found: set[str] = set()
-    for key, targets in NEEDS.items():
-        value: object = functools.reduce(getattr, key.split("."), hooks)
-        found.update(targets if value != KEYS[f"hooks.{key}"].default else ())
+    for name, key, value in leaves(hooks):
+        found.update(NEEDS.get(name, ()) if value != key.default else ())
     return found
 
 

@@ -128,7 +128,7 @@ class RunMitigations:
             from saferun.supervise.changes.probes import Probes  # see the top
 
             self._probes = Probes(self._environ, self._prefix, self._directory)
-        here = mitigation_overlay.situation(
+        here = mitigation_overlay.Situation(
             base,
             self._environ,
             gathered.facts.torch,
@@ -139,7 +139,7 @@ class RunMitigations:
             mitigation_overlay.questions(self.known(), names),
             gathered.identity.attempt,
             host=mitigation_overlay.meeting_host(here),
-            nodes=here.options.nodes or 0,
+            nodes=base.options.nodes or 0,
         )
         return here._replace(answers=answers, missed=self._missed)
 

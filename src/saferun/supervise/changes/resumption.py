@@ -17,10 +17,11 @@ from saferun.diagnosis import work_lost
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import nodes
-from saferun.model import Checkpoint, LaunchPlan, ResumePolicy
+from saferun.model import Checkpoint, LaunchPlan
 from saferun.planning import resume
 from saferun.planning.inputs import RunInputs
 from saferun.planning.torchrun.torchrun_args import whole
+from saferun.settings import ResumePolicy
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.system import checkpoints, disk_room
 from saferun.system.checkpoints import Found, Stamp

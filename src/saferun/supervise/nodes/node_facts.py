@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import stat
@@ -14,8 +13,7 @@ from saferun.inject import nodes
 from saferun.model import Profile, Setting
 from saferun.planning.inputs import RunInputs
 from saferun.planning.torchrun.torchrun_args import value_of
-from saferun.profile import settings
-from saferun.profile.schema import KEYS
+from saferun.settings import HookSettings, leaves, with_values
 
 CONTENT_BYTES = 1 << 20  # summed of the script: --no-python may start a large program
 # Variables of a machine's network and devices; all others of a profile count for all ranks.
@@ -43,10 +41,7 @@ def of_run(gathered: RunInputs) -> nodes.Facts:
 
 def keys(profile: Profile) -> dict[str, Any]:
     """Return the keys of a profile that change what ranks do: value by dotted name."""
-    names = [name for name in KEYS if name.startswith("hooks.")]
-    found: dict[str, Any] = {}
-    for name in names:
-        found[name] = functools.reduce(getattr, name.split("."), profile.settings)
+    found: dict[str, Any] = {n: value for n, _, value in leaves(profile.settings.hooks, "hooks.")}
     for name, setting in profile.env.items():
         if not name.startswith(_OF_MACHINE):
             found[f"env.{name}"] = setting.value
@@ -61,7 +56,7 @@ def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Prof
         agreed: the keys.
         free: those that are this node's own.
     """
-    hooks = settings.build({k: v for k, v in agreed.items() if k.startswith("hooks.")}).hooks
+    hooks = with_values(HookSettings(), agreed, "hooks.")
     env = {
         name: setting
         for name, setting in profile.env.items()

@@ -21,8 +21,9 @@ from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.event_types import Started
 from saferun.journal.reader import RecordedPlan, Run
-from saferun.model import Checkpoint, ResumePolicy
+from saferun.model import Checkpoint
 from saferun.named_tuple import NamedTuple
+from saferun.settings import ResumePolicy
 from saferun.supervise.changes import resumption
 from saferun.supervise.watch import live_output, work_signs
 from saferun.system import procfs

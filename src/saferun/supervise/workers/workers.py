@@ -23,11 +23,11 @@ from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
 from saferun.keeper.job import DEATH_SIGNALS
-from saferun.model import LockPolicy
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.own_variables import VISIBLE
 from saferun.planning.view import announcement, as_json
+from saferun.settings import LockPolicy
 from saferun.supervise import gpu_gate
 from saferun.supervise.attempt.end_requests import (
     END_SIGNALS,

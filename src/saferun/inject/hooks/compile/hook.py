@@ -27,14 +27,14 @@ from . import mitigations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from types import FrameType, ModuleType
     from typing import Any
 
     from ...context import Context
-    from ...settings import CompileSettings
 
+    CompileSettings = Mapping[str, Any]  # hooks.compile
     Hold = Callable[[ModuleType, CompileSettings, Context], None]
 
 _HOOK = "compile"

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ...context import Context
-    from ...settings import InitSettings
+
+    InitSettings = Mapping[str, Any]  # hooks.init
 
     class Cuda(Protocol):
         """The functions of torch.cuda that a decision about devices needs."""
@@ -59,7 +60,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     """
     settings = context.hooks["init"]
     c10d: Any = module
-    if settings is None or not hasattr(c10d, "init_process_group"):
+    if not hasattr(c10d, "init_process_group"):
         return
     signature = inspect.signature(c10d.init_process_group)
     done: dict[int, int] = {}  # this process's successful inits, by pid: a forked child starts anew

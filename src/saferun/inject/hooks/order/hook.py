@@ -44,8 +44,6 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     """
     global _state
     settings = context.hooks["order"]
-    if settings is None:
-        return
     if _state is None:
         _state = Watch(settings, context), WrapBarrier(settings["wrap_barrier"], context)
     watch, barrier = _state

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...context import Context
-    from ...settings import OrderSettings
 
+    OrderSettings = Mapping[str, Any]  # hooks.order
     Made = tuple[weakref.ref[Any], str]  # a loader or sampler, and the script's line
 
 _LOOK_S = 0.02  # between two looks at its key: a request to the store, before the first step only

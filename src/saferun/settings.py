@@ -1,0 +1,414 @@
+"""The settings of a profile, each declared once: its type, default, meaning and unit.
+
+The classes are the groups of keys, and their fields are the keys: `attempts` of RetryPolicy, which
+is `retry` of Settings, is `retry.attempts` in a profile and for `--set`. Parsing and its messages,
+the JSON Schema, `saferun help`, the tables of the documents and what a rank's hooks read all follow
+from here. A field's value is made by `choice`, `flag`, … and is the default of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from saferun.named_tuple import NamedTuple
+
+Group = TypeVar("Group")
+
+# The values of keys: text, boolean, number, null, a list of texts, a pair of numbers.
+Value = str | bool | int | float | None | tuple[str, ...] | tuple[float, float]
+
+
+class Key(NamedTuple):
+    """One profile key. `kind`: choice, bool, int, number, text, texts or range."""
+
+    kind: str
+    default: Value
+    doc: str
+    choices: tuple[str, ...] = ()
+    nullable: bool = False
+    least: float | None = None  # smallest value allowed
+    unit: str = ""
+
+
+# These return Any, as dataclasses.field does: a type checker takes the field's own type.
+
+
+def choice(*choices: str, doc: str) -> Any:
+    """Declare a key that takes one of several words; the first is the default."""
+    return Key("choice", choices[0], doc, choices)
+
+
+def flag(default: bool, doc: str) -> Any:
+    """Declare a key that is true or false."""
+    return Key("bool", default, doc)
+
+
+def whole(default: int, doc: str, *, least: int) -> Any:
+    """Declare a key that takes a whole number.
+
+    Args:
+        default: the value where none is given.
+        doc: what it means.
+        least: the smallest value allowed.
+    """
+    return Key("int", default, doc, least=least)
+
+
+def number(default: float | None, doc: str, *, least: float = 0, unit: str = "") -> Any:
+    """Declare a key that takes a number, or null where that is the default.
+
+    Args:
+        default: the value where none is given.
+        doc: what it means.
+        least: the smallest value allowed.
+        unit: of the number.
+    """
+    return Key("number", default, doc, nullable=default is None, least=least, unit=unit)
+
+
+def pair(default: tuple[float, float], doc: str, *, unit: str) -> Any:
+    """Declare a key that takes two numbers, the smaller one first.
+
+    Args:
+        default: the values where none are given.
+        doc: what they mean.
+        unit: of both.
+    """
+    return Key("range", default, doc, least=0, unit=unit)
+
+
+def text(doc: str) -> Any:
+    """Declare a key that takes a text; it is empty by default."""
+    return Key("text", "", doc)
+
+
+def texts(doc: str, *choices: str) -> Any:
+    """Declare a key that takes a list of texts, or of these words; it is empty by default."""
+    return Key("texts", (), doc, choices)
+
+
+_KEYS: dict[type, dict[str, Key]] = {}  # by group, then by field
+
+
+def group(kind: type[Group]) -> type[Group]:
+    """Note the keys that a class declares, and leave their defaults as its fields' defaults."""
+    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
+    _KEYS[kind] = {name: key for name, key in defaults.items() if isinstance(key, Key)}
+    defaults.update({name: key.default for name, key in _KEYS[kind].items()})
+    return kind
+
+
+# --- the hooks -----------------------------------------------------------------------------------
+
+
+@group
+class CompileHook(NamedTuple):
+    """`hooks.compile`: what torch.compile may do."""
+
+    enabled: str = choice(
+        "keep", "off", doc="Whether torch.compile compiles, as the script asks, or does nothing."
+    )
+    autotune: str = choice(
+        "keep", "off", doc="Whether kernels are benchmarked against each other when first built."
+    )
+    cudagraphs: str = choice(
+        "keep", "off", "off-when-distributed", doc="Whether inductor may record CUDA graphs."
+    )
+    fallback: str = choice("off", "on", doc="Run a frame eagerly where its compilation fails.")
+
+
+@group
+class InitHook(NamedTuple):
+    """`hooks.init`: what init_process_group checks and waits for."""
+
+    set_device: bool = flag(
+        True, "Choose the GPU of LOCAL_RANK before the process group is made, if none is chosen."
+    )
+    barrier: str = choice(
+        "store", "collective", "off", doc="How ranks wait for each other after init."
+    )
+    agree: str = choice(
+        "error",
+        "warn",
+        "off",
+        doc="What happens when ranks differ in versions, GPU type or the step they train from.",
+    )
+    timeout_s: float = number(
+        600.0,
+        "How long ranks wait for each other at init before missing ones are named.",
+        least=1,
+        unit="s",
+    )
+
+
+@group
+class OrderHook(NamedTuple):
+    """`hooks.order`: what happens when things are made before the process group."""
+
+    mode: str = choice(
+        "warn", "error", "fix", "off", doc="What happens when things are made before the group."
+    )
+    wrap_barrier: bool = flag(True, "Ranks wait for each other after DDP/FSDP wrapping.")
+
+
+@group
+class GuardsHook(NamedTuple):
+    """`hooks.guards`: checks before a kernel whose failure makes the CUDA context unusable."""
+
+    labels: str = choice("off", "on", doc="Check class labels before the loss kernel.")
+    logits: str = choice("off", "on", doc="Check the shape of logits before the loss.")
+    embeddings: str = choice("off", "on", doc="Check indices before an embedding.")
+    compiled: str = choice("off", "on", doc="Make these checks in compiled code, too.")
+
+
+@group
+class MemoryHook(NamedTuple):
+    """`hooks.memory`: when the cache of the CUDA allocator is cleared."""
+
+    clear_between_trials: bool = flag(
+        False, "Clear the allocator's cache before and after garbage collection between trials."
+    )
+
+
+@group
+class OptunaHook(NamedTuple):
+    """`hooks.optuna`: how a study continues after CUDA errors."""
+
+    mode: str = choice("off", "on", doc="Keep a study going through CUDA errors.")
+    recycle_every: int = whole(
+        50,
+        "Successful trials after which the process is replaced by a new one; 0 is never.",
+        least=0,
+    )
+
+
+@group
+class TensorflowHook(NamedTuple):
+    """`hooks.tensorflow`: how MirroredStrategy reduces gradients, and how memory is allocated."""
+
+    cross_device_ops: str = choice(
+        "keep", "hierarchical-copy", doc="How MirroredStrategy adds gradients up."
+    )
+    memory_growth: bool = flag(
+        False, "TensorFlow takes GPU memory as it needs it, not all at once."
+    )
+
+
+@group
+class HookSettings(NamedTuple):
+    """The `hooks` section: one field for each hook."""
+
+    compile: CompileHook = CompileHook()
+    cudagraph_markers: str = choice(
+        "keep",
+        "off",
+        "off-when-distributed",
+        doc="Whether torch.compiler.cudagraph_mark_step_begin has an effect.",
+    )
+    init: InitHook = InitHook()
+    excepthook: str = choice(
+        "on", "off", doc="Record the first exception of each rank where torchrun looks for it."
+    )
+    order: OrderHook = OrderHook()
+    shards: str = choice("warn", "error", "off", doc="What happens when ranks read the same data.")
+    guards: GuardsHook = GuardsHook()
+    memory: MemoryHook = MemoryHook()
+    optuna: OptunaHook = OptunaHook()
+    tensorflow: TensorflowHook = TensorflowHook()
+    required: bool = flag(False, "End the job where a hook cannot be put in place.")
+
+
+# What each hook does, however the script asks: for `saferun help` and docs/hooks.md.
+HOOKS: dict[str, str] = {
+    "compile": 'autotuning, CUDA graphs or all of `torch.compile` off; `mode="max-autotune"`, '
+    "`options=` and assignments to `torch._inductor.config` included",
+    "cudagraph_markers": "`torch.compiler.cudagraph_mark_step_begin` does nothing (when "
+    "distributed)",
+    "init": "the device is set before NCCL starts; ranks that do not arrive are named; ranks with "
+    "another torch, CUDA, NCCL or GPU are named, and ranks that train from another step; a barrier "
+    "after init",
+    "order": "a DataLoader made before the process group, DDP wrapped before the device is set, "
+    "`torch.compile` before DDP: said once, with your file and line; a barrier after wrapping",
+    "excepthook": "the first exception of each rank stands where torchrun looks for the root "
+    "cause; the Python stack of a crash in native code is in the report; what ends a thread is in "
+    "the receipt",
+    "guards": "a label or an index out of range is a Python error at your line, with the values, "
+    "the range and the rank, before the kernel that would make the CUDA context unusable",
+    "shards": "ranks that train on the same data are named, with the line of their DataLoader "
+    "(torch's or torchdata's)",
+    "optuna": "a trial out of GPU memory is pruned; after a sticky CUDA error, and after some "
+    "number of good trials, the process is replaced and the study goes on",
+    "memory": "the CUDA cache is emptied before and after garbage collection between trials",
+    "tensorflow": "`MirroredStrategy` adds up without NCCL and rightly; GPUs take memory as they "
+    "need it",
+}
+
+
+# --- the policies of a run -----------------------------------------------------------------------
+
+
+@group
+class ResumePolicy(NamedTuple):
+    """`retry.resume`: how an attempt after the first goes on from a checkpoint."""
+
+    checkpoints: str = text(
+        "Where the job's checkpoints are: a glob, in which {--option} has its value."
+    )
+    args: tuple[str, ...] = texts(
+        "The script's arguments to go on from {checkpoint} or {step}, if there is one."
+    )
+
+
+@group
+class RetryPolicy(NamedTuple):
+    """The `retry` section."""
+
+    attempts: int = whole(
+        3, "Attempts in a row without progress; 1: the job replaces saferun (exec).", least=1
+    )
+    attempts_total: int = whole(10, "Attempts in total, with or without progress.", least=1)
+    backoff_s: tuple[float, float] = pair(
+        (5.0, 60.0), "First and longest wait between attempts.", unit="s"
+    )
+    deadline_s: float | None = number(
+        None, "No attempt starts later than this after the first.", unit="s"
+    )
+    unknown_after_s: float | None = number(
+        None,
+        "An unrecognised failure is retried once if the attempt lived longer than this.",
+        unit="s",
+    )
+    rejoin_s: float = number(
+        60.0, "How long a node waits, after a failure, for the other nodes to come back.", unit="s"
+    )
+    debug_last: bool = flag(False, "Make the last attempt one that collects diagnostics.")
+    resume_args: tuple[str, ...] = texts("Added to the script's arguments from attempt 2 on.")
+    resume: ResumePolicy = ResumePolicy()
+
+
+@group
+class MitigationPolicy(NamedTuple):
+    """The `mitigate` section."""
+
+    enabled: bool = flag(True, "Change settings after a failure that has a mitigation.")
+    remember: bool = flag(True, "Start with a mitigation that helped this script before.")
+    never: tuple[str, ...] = texts("Names of mitigations that are not to be used.")
+
+
+@group
+class PreflightPolicy(NamedTuple):
+    """The `preflight` section."""
+
+    mode: str = choice("off", "warn", "require", doc="Try every GPU before the job starts.")
+    timeout_s: float = number(20.0, "How long that may take.", least=0.1, unit="s")
+
+
+@group
+class LockPolicy(NamedTuple):
+    """The `locks` section."""
+
+    gpus: str = choice(
+        "warn", "refuse", "wait", "off", doc="What happens when another run has the GPUs."
+    )
+    wait_s: float = number(0.0, "How long `wait` waits.", unit="s")
+    slots: int = whole(1, "Runs, or workers of runs, that may share one GPU.", least=1)
+    slot_memory_gib: float | None = number(
+        None, "GPU memory that must be free for a slot.", unit="GiB"
+    )
+
+
+@group
+class WatchPolicy(NamedTuple):
+    """The `watch` section."""
+
+    mode: str = choice(
+        "warn",
+        "end",
+        "off",
+        doc="Say where each rank is when the job shows no sign of work for too long; end it then.",
+    )
+    silence_s: float | None = number(
+        None,
+        "How long that is; by default ten times the job's longest gap, 600 s or more.",
+        least=1,
+        unit="s",
+    )
+
+
+@group
+class NotifyPolicy(NamedTuple):
+    """The `notify` section."""
+
+    command: tuple[str, ...] = texts(
+        "A command, no shell, that gets each event of `on` as JSON on its stdin."
+    )
+    on: tuple[str, ...] = texts(
+        "The events that it gets: all of them where none is named.",
+        *("failed", "mitigated", "hang", "finished"),
+    )
+
+
+@group
+class RecoverPolicy(NamedTuple):
+    """The `recover` section."""
+
+    gpu_reset: str = choice("never", "when-idle", doc="Whether an idle GPU may be reset.")
+
+
+@group
+class Settings(NamedTuple):
+    """All keys of a profile but those of the open sections `env` and `torchrun`."""
+
+    launcher: str = choice("torchrun", "python", doc="What starts the script.")
+    hooks: HookSettings = HookSettings()
+    retry: RetryPolicy = RetryPolicy()
+    mitigate: MitigationPolicy = MitigationPolicy()
+    preflight: PreflightPolicy = PreflightPolicy()
+    locks: LockPolicy = LockPolicy()
+    workers: int = whole(1, "Processes to start (launcher: python only).", least=1)
+    watch: WatchPolicy = WatchPolicy()
+    notify: NotifyPolicy = NotifyPolicy()
+    price_per_gpu_hour: float | None = number(
+        None,
+        "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up.",
+    )
+    recover: RecoverPolicy = RecoverPolicy()
+
+
+# --- by dotted name ------------------------------------------------------------------------------
+
+
+def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Key, Value]]:
+    """Yield the dotted name, the declaration and the value of each key, in their order.
+
+    Args:
+        settings: a group of keys.
+        prefix: what the names of the group begin with: "hooks.".
+    """
+    for field, value in settings._asdict().items():
+        if key := _KEYS[type(settings)].get(field):
+            yield prefix + field, key, value
+        else:
+            yield from leaves(value, f"{prefix}{field}.")
+
+
+KEYS: dict[str, Key] = {name: key for name, key, _ in leaves(Settings())}
+
+
+def with_values(settings: Group, values: Mapping[str, Any], prefix: str = "") -> Group:
+    """Return settings with other values for some keys.
+
+    Args:
+        settings: a group of keys, such as Settings(), which has the defaults.
+        values: by dotted name; names that are not in the group are left out.
+        prefix: what the names of the group begin with: "hooks.".
+    """
+    found = {}
+    for field, value in settings._asdict().items():  # type: ignore[attr-defined]  # a NamedTuple
+        name = prefix + field
+        if field in _KEYS[type(settings)]:
+            found[field] = values.get(name, value)
+        else:
+            found[field] = with_values(value, values, f"{name}.")
+    return type(settings)(**found)
