@@ -5,16 +5,15 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import yaml
 from cases import check_cases
 
-from saferun.model import Checkpoint
+from saferun.model import Checkpoint, Gpu, GpuFacts
 from saferun.planning import resume
-from saferun.settings import ResumePolicy
+from saferun.profile import files
+from saferun.profile.schema import Leaf
+from saferun.settings import ResumePolicy, Value
 from saferun.system import checkpoints
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -27,8 +26,6 @@ RESUME = {
         "deepspeed",
     )
 }
-HEAD = {"schema", "name", "description", "extends", "match"}
-LEAF = {"value", "why", "source", "when"}
 SOURCE = re.compile(
     r"https://\S+\.\S+"  # a page, issue or pull request
     r"|incident: [a-z0-9-]+\.md"  # one of the five incident documents
@@ -79,103 +76,56 @@ PRODUCTS = {
 }
 
 
-def load(name: str) -> dict[str, Any]:
-    return yaml.safe_load((PROFILES / f"{name}.yaml").read_text(encoding="utf-8"))
+ENVIRON = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"}
+CHAINS = {found.name: files.chain(found, ENVIRON, "/") for found in files.known(ENVIRON)}
+VALUES = {
+    f"{name}:{key}": (key, leaf)
+    for name, chain in CHAINS.items()
+    for key, leaf in chain[-1].leaves.items()
+}
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, node) of everything that is not a group of further keys."""
-    for key, node in tree.items():
-        if not path and key in HEAD:
-            continue
-        dotted = f"{path}.{key}" if path else key
-        if isinstance(node, dict) and not LEAF & set(node):
-            yield from leaves(node, dotted)
-        else:
-            yield dotted, node
+def ancestor(name: str) -> str:
+    """Return the farthest profile that a profile builds on."""
+    return CHAINS[name][0].name
 
 
-def ancestry(name: str) -> list[str]:
-    """Return a profile and all that it builds on, farthest first."""
-    above = [a for parent in load(name).get("extends", []) for a in ancestry(parent)]
-    return [*above, name]
-
-
-def merged(name: str) -> dict[str, Any]:
+def merged(name: str) -> dict[str, Value]:
     """Return the values of a profile with its ancestors', `when:` left aside."""
-    return {key: leaf["value"] for part in ancestry(name) for key, leaf in leaves(load(part))}
-
-
-NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
-VALUES = {f"{name}:{key}": (key, leaf) for name in NAMES for key, leaf in leaves(load(name))}
+    return {key: leaf.value for doc in CHAINS[name] for key, leaf in doc.leaves.items()}
 
 
 def test_the_shipped_profiles_are_those_that_the_design_names() -> None:
-    assert set(NAMES) == {"cpu", "cuda"} | GPUS | INCIDENTS | RESUME
+    assert set(CHAINS) == {"cpu", "cuda"} | GPUS | INCIDENTS | RESUME
 
 
 def test_a_profile_is_named_like_its_file_and_describes_its_purpose() -> None:
-    for name in NAMES:
-        profile = load(name)
-        assert (profile["schema"], profile["name"]) == (1, name)
-        assert profile["description"], name
+    for name, chain in CHAINS.items():
+        assert chain[-1].name == name
+        assert chain[-1].description, name
         text = (PROFILES / f"{name}.yaml").read_text(encoding="utf-8")
         assert text.startswith("# For ") or name == "cuda", name
 
 
-def test_every_value_has_a_reason_and_a_source() -> None:
-    def check(_: str, leaf: Any) -> None:
-        assert isinstance(leaf, dict), "a bare value, without why and source"
-        assert {"value", "why", "source"} <= set(leaf) <= LEAF
+def test_every_value_has_a_reason_of_one_or_two_sentences_and_a_source() -> None:
+    """A page, an incident, or a measurement, whose reason then names its numbers."""
 
-    check_cases(VALUES, check)
-
-
-def test_every_why_is_one_or_two_plain_sentences() -> None:
-    def check(_: str, leaf: Any) -> None:
-        why = leaf["why"].strip()
-        assert why.endswith(".")
-        assert len(re.findall(r"\.(?=\s|$)", why)) <= 2
-        assert len(why) <= 300
-        assert "\n" not in why, "fold it (>-): it becomes one line of a comment or of `plan`"
-
-    check_cases(VALUES, check)
-
-
-def test_every_source_is_a_web_page_an_incident_or_a_measurement() -> None:
-    def check(_: str, leaf: Any) -> None:
-        for source in leaf["source"].split("; "):
+    def check(_: str, leaf: Leaf) -> None:
+        assert leaf.why.endswith(".")
+        assert len(re.findall(r"\.(?=\s|$)", leaf.why)) <= 2
+        assert len(leaf.why) <= 300
+        for source in leaf.source.split("; "):
             assert SOURCE.fullmatch(source), source
             if source.startswith("incident: "):
                 assert source.removeprefix("incident: ") in INCIDENT_DOCUMENTS
+        if leaf.source == "measured: benchmarks/RESULTS.md":
+            assert re.search(r"\d", leaf.why)
 
     check_cases(VALUES, check)
 
 
-def test_a_measured_reason_names_its_numbers() -> None:
-    def check(_: str, leaf: Any) -> None:
-        if leaf["source"] == "measured: benchmarks/RESULTS.md":
-            assert re.search(r"\d", leaf["why"])
-
-    check_cases(VALUES, check)
-
-
-def test_conditions_are_the_three_that_exist() -> None:
-    def check(_: str, leaf: Any) -> None:
-        when = leaf.get("when", {})
-        assert set(when) <= {"torch", "gpus", "distributed"}
-        for name in ("torch", "gpus"):
-            assert re.fullmatch(r"([<>=!]=?[\d.]+)(,[<>=!]=?[\d.]+)*", when.get(name, ">0"))
-
-    check_cases(VALUES, check)
-
-
-def test_a_variable_s_value_is_text() -> None:
-    def check(key: str, leaf: Any) -> None:
-        if key.startswith("env."):
-            assert isinstance(leaf["value"], str), f'write "{leaf["value"]}" in quotes'
-
-    check_cases(VALUES, check)
+def test_the_values_of_a_profile_fit_together_under_all_conditions() -> None:
+    check_cases([(chain,) for chain in CHAINS.values()], files.check_chain)
 
 
 def setters(variable: str) -> list[str]:
@@ -194,9 +144,8 @@ def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free() -> None:
     costly = ("hooks.compile.autotune", "hooks.compile.cudagraphs", "hooks.guards", "preflight")
     for name in sorted(GPUS | {"cuda"}):
         values = merged(name)
-        assert ancestry(name)[0] == "cuda"
+        assert ancestor(name) == "cuda"
         assert values["hooks.compile.enabled"] == "keep"
-        assert "env.CUDA_LAUNCH_BLOCKING" not in values
         assert not [key for key in values if key.startswith(costly)]
 
 
@@ -205,26 +154,22 @@ def test_launch_blocking_is_for_debugging_only() -> None:
 
 
 def test_the_cpu_profile_says_nothing_about_gpus() -> None:
-    text = "".join(key + str(leaf) for key, leaf in leaves(load("cpu")))
-    assert not re.search("cuda|nccl|gpu", text, re.IGNORECASE)
     assert merged("cpu") == {"hooks.init.timeout_s": 1800}
+    assert not re.search("cuda|nccl|gpu", str(CHAINS["cpu"][0].leaves), re.IGNORECASE)
 
 
 def test_only_gpu_profiles_match_a_product() -> None:
-    assert {name for name in NAMES if "match" in load(name)} == GPUS
+    assert {name for name, chain in CHAINS.items() if chain[-1].match} == GPUS
 
 
 def test_incident_profiles_build_on_a_gpu_profile() -> None:
-    for name in sorted(INCIDENTS):
-        assert ancestry(name)[0] == "cuda"
-        assert "match" not in load(name)
+    assert {ancestor(name) for name in INCIDENTS} == {"cuda"}
 
 
 def test_a_resume_recipe_is_nothing_else_and_fits_any_other_profile() -> None:
     for name in sorted(RESUME):
-        values = merged(name)
-        assert values.keys() == {"retry.resume.checkpoints", "retry.resume.args"}
-        assert "extends" not in load(name)
+        assert merged(name).keys() == {"retry.resume.checkpoints", "retry.resume.args"}
+        assert len(CHAINS[name]) == 1
 
 
 # What the real programs take, as people start them.
@@ -313,8 +258,7 @@ def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes() -> Non
 
     def check(name: str, cases: list[tuple[str, str, str]]) -> None:
         values = merged(name)
-        args = tuple(values["retry.resume.args"])
-        policy = ResumePolicy(values["retry.resume.checkpoints"], args)
+        policy = ResumePolicy(values["retry.resume.checkpoints"], values["retry.resume.args"])
         for argv, path, expected in cases:
             given = shlex.split(argv)
             pattern = resume.pattern(policy, given, {"NANOCHAT_BASE_DIR": "/b"})
@@ -326,45 +270,31 @@ def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes() -> Non
     check_cases(RESUMED.items(), check)
 
 
-def test_markers_are_off_only_where_graphs_are_off_with_them() -> None:
-    for name in NAMES:
-        values = merged(name)
-        markers = values.get("hooks.cudagraph_markers", "keep")
-        if markers not in ("keep", False):
-            assert values["hooks.compile.cudagraphs"] == markers, name
-
-
 def test_a_product_name_finds_one_profile_or_the_fallback() -> None:
-    fragments = [(name, fragment) for name in GPUS for fragment in load(name)["match"]["gpu"]]
-
     def check(product: str, profile: str | None) -> None:
-        found = [
-            name
-            for name, fragment in fragments
-            if re.search(rf"(?<!\w){re.escape(fragment)}(?!\w)", product, re.IGNORECASE)
-        ]
-        assert found == ([profile] if profile else [])
+        gpus = GpuFacts((Gpu(0, "GPU-0", product),), "proc")
+        assert files.detect(gpus, ENVIRON)[0].name == (profile or "cuda")
 
     check_cases(PRODUCTS.items(), check)
 
 
 # What each incident asks for, by the name under which it lives here.
 NEEDS = [
-    ("h100-llava", "hooks.compile.enabled", False),  # YAML reads `off` as false
+    ("h100-llava", "hooks.compile.enabled", "off"),
     ("h100-llava", "preflight.mode", "require"),
     ("h100-llava", "env.CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
-    ("h100-nanochat", "hooks.compile.autotune", False),
-    ("h100-nanochat", "hooks.compile.cudagraphs", False),
+    ("h100-nanochat", "hooks.compile.autotune", "off"),
+    ("h100-nanochat", "hooks.compile.cudagraphs", "off"),
     ("h100-nanochat", "env.TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
     ("hpo", "launcher", "python"),
     ("hpo", "workers", 1),
     ("hpo", "retry.attempts_total", 1000),
     ("hpo", "env.PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
     ("hpo", "hooks.memory.clear_between_trials", True),
-    ("hpo", "hooks.optuna.mode", True),
+    ("hpo", "hooks.optuna.mode", "on"),
     ("hpo", "hooks.optuna.recycle_every", 50),
-    ("hpo", "hooks.guards.labels", True),
-    ("hpo", "hooks.guards.logits", True),
+    ("hpo", "hooks.guards.labels", "on"),
+    ("hpo", "hooks.guards.logits", "on"),
     ("hpo", "locks.gpus", "wait"),
     ("hpo", "locks.slots", 3),
     ("ddp-safe", "hooks.cudagraph_markers", "off-when-distributed"),
@@ -385,14 +315,14 @@ NEEDS = [
 
 
 def test_an_incident_s_fix_is_in_its_profile() -> None:
-    def check(name: str, key: str, value: Any) -> None:
+    def check(name: str, key: str, value: Value) -> None:
         assert merged(name)[key] == value
 
     check_cases(NEEDS, check)
 
 
 def test_the_llava_allocator_settings_are_the_incident_s_own() -> None:
-    settings = merged("h100-llava")["env.PYTORCH_CUDA_ALLOC_CONF"].split(",")
+    settings = str(merged("h100-llava")["env.PYTORCH_CUDA_ALLOC_CONF"]).split(",")
     assert sorted(settings) == [
         "expandable_segments:False",
         "garbage_collection_threshold:0.8",
