@@ -54,9 +54,9 @@ class LaunchOptions(NamedTuple):
     processes: str | None  # per node, as written: "2", "gpu", "cpu"; None if not given
     restarts: int  # torchrun's own, per attempt
     standalone: bool
-    backend: str  # of the rendezvous: "static", "c10d", "etcd-v2"
-    endpoint: str  # of the rendezvous, HOST[:PORT]; "" if not given
-    conf: str  # of the rendezvous: "store_type=file"
+    backend: str  # the kind of rendezvous: "static", "c10d", "etcd-v2"
+    endpoint: str  # HOST[:PORT] of the rendezvous; "" if not given
+    conf: str  # options of the rendezvous: "store_type=file"
     master_addr: str  # "" if not given
     shutdown_timeout_s: int | None
     handled_signals: tuple[str, ...]  # --signals-to-handle, where it is given
@@ -68,10 +68,10 @@ class LaunchOptions(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What the user asked for: saferun's own options and the torchrun command line."""
+    """The user's command line, split into saferun's own options and torchrun's."""
 
     line: CommandLine
-    options: LaunchOptions  # of `line`
+    options: LaunchOptions  # computed from `line`
     profile: str | None = None
     profile_origin: str = ""  # "--profile", "SAFERUN_PROFILE"; "" if none was named
     sets: tuple[tuple[str, str, str], ...] = ()  # (key, value, origin), in order
@@ -99,16 +99,16 @@ class GpuFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known about the machine that runs the job."""
+    """The machine that runs the job, as far as it is known."""
 
     gpu: GpuFacts = GpuFacts()
     torch: str | None = None  # "2.13.0+cpu"; None if it is not known
     launcher: tuple[str, ...] = ("torchrun",)  # how torchrun is started: ("/venv/bin/torchrun",)
-    python: str = "python"  # what `launcher: python` starts
+    python: str = "python"  # the program that `launcher: python` starts
 
 
 class ProcessLimits(NamedTuple):
-    """What mitigations change for the launcher's process."""
+    """Changes that mitigations make to the launcher's process."""
 
     nofile: int | None = None  # soft limit of open files; the hard limit bounds it
     session: str = ""  # "new": a session of its own
@@ -116,9 +116,9 @@ class ProcessLimits(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What the mitigations in force change together; it overrides everything else in a plan."""
+    """The changes of all mitigations in force; they override everything else in a plan."""
 
-    names: tuple[str, ...] = ()  # of the mitigations, in order
+    names: tuple[str, ...] = ()  # the mitigations, in order
     env: tuple[tuple[str, Setting], ...] = ()  # in the order of the mitigations
     hooks: Mapping[str, str | bool] = {}  # "hooks.compile.autotune" -> value
     notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
@@ -149,8 +149,8 @@ class Checkpoint(NamedTuple):
     """A checkpoint that the job has written."""
 
     path: str  # as the pattern finds it: relative to the job's directory, or absolute
-    step: int  # in its name; -1 without a number
-    at_s: float  # of the last write, in seconds since the epoch
+    step: int  # the number in its name; -1 if there is none
+    at_s: float  # time of the last write, in seconds since the epoch
 
 
 class Identity(NamedTuple):
@@ -162,14 +162,14 @@ class Identity(NamedTuple):
     receipts: str | None = None  # directory; None if it is not writable
     state: str | None = None  # directory that the run's processes share; None for none
     flight: str | None = None  # directory for torch's flight records, which takes named pipes
-    worker: int | None = None  # of several workers (launcher: python), from 0 on
+    worker: int | None = None  # its number among several workers (launcher: python), from 0 on
     visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: as the run has it
-    checkpoint: Checkpoint | None = None  # that the attempt goes on from
+    checkpoint: Checkpoint | None = None  # the one that the attempt goes on from
     previous: int | None = None  # exit status of the attempt before, where that failed
 
 
 class LaunchPlan(NamedTuple):
-    """What one attempt runs, with its settings.
+    """The command, environment and settings of one attempt.
 
     Whatever starts it adds what only a run has: the exported variables, locks, receipts directory.
     """
@@ -180,7 +180,7 @@ class LaunchPlan(NamedTuple):
     torchrun_args: tuple[str, ...]
     script: str | None
     script_args: tuple[str, ...]
-    options: LaunchOptions  # of torchrun_args
+    options: LaunchOptions  # computed from torchrun_args
     env: Mapping[str, Setting]  # only what saferun sets
     settings: Settings  # hooks, retry, locks and the other policies in force
     devices: tuple[str, ...]  # UUIDs of the GPUs visible to the job, for locks and preflight
@@ -192,7 +192,7 @@ class LaunchPlan(NamedTuple):
     hint: str = ""  # one clause for the headline: what naming the profile would change
     remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
-    checkpoint: Checkpoint | None = None  # that the attempt goes on from
+    checkpoint: Checkpoint | None = None  # the one that the attempt goes on from
     disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:

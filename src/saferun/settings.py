@@ -219,7 +219,7 @@ class HookSettings(NamedTuple):
     required: bool = flag(False, "End the job where a hook cannot be put in place.")
 
 
-# What each hook does, however the script asks: for `saferun help` and docs/hooks.md.
+# The effect of each hook, however the script asks; `saferun help` and docs/hooks.md show it.
 HOOKS: dict[str, str] = {
     "compile": 'autotuning, CUDA graphs or all of `torch.compile` off; `mode="max-autotune"`, '
     "`options=` and assignments to `torch._inductor.config` included",

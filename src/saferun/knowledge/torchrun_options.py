@@ -30,7 +30,7 @@ def _option(name: str, short: str = "", *, flag: bool = False, env: bool = True)
     return Option(dest, spelled, flag, "PET_" + dest.upper() if env else None)
 
 
-# In the parser's order, which its message about an ambiguous abbreviation follows.
+# The order is the parser's: its message about an ambiguous abbreviation follows it.
 OPTIONS: tuple[Option, ...] = (
     _option("help", "-h", flag=True, env=False),
     _option("nnodes"),

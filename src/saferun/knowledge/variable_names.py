@@ -31,8 +31,9 @@ def item_name(variable: str, item: str) -> str:
     return item.split(pair, 1)[0] if pair else item
 
 
-# What makes a program run code that its user did not name: ld.so(8), python(1), bash(1),
-# perlrun(1), node(1), and what nccl, torch and triton say of plugins, compilers and caches of code.
+# Variables that make a program run code that its user did not name. Sources: ld.so(8), python(1),
+# bash(1), perlrun(1), node(1), and what nccl, torch and triton document of plugins, compilers and
+# caches of code.
 _LOADS_CODE = frozenset(
     items(
         "BASH_ENV,CC,CPATH,CUDA_HOME,CUDA_INJECTION64_PATH,CUDA_PATH,CXX,ENV,GCONV_PATH,HOME,"

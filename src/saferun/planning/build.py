@@ -32,7 +32,7 @@ from saferun.settings import Settings, with_values
 
 # Options of the rendezvous with other nodes; --standalone contradicts each of them.
 _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "nnodes")
-_DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # of torchrun's one-letter options
+_DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # names of torchrun's one-letter options
 
 
 def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Conditions:

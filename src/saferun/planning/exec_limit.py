@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from saferun.model import LaunchPlan
 
-ALWAYS_BYTES = 128 << 10  # that fit whatever the limit of the stack is
+ALWAYS_BYTES = 128 << 10  # always allowed, whatever the limit of the stack is
 _MOST_BYTES = 6 << 20
-_STRING_BYTES = 128 << 10  # of one argument or variable, with pages of 4 KiB
+_STRING_BYTES = 128 << 10  # most for one argument or variable, with pages of 4 KiB
 _POINTER_BYTES = 8
-RANK_BYTES = 4 << 10  # what torchrun adds for a rank: some twenty variables
+RANK_BYTES = 4 << 10  # torchrun adds some twenty variables for a rank
 
 
 def size(argv: Sequence[str], env: Mapping[str, str]) -> int:

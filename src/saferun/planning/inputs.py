@@ -36,7 +36,7 @@ from saferun.system import paths
 
 
 class RunInputs(NamedTuple):
-    """What was read for a run; the plan of each attempt is computed from it.
+    """Everything that was read for a run; the plan of each attempt is computed from it.
 
     `profile` is None under SAFERUN_DISABLE.
     """

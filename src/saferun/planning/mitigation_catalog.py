@@ -17,7 +17,7 @@ from saferun.model import ProcessLimits
 from saferun.named_tuple import NamedTuple
 
 CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
-# What supervise/changes/probes.py finds out, by the names that mitigations.yaml uses.
+# Names in mitigations.yaml of values that supervise/changes/probes.py finds out.
 FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
 
 
@@ -37,7 +37,7 @@ class Mitigation(NamedTuple):
     rank_directories: bool = False
     torchrun: Mapping[str, str] = {}  # option -> "free" or "fresh"
     process: ProcessLimits = ProcessLimits()
-    cost_percent: float | None = None  # of the throughput, where it was measured
+    cost_percent: float | None = None  # measured loss of throughput; None where it was not measured
     excludes: tuple[str, ...] = ()  # mitigations, or "cudagraphs", that it is not combined with
     torch: str = ""  # a range; "" is every torch that saferun supports
     last: bool = False  # only for the one last attempt that collects diagnostics

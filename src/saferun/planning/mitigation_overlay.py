@@ -24,12 +24,12 @@ GRAPHS_VARIABLE = "TORCHINDUCTOR_CUDAGRAPHS"
 
 
 class Situation(NamedTuple):
-    """What a mitigation is applied to: a plan, and what is known beside it."""
+    """The plan that mitigations are applied to, and what is known about its job."""
 
     plan: LaunchPlan  # without mitigations
-    environ: Mapping[str, str]  # what the user exported
+    environ: Mapping[str, str]  # the variables that the user exported
     torch: str | None = None
-    answers: Mapping[str, str] = {}  # name of a probe -> its value; absent where there is none
+    answers: Mapping[str, str] = {}  # name of a probe -> its value, for those that found one
     graphs_seen: bool = False  # a rank of an earlier attempt compiled with CUDA graphs
     hooks_run: bool = True  # False: the ranks of an earlier attempt skipped them (-I, -E, -S)
     missed: frozenset[str] = frozenset()  # modules that an earlier attempt loaded past the hooks

@@ -14,9 +14,9 @@ SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
 WORKER = "SAFERUN_WORKER"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Of torch's flight recorder for NCCL: what follows them is the rank.
+# Variables of torch's flight recorder for NCCL. It appends the rank to their values.
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # torch 2.8 on, and before
+DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # from torch 2.8 on; before
 # Set only in attempts that saferun supervises; `saferun env` leaves them out.
 OF_ATTEMPT = (ATTEMPT, MITIGATIONS, WORKER)
 

@@ -21,7 +21,7 @@ from saferun.profile.values import PLACEHOLDER
 from saferun.settings import ResumePolicy
 
 _HOLE = re.compile(PLACEHOLDER, re.ASCII)
-_SPECIAL = re.compile(r"([*?[])")  # of glob(7)
+_SPECIAL = re.compile(r"([*?[])")  # special characters of glob(7)
 _NUMBER = re.compile(r"-(\d|\.\d|$)")
 _BRACES, _HIDDEN = "{}", "\x01\x02"  # a value's own braces are no placeholders
 

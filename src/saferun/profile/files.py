@@ -19,7 +19,7 @@ from saferun.settings import KEYS
 from saferun.system import paths, trust
 
 LOCAL = "saferun.yaml"
-_STREAMS = ("/dev/", "/proc/")  # `--profile <(command)`, /dev/stdin
+_STREAMS = ("/dev/", "/proc/")  # paths of `--profile <(command)` and /dev/stdin
 
 
 class Found(NamedTuple):
@@ -28,7 +28,7 @@ class Found(NamedTuple):
     name: str
     path: str
     shown: str  # "profiles/h100.yaml", "./saferun.yaml", "/home/x/.config/saferun/profiles/h.yaml"
-    guarded: bool = False  # nobody named it: only we or root may have written it
+    guarded: bool = False  # only we or root may have written it, since nobody named it
 
 
 class Chosen(NamedTuple):
@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
     origin: str
     remarks: tuple[str, ...] = ()
     sets: tuple[Given, ...] = ()  # the user's settings over it
-    gpus: GpuFacts = GpuFacts()  # of the machine; not detected for a profile that is for none
+    gpus: GpuFacts = GpuFacts()  # the machine's; not detected for a profile without GPUs
 
 
 def user_dir(environ: Mapping[str, str]) -> str:

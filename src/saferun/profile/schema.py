@@ -11,9 +11,9 @@ from saferun.named_tuple import NamedTuple
 from saferun.settings import KEYS, Key, Value
 from saferun.system import spelling
 
-MAX_BYTES = 256 * 1024  # of a profile's text
+MAX_BYTES = 256 * 1024  # the longest text of a profile
 HEAD = ("schema", "name", "description", "extends", "match")
-OPEN = ("env", "torchrun")  # sections whose keys are not in the table
+OPEN = ("env", "torchrun")  # sections whose names are not declared keys
 LEAF_KEYS = ("value", "why", "source", "when")
 WHEN_WORDS = ("torch", "gpus", "distributed")
 TORCHRUN_FLAGS = {o.strings[-1].lstrip("-").replace("_", "-"): o.flag for o in OPTIONS}
@@ -63,7 +63,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known here: {', '.join(known)}" if known else ""
 
 
-# Of one comparison without blanks around it; a version has a few short numbers.
+# One comparison without blanks around it. A version has a few short numbers.
 _RANGE = re.compile(r"(>=|<=|==|!=|>|<)?\s{0,8}(\d{1,9}(?:\.\d{1,9}){0,8})\Z")
 _OPS = {
     ">=": lambda a, b: a >= b,

@@ -28,7 +28,7 @@ from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import OPEN, TORCHRUN_FLAGS, Leaf, groups, nearest
 from saferun.settings import KEYS, Key, Value
 
-_MOST = 2**63  # of a whole number; Python refuses to print one of 4,300 digits and more
+_MOST = 2**63  # largest whole number; Python refuses to print one of 4,300 digits and more
 NULL = ("null", "~", "")
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
@@ -48,7 +48,7 @@ class Text(NamedTuple):
     """A scalar as it was written."""
 
     text: str
-    quoted: bool = False  # if so, it is text, whatever it looks like
+    quoted: bool = False  # a quoted scalar is text, whatever it looks like
 
 
 class MisfitError(ValueError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from saferun.model import CommandLine
 from saferun.planning.torchrun.torchrun_args import Parsed, parse
 
-CODE = "command"  # where CommandLine.given has the other options: -c, whose code is `script`
+CODE = "command"  # the name of -c in CommandLine.given; `script` is then the code
 
 
 def read(argv: Sequence[str], parsed: Parsed, own: Mapping[str, str | None]) -> Parsed:
