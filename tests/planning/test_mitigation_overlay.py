@@ -10,68 +10,25 @@ from mitigation_plans import ALL, QUIET, planned
 
 from saferun.inject import contract
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME
-from saferun.model import ProcessLimits
+from saferun.model import ProcessLimits, as_tree
 from saferun.profile.merge import Given
 from saferun.profile.schema import Leaf
-from saferun.settings import KEYS, with_values
+from saferun.settings import KEYS, leaves, with_values
 
-VARIABLES = {
-    "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    "split-size": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"},
-    "autotune-off": {
-        "TORCHINDUCTOR_MAX_AUTOTUNE": "0",
-        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "0",
-        "TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE": "0",
-        "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING": "0",
-    },
-    "cudagraphs-off": {"TORCHINDUCTOR_CUDAGRAPHS": "0"},
-    "compile-fallback": {},
-    "compile-off": {},
-    "ddp-optimizer-off": {},
+# The probes' answers are those of `mitigation_plans`.
+COMPUTED = {
     "fresh-compile-cache": {
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/fresh",
         "TRITON_CACHE_DIR": "/tmp/fresh",
     },
-    "one-compile-thread": {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
     "newer-ptxas": {
         "TRITON_PTXAS_PATH": "/usr/local/cuda/bin/ptxas",
         "TRITON_PTXAS_BLACKWELL_PATH": "/usr/local/cuda/bin/ptxas",
     },
-    "nccl-cumem-off": {"NCCL_CUMEM_ENABLE": "0"},
-    "nccl-p2p-off": {"NCCL_P2P_DISABLE": "1"},
-    "nccl-shm-off": {"NCCL_SHM_DISABLE": "1"},
-    "nccl-ib-tune": {"NCCL_IB_TIMEOUT": "22"},
-    "nccl-ib-off": {"NCCL_IB_DISABLE": "1"},
-    "nvls-off": {"NCCL_NVLS_ENABLE": "0"},
     "nccl-socket-interface": {"NCCL_SOCKET_IFNAME": "=eth7"},
     "gloo-socket-interface": {"GLOO_SOCKET_IFNAME": "eth7"},
-    "free-port": {},
-    "libuv-off": {"USE_LIBUV": "0"},
-    "fresh-rendezvous": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    "more-open-files": {},
-    "new-session": {},
-    "tf-memory-growth": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
-    "tf-hierarchical-copy": {},
-    "tf-xla-off": {"TF_XLA_FLAGS": "--tf_xla_auto_jit=-1"},
-    "debug-settings": {
-        "CUDA_LAUNCH_BLOCKING": "1",
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-        "NCCL_DEBUG": "INFO",
-        "TORCH_SHOW_CPP_STACKTRACES": "1",
-    },
-    "debug-guards": {},
 }
-HOOKS = {
-    "autotune-off": {"compile": {"autotune": "off"}},
-    "cudagraphs-off": {"compile": {"cudagraphs": "off"}},
-    "compile-fallback": {"compile": {"fallback": "on"}},
-    "compile-off": {"compile": {"enabled": "off"}},
-    "debug-guards": {
-        "guards": {"labels": "on", "embeddings": "on", "compiled": "on"},
-        "compile": {"cudagraphs": "off"},
-    },
-    "tf-hierarchical-copy": {"tensorflow": {"cross_device_ops": "hierarchical-copy"}},
-}
+VARIABLES = {name: {**made.env, **COMPUTED.get(name, {})} for name, made in ALL.items()}
 OPTIONS = {
     "free-port": ("--master-port=40123",),
     "fresh-rendezvous": ("--rdzv-id=saferun-id", "--master-port=40123"),
@@ -94,10 +51,8 @@ def _changes_what_it_says(name: str) -> None:
     for made in changed.values():
         assert (made.origin, made.source) == (f"mitigation {name}", ALL[name].source)
         assert made.why == ALL[name].why
-    changes = {
-        f"{h}.{key}": v for h, part in HOOKS.get(name, {}).items() for key, v in part.items()
-    }
-    assert after.settings.hooks == with_values(before.settings.hooks, changes)
+    hooks = with_values(before.settings.hooks, dict(ALL[name].settings), "hooks.")
+    assert after.settings.hooks == hooks
     assert after.torchrun_args == (*OPTIONS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
     assert after.limits == ProcessLimits(**LIMITS.get(name, {}))
@@ -106,23 +61,18 @@ def _changes_what_it_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hook", "key", "value"),
-    [
-        (name, hook, key, value)
-        for name, tree in HOOKS.items()
-        for hook, settings in tree.items()
-        for key, value in settings.items()
-    ],
+    ("name", "key", "value"),
+    [(name, key, value) for name, made in ALL.items() for key, value in made.settings],
 )
 def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes_from(
-    name, hook, key, value
+    name, key, value
 ):
-    other = next(choice for choice in KEYS[f"hooks.{hook}.{key}"].choices if choice != value)
-    plan = planned(name, leaves={f"hooks.{hook}.{key}": Leaf(other)})
-    assert getattr(getattr(plan.settings.hooks, hook), key) == value
+    other = next(choice for choice in KEYS[key].choices if choice != value)
+    plan = planned(name, leaves={key: Leaf(other)})
+    assert {name: value for name, _, value in leaves(plan.settings)}[key] == value
     sent = contract.decode(plan.env[contract.VARIABLE].value)["hooks"]
-    assert sent[hook][key] == value
-    assert plan.notes[f"hooks.{hook}.{key}"].origin == f"mitigation {name}"
+    assert sent == as_tree(plan.settings.hooks)
+    assert plan.notes[key].origin == f"mitigation {name}"
 
 
 def test_a_mitigation_inside_the_ranks_reaches_them_where_no_other_hook_is_on():

@@ -41,19 +41,19 @@ def load_failures(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     Args:
         environ: gives the user's cache directory; by default that of this process.
     """
-    return _document("failures.yaml", os.environ if environ is None else environ)
+    return _document("failures.yaml", environ)
 
 
 def load_mitigations(environ: Mapping[str, str] | None = None) -> Mapping[str, Any]:
     """Return what each mitigation changes and costs, by name, from mitigations.yaml."""
-    document = _document("mitigations.yaml", os.environ if environ is None else environ)
+    document = _document("mitigations.yaml", environ)
     mitigations: Mapping[str, Any] = document["mitigations"]
     return mitigations
 
 
 def load_xids(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the document of xid.yaml: what the driver's Xid events mean."""
-    return _document("xid.yaml", os.environ if environ is None else environ)
+    return _document("xid.yaml", environ)
 
 
 def load_cuda_errors(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def load_gpu_fields(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the document of settings.yaml: what environment settings do."""
-    return _document("settings.yaml", os.environ if environ is None else environ)
+    return _document("settings.yaml", environ)
 
 
 def load_words(environ: Mapping[str, str] | None = None) -> Mapping[str, Mapping[str, str]]:
     """Return the document of words.yaml: the glossary, exit statuses, saferun's own variables."""
-    return _document("words.yaml", os.environ if environ is None else environ)
+    return _document("words.yaml", environ)
 
 
 def variables_text() -> str:
@@ -98,7 +98,7 @@ def load_for_bundle(environ: Mapping[str, str]) -> Mapping[str, Any]:
     }
 
 
-def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
+def _document(name: str, environ: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the content of a YAML file of this folder, from the cache if its text is unchanged.
 
     A YAML parser needs 0.3 s for these files, json 2 ms. A bundle has only JSON.
@@ -110,7 +110,8 @@ def _document(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
     if is_bundled:
         known: dict[str, Any] = json.loads(text)
         return known
-    entry = os.path.join(paths.cache_dir(environ), "knowledge", f"{name}.json")
+    cache = paths.cache_dir(os.environ if environ is None else environ)
+    entry = os.path.join(cache, "knowledge", f"{name}.json")
     cached = _cached(entry, text)
     if cached is not None:
         return cached

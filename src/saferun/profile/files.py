@@ -141,11 +141,11 @@ def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
     Raises:
         ProfileError: there is none of that name; the fix lists the known ones.
     """
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if _is_path(name):
         path = os.path.join(cwd, os.path.expanduser(name))
         if not os.path.exists(path):
             raise ProfileError(f"there is no profile file `{name}`", fix=_fix(name, environ, cwd))
-        return Found(os.path.splitext(os.path.basename(name))[0], path, name)
+        return Found(_stem(name), path, name)
     local, refusal = local_profile(cwd)
     if local is not None and load(local, environ).name == name:
         return local._replace(name=name)
@@ -164,14 +164,26 @@ def _untrusted(name: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _fix(name: str, environ: Mapping[str, str], cwd: str) -> str:
-    stem = os.path.splitext(os.path.basename(name))[0]
-    here = os.path.join(cwd, f"{stem}.yaml")
-    if "/" not in name and not name.endswith((".yaml", ".yml")) and os.path.exists(here):
+    stem = _stem(name)
+    if not _is_path(name) and os.path.exists(os.path.join(cwd, f"{stem}.yaml")):
         return f"./{stem}.yaml is here: --profile ./{stem}.yaml"
-    names = list(dict.fromkeys(found.name for found in known(environ)))
+    names = _known_names(environ)
     guess = nearest(stem, names)
     listed = f"known: {', '.join(names)}"
     return f"{guess} {listed}" if guess.startswith("did") else listed
+
+
+def _is_path(name: str) -> bool:
+    """Return whether what names a profile is a file's path and not a profile's name."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def _stem(path: str) -> str:
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def _known_names(environ: Mapping[str, str]) -> list[str]:
+    return list(dict.fromkeys(found.name for found in known(environ)))
 
 
 def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]:
@@ -209,12 +221,11 @@ def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]
 
 def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Found:
     """Find what a profile extends: a file in its folder, or a known profile other than itself."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if _is_path(name):
         path = os.path.join(os.path.dirname(child.path), os.path.expanduser(name))
         if os.path.exists(path):
-            stem = os.path.splitext(os.path.basename(name))[0]
             _check_parent(path, child)
-            return Found(stem, path, path, child.guarded)
+            return Found(_stem(name), path, path, child.guarded)
     own = os.path.realpath(child.path)
     for found in known(environ):
         if found.name == name and os.path.realpath(found.path) != own:
@@ -223,10 +234,8 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
         raise ProfileError(
             f"`{name}` extends itself", where=child.shown, fix="remove it from `extends`"
         )
-    names = list(dict.fromkeys(f.name for f in known(environ)))
-    raise ProfileError(
-        f"extends an unknown profile `{name}`", where=child.shown, fix=nearest(name, names)
-    )
+    fix = nearest(name, _known_names(environ))
+    raise ProfileError(f"extends an unknown profile `{name}`", where=child.shown, fix=fix)
 
 
 def _check_parent(path: str, child: Found) -> None:
