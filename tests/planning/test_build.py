@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from mitigation_plans import QUIET
 
 from saferun.errors import UsageError
 from saferun.export import shell_script
@@ -15,9 +16,9 @@ from saferun.planning import view
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import OF_ATTEMPT, SHARE_STORE, WORKER, any_hook
 from saferun.planning.torchrun import torchrun_args
-from saferun.profile.merge import Conditions, resolve
+from saferun.profile.merge import resolve
 from saferun.profile.schema import Doc, Leaf
-from saferun.settings import KEYS, HookSettings
+from saferun.settings import KEYS, HookSettings, with_values
 
 SITE = "/pkg/inject/site"
 TWO = GpuFacts((Gpu(0, "GPU-a", "NVIDIA H100"), Gpu(1, "GPU-b", "NVIDIA H100")), "proc")
@@ -142,19 +143,8 @@ def test_our_path_stands_once_however_deep_saferun_is_nested():
     assert plan.env["PYTHONPATH"].value == f"{SITE}:/x"
 
 
-ALL_OFF = {
-    "hooks.init.set_device": Leaf(False),
-    "hooks.init.barrier": Leaf("off"),
-    "hooks.init.agree": Leaf("off"),
-    "hooks.excepthook": Leaf("off"),
-    "hooks.order.mode": Leaf("off"),
-    "hooks.order.wrap_barrier": Leaf(False),
-    "hooks.shards": Leaf("off"),
-}
-
-
 def test_nothing_is_injected_where_no_hook_does_anything():
-    assert set(planned("t.py", leaves=ALL_OFF).env) == set(OF_ATTEMPT) - {WORKER}
+    assert set(planned("t.py", leaves=QUIET).env) == set(OF_ATTEMPT) - {WORKER}
 
 
 def switches() -> list[tuple[str, object]]:
@@ -170,19 +160,11 @@ def switches() -> list[tuple[str, object]]:
     return busy
 
 
-def hooks_of(leaves: dict[str, Leaf]) -> HookSettings:
-    doc = Doc("p.yaml", "p", "", (), (), leaves)
-    at = Conditions("2.13", 2, True)
-    return resolve([doc], (), at, named=True, origin="x").settings.hooks
-
-
 @pytest.mark.parametrize(("key", "value"), switches(), ids=str)
 def test_any_single_hook_brings_the_injection(key, value):
-    leaves = {**ALL_OFF, key: Leaf(value)}
-    if key == "hooks.cudagraph_markers":
-        leaves["hooks.compile.cudagraphs"] = Leaf(value)
-    assert any_hook(hooks_of(leaves))
-    assert not any_hook(hooks_of(ALL_OFF))
+    idle = with_values(HookSettings(), {name: leaf.value for name, leaf in QUIET.items()}, "hooks.")
+    assert not any_hook(idle)
+    assert any_hook(with_values(idle, {key: value}, "hooks."))
 
 
 @pytest.mark.parametrize(

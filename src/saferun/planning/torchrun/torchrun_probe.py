@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
-from typing import Any
 
 from saferun.model import Option
 from saferun.planning.torchrun.torchrun_install import Launcher
@@ -115,25 +114,11 @@ def _table(text: str | bytes) -> tuple[Option, ...] | None:
     """Return the table in a JSON text, None if it is not one."""
     try:
         rows = json.loads(text)
-    except ValueError:
+        table = tuple(Option(dest, tuple(strings), flag, env) for dest, strings, flag, env in rows)
+        are_options = all(string.startswith("-") for one in table for string in one.strings)
+    except (ValueError, TypeError, AttributeError):
         return None
-    options = [_row(row) for row in rows] if isinstance(rows, list) else []
-    table = tuple(option for option in options if option is not None)
-    return table if table and len(table) == len(options) else None
-
-
-def _row(row: Any) -> Option | None:
-    if not isinstance(row, list) or len(row) != 4:
-        return None
-    dest, strings, flag, env = row
-    good = (
-        isinstance(dest, str)
-        and isinstance(strings, list)
-        and all(isinstance(string, str) and string.startswith("-") for string in strings)
-        and isinstance(flag, bool)
-        and (env is None or isinstance(env, str))
-    )
-    return Option(dest, tuple(strings), flag, env) if good else None
+    return table if table and are_options else None
 
 
 # --- the cache
