@@ -1,9 +1,11 @@
 """The settings of a profile, each declared once: its type, default, meaning and unit.
 
-The classes are the groups of keys, and their fields are the keys: `attempts` of RetryPolicy, which
-is `retry` of Settings, is `retry.attempts` in a profile and for `--set`. Parsing and its messages,
-the JSON Schema, `saferun help`, the tables of the documents and what a rank's hooks read all follow
-from here. A field's value is made by `choice`, `flag`, … and is the default of the key.
+Each class is a group of keys, and each field is a key or a group: `retry` of Settings is a
+RetryPolicy, whose field `attempts` is `retry.attempts` in a profile and for `--set`. A key is
+declared with `choice`, `flag`, …, and its field has the key's default.
+
+Parsing and its messages, the JSON Schema, `saferun help`, the tables of the documents and what the
+hooks of a rank read all follow from these declarations. A rank has no defaults of its own.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _changes_what_it_says(name: str) -> None:
     for made in changed.values():
         assert (made.origin, made.source) == (f"mitigation {name}", ALL[name].source)
         assert made.why == ALL[name].why
-    hooks = with_values(before.settings.hooks, dict(ALL[name].settings), "hooks.")
+    hooks = with_values(before.settings.hooks, ALL[name].settings, "hooks.")
     assert after.settings.hooks == hooks
     assert after.torchrun_args == (*OPTIONS.get(name, ()), *before.torchrun_args)
     assert after.command[1:] == after.torchrun_args
@@ -62,7 +62,7 @@ def _changes_what_it_says(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [(name, key, value) for name, made in ALL.items() for key, value in made.settings],
+    [(name, key, value) for name, made in ALL.items() for key, value in made.settings.items()],
 )
 def test_a_hooks_setting_is_in_force_beneath_any_profile_and_says_where_it_comes_from(
     name, key, value

@@ -30,7 +30,7 @@ class Mitigation(NamedTuple):
     source: str
     env: Mapping[str, str] = {}
     computed: Mapping[str, str] = {}  # variable -> the name of the probe that gives its value
-    hooks: Mapping[str, Mapping[str, str | bool]] = {}
+    settings: Mapping[str, str | bool] = {}  # "hooks.compile.autotune" -> value
     # settings of torch that have no environment variable; a hook assigns them in the rank
     assign: Mapping[str, str | bool | int] = {}
     # a hook gives each rank a directory of its own below the computed one
@@ -45,21 +45,14 @@ class Mitigation(NamedTuple):
     @property
     def needs_hooks(self) -> bool:
         """Whether a hook inside the ranks has to apply it."""
-        return bool(self.hooks or self.assign or self.rank_directories)
+        return bool(self.settings or self.assign or self.rank_directories)
 
     @property
     def targets(self) -> set[str]:
         """The modules of torch whose hooks have to hold for it."""
-        found = [NEEDS.get(key.removeprefix("hooks."), ()) for key, _ in self.settings]
+        found = [NEEDS.get(key.removeprefix("hooks."), ()) for key in self.settings]
         found += [NEEDS_ASSIGN] * bool(self.assign) + [NEEDS_DIRECTORIES] * self.rank_directories
         return {name for names in found for name in names}
-
-    @property
-    def settings(self) -> list[tuple[str, str | bool]]:
-        """The hooks' settings by their keys: hooks.compile.autotune."""
-        return [
-            (f"hooks.{h}.{key}", v) for h, part in self.hooks.items() for key, v in part.items()
-        ]
 
     @property
     def costs(self) -> bool:
@@ -93,10 +86,16 @@ def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:
 
 
 def _mitigation(name: str, body: Mapping[str, Any]) -> Mitigation:
-    limits = body.get("process", {})
-    process = ProcessLimits(**{**limits, "ignore": tuple(limits.get("ignore", ()))})
-    excludes = tuple(body.get("excludes", ()))
-    return Mitigation(name=name, **{**body, "excludes": excludes, "process": process})
+    rest = {key: value for key, value in body.items() if key not in ("hooks", "process")}
+    hooks, limits = body.get("hooks", {}), body.get("process", {})
+    return Mitigation(
+        name=name,
+        settings={
+            f"hooks.{hook}.{key}": v for hook, part in hooks.items() for key, v in part.items()
+        },
+        process=ProcessLimits(**{**limits, "ignore": tuple(limits.get("ignore", ()))}),
+        **{**rest, "excludes": tuple(body.get("excludes", ()))},
+    )
 
 
 def describe(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> str:
@@ -121,7 +120,7 @@ def _described(mitigation: Mitigation) -> str:
 
 def sets(mitigation: Mitigation) -> str:
     """Return what a mitigation sets, for people."""
-    found = [f"{key.removeprefix('hooks.')}={value}" for key, value in mitigation.settings]
+    found = [f"{key.removeprefix('hooks.')}={value}" for key, value in mitigation.settings.items()]
     found += [f"{key.removeprefix('torch.')}={value}" for key, value in mitigation.assign.items()]
     if not found:  # else the variables repeat the settings, for processes that no hook reaches
         found = [f"{name}={value}" for name, value in mitigation.env.items()]

@@ -164,9 +164,9 @@ def _changes_anything(
     if mitigation.assign or mitigation.rank_directories:
         return True
     before = changes(mitigations, in_force, here)
-    if mitigation.hooks:
+    if mitigation.settings:
         now = with_values(here.hooks, before.hooks, "hooks.")
-        return now != with_values(now, dict(mitigation.settings), "hooks.")
+        return now != with_values(now, mitigation.settings, "hooks.")
     after = changes(mitigations, (*in_force, mitigation.name), here)
     env = [merge_mitigations(here.plan.env, here.environ, c.env) for c in (before, after)]
     values = [{name: made.value for name, made in found.items()} for found in env]
@@ -205,7 +205,9 @@ def changes(
             for name, value in _variables(mitigation, here.answers)
         ]
         hooks |= mitigation.settings
-        notes |= {key: _setting(mitigation, str(value)) for key, value in mitigation.settings}
+        notes |= {
+            key: _setting(mitigation, str(value)) for key, value in mitigation.settings.items()
+        }
         torchrun += [option for option in _options(mitigation, here) if option not in torchrun]
         limits = _limits(limits, mitigation, here.answers)
     needs_hooks = any(mitigations[name].needs_hooks for name in names)
