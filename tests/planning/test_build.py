@@ -14,7 +14,7 @@ from saferun.inject import contract
 from saferun.model import Facts, Gpu, GpuFacts, Identity, Request, Setting, as_tree
 from saferun.planning import view
 from saferun.planning.build import build_plan, conditions, disabled_plan
-from saferun.planning.own_variables import OF_ATTEMPT, SHARE_STORE, WORKER, any_hook
+from saferun.planning.own_variables import DUMPS, OF_ATTEMPT, PIPE, SHARE_STORE, WORKER, any_hook
 from saferun.planning.torchrun import torchrun_args
 from saferun.profile.merge import resolve
 from saferun.profile.schema import Doc, Leaf
@@ -165,6 +165,36 @@ def test_any_single_hook_brings_the_injection(key, value):
     idle = with_values(HookSettings(), {name: leaf.value for name, leaf in QUIET.items()}, "hooks.")
     assert not any_hook(idle)
     assert any_hook(with_values(idle, {key: value}, "hooks."))
+
+
+def flight_paths(**given) -> dict[str, str]:
+    """What an attempt's variables ask of torch's flight recorder."""
+    env = planned("t.py", **{"flight": "/run/flight", **given}).env
+    return {name: env[name].value for name in (PIPE, *DUMPS) if name in env}
+
+
+def test_the_pipe_and_the_dumps_of_the_watch_are_in_a_directory_of_the_run():
+    assert flight_paths() == dict.fromkeys((PIPE, *DUMPS), "/run/flight/rank-")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"leaves": {"watch.mode": Leaf("off")}},
+        {"flight": None},
+        {"leaves": {"retry.attempts": Leaf(1)}},
+    ],
+    ids=["no watch", "no place", "nobody beside the job"],
+)
+def test_no_flight_record_is_asked_for_where_nobody_would_read_it(given):
+    assert flight_paths(**given) == {}
+
+
+def test_a_flight_record_stays_where_the_user_or_the_profile_wants_it():
+    assert flight_paths(environ={PIPE: "/mine/pipe-", DUMPS[1]: "/mine/dump-"}) == {}
+    leaves = {f"env.{DUMPS[0]}": Leaf("/theirs-")}
+    kept = {PIPE: "/run/flight/rank-", DUMPS[0]: "/theirs-"}
+    assert flight_paths(leaves=leaves) == kept
 
 
 @pytest.mark.parametrize(
