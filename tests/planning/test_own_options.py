@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from cases import check_cases
 
@@ -26,11 +28,20 @@ def test_our_options_are_taken_out_in_order_and_repeat():
     assert parsed.unsure == ()
 
 
-@pytest.mark.parametrize("name", [name for name, value in OWN.items() if value])
+WITH_A_VALUE = [name for name, value in OWN.items() if value]
+BEHIND_IT = {
+    "end": [],
+    "torchrun's option": ["--nnodes", "2", "t.py"],
+    "--": ["--", "t.py"],
+    "our option": ["--dry-run", "t.py"],
+    "empty": ["", "t.py"],
+}
+
+
 @pytest.mark.parametrize(
-    "tail",
-    [[], ["--nnodes", "2", "t.py"], ["--", "t.py"], ["--dry-run", "t.py"], ["", "t.py"]],
-    ids=["end", "torchrun's option", "--", "our option", "empty"],
+    ("name", "tail"),
+    list(zip(itertools.cycle(WITH_A_VALUE), BEHIND_IT.values(), strict=False)),
+    ids=BEHIND_IT,
 )
 def test_our_option_without_its_value_is_a_usage_error(name, tail):
     with pytest.raises(UsageError, match=f"{name} needs a value") as error:
