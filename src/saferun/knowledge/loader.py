@@ -30,7 +30,7 @@ def hold() -> None:
 
 
 def keep(environ: Mapping[str, str]) -> None:
-    """Have these documents themselves in memory; `environ` as for the others."""
+    """Keep the parsed documents that a run needs in memory; `environ` is as for `load_failures`."""
     for name in _OF_A_RUN:
         _kept[name] = _document(name, environ)
 

@@ -32,7 +32,10 @@ class Found(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The profile to use, after its ancestors, and what chose it."""
+    """The profile to use, what chose it, and what else the plan depends on.
+
+    `chain` has its ancestors first and the profile itself last.
+    """
 
     chain: tuple[Doc, ...]
     named: bool

@@ -1,4 +1,7 @@
-"""Pure: the form of a profile: what stands in a file beside the keys of settings.py."""
+"""Pure: the parts of a profile file, its JSON Schema, and how versions are compared.
+
+The keys themselves are declared in settings.py.
+"""
 
 from __future__ import annotations
 
