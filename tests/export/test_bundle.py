@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 
+import yaml
 from repo import ROOT
 
 import saferun
@@ -41,6 +43,13 @@ def test_a_string_and_a_body_of_nothing_but_a_docstring_are_left():
     assert bundle.bare(text) == 'class A:\n    ""\n\n\n\nX = """\n# kept\n"""  # kept\n\n'
 
 
+def test_what_is_known_means_the_same_without_a_yaml_parser():
+    packed_files = bundle.files(os.environ)
+    for name in ("failures", "mitigations"):
+        source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text()
+        assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == yaml.safe_load(source)
+
+
 IMPORT = re.compile(
     r"^ *(?:from (saferun[.\w]*) import (\([^)]*\)|.*)|import (saferun[.\w]*))", re.MULTILINE
 )
@@ -55,7 +64,12 @@ def imported(text: str) -> set[str]:
     for room, names, whole in IMPORT.findall(text):
         base = (room or whole).replace(".", "/")
         found |= {base, *(f"{base}/{name}" for name in re.findall(r"\w+", names))}
-    return found
+    return {path for path in found if is_module(path)}
+
+
+def is_module(path: str) -> bool:
+    place = ROOT / "src" / path
+    return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def test_what_the_script_imports_is_packed_and_nothing_else():

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 
 import pytest
 import yaml
-from cases import slow
 from repo import ROOT
-from scripts import NASTY, PROGRAMS, SAFERUN, Machine, Received
+from scripts import NASTY, SAFERUN, Machine, Received
 
-from saferun.diagnosis import signatures
 from saferun.export.bundle_main import OF_BASH
 from saferun.journal import mitigation_history
-from saferun.knowledge import loader
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 LINE = ["--nproc-per-node=2", "train.py", "--lr", "3e-4", "two words", NASTY]
@@ -42,12 +38,11 @@ GPUS = {
     for path in (ROOT / "profiles").glob("*.yaml")
 }
 GPUS |= {"h100-llava": ["H100"], "h100-nanochat": ["H100"], "tf-rtx5090": ["RTX 5090"]}
-QUICK = {("h100", "nothing"), ("h100-llava", "what profiles set"), ("cpu", "saferun's")}
-QUICK |= {("tf-rtx5090", "a scheduler's GPUs")}
+QUICK = ("h100", "h100-llava", "cpu", "tf-rtx5090")
+# Each profile beside one way to export, and each of these beside several profiles.
 PAIRS = [
-    pytest.param(p, e, id=f"{p}-{e}", marks=[] if (p, e) in QUICK else pytest.mark.slow)
-    for p in PROFILES
-    for e in EXPORTED
+    pytest.param(p, e, id=f"{p}-{e}", marks=[] if p in QUICK else pytest.mark.slow)
+    for p, e in zip(PROFILES, itertools.cycle(EXPORTED))
 ]
 
 
@@ -79,25 +74,17 @@ def after_origin(messages: list[str]) -> list[str]:
         ["--nproc_per_node", "2", "--", "train.py", "--", "-x"],
         ["-t3", "--master_port=0", "train.py", "", " "],
         ["--frobnicate", "train.py"],
-        *slow(
-            ["train.py"],
-            ["-m", "pkg.mod", "--local-addr"],
-            ["--standalone", "--nnodes=1:1", "--rdzv-conf=a=1,b=2", "train.py", "--local"],
-            ["--no-python", "./prog", "--rdzv"],
-            ["--help"],
-        ),
+        ["gone.py"],
     ],
     ids=" ".join,
 )
-@pytest.mark.slow
 def test_arguments_given_when_it_is_run_are_torchruns_own(machine, argv):
-    machine.program("prog", "#!/bin/sh\n")
-    (machine.cwd / "prog").symlink_to(machine.bin / "prog")
     script = machine.script("--profile", "cpu")
     ours = machine.run([*SAFERUN, "--profile", "cpu", *argv], "live")
     theirs = machine.run(["bash", script, *argv], "script")
     assert theirs.received == ours.received
-    assert (len(ours.received), theirs.status) == (1, ours.status)
+    assert (len(ours.received), theirs.status) == (0 if ours.status else 1, ours.status)
+    assert after_origin(theirs.messages) == after_origin(ours.messages)
 
 
 def test_the_environment_is_the_callers_to_the_last_name(machine):
@@ -127,14 +114,6 @@ def test_a_profile_that_was_only_detected_leaves_torchruns_words_alone(machine):
     theirs = machine.run(["bash", script], "script")
     assert theirs.received == ours.received
     assert theirs.messages == ours.messages
-
-
-@pytest.mark.parametrize("arguments", [["gone.py"], ["--no-python", "gone"]], ids=" ".join)
-def test_a_script_that_is_not_there_is_reported_before_anything_starts(machine, arguments):
-    script = machine.script("--profile", "cpu")
-    ours = machine.run([*SAFERUN, "--profile", "cpu", *arguments], "live")
-    theirs = machine.run(["bash", script, *arguments], "script")
-    assert (theirs.status, theirs.err, theirs.received) == (2, ours.err, {})
 
 
 def test_what_the_script_itself_exports_reaches_the_job(machine):
@@ -171,12 +150,7 @@ def test_an_edited_setting_counts(machine):
     [
         ("setting retry.atempts 3", "unknown key `retry.atempts`"),
         ("export_default 1X y", "`1X` cannot be a variable's name"),
-        *slow(
-            ("setting retry.attempts many", "`many` does not fit here"),
-            ("export_default SAFERUN_SET y", "saferun's own"),
-            ("when torch~2 setting retry.attempts 3", "`torch~2` is no condition"),
-            ("torchrun_default nproc 3", "unknown torchrun option `nproc`"),
-        ),
+        ("when torch~2 setting retry.attempts 3", "`torch~2` is no condition"),
     ],
 )
 def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):
@@ -213,14 +187,9 @@ QUICKLY = {"SAFERUN_SET": "retry.backoff_s='[0, 0]'"}
     [
         ([{"stderr": PORT, "status": 1}, {"stderr": OOM, "status": 1}, {}], 3),
         ([{"stderr": OOM, "status": 3}, {"stderr": KEY_ERROR, "status": 7}], 2),
-        ([{"status": 75}], 1),
-        *slow(
-            ([{"stderr": OOM, "status": 1}, {}], 2),
-            ([{"stderr": KEY_ERROR, "status": 1}], 1),
-            ([KILL, KILL], 2),
-        ),
+        ([KILL, {"status": 75}], 2),
     ],
-    ids=["two-mitigations", "mitigation-then-user", "75", "mitigated", "user", "killed-twice"],
+    ids=["two-mitigations", "mitigation-then-user", "killed-then-75"],
 )
 def test_a_sequence_of_faults_makes_the_same_attempts(machine, ends, attempts):
     script = machine.script("--profile", "cpu", "--", *LINE)
@@ -258,14 +227,8 @@ def journals(machine: Machine) -> list[list[tuple]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "mitigation",
-    [
-        pytest.param(name, marks=[] if name in ("autotune-off", "nvls-off") else pytest.mark.slow)
-        for name in loader.load_mitigations()
-    ],
-)
-def test_each_mitigation_changes_the_same(machine, mitigation):
+@pytest.mark.parametrize("mitigation", ["autotune-off", "nvls-off"])
+def test_a_mitigation_changes_the_same(machine, mitigation):
     """In force from the start, as after a run that it helped; beside an exported value, too."""
     script, state = machine.cwd / "train.py", machine.environ
     key = mitigation_history.Key(os.path.realpath(script), "", torch(), driver())
@@ -291,36 +254,3 @@ def driver() -> str:
     from saferun.system.gpus import driver_version
 
     return driver_version()
-
-
-# --- diagnosis -----------------------------------------------------------------------------------
-
-
-def test_every_log_of_the_corpus_gets_the_same_verdict(corpus, tmp_path):
-    from saferun.diagnosis.deciding import classify
-    from saferun.diagnosis.evidence import Evidence
-    from saferun.diagnosis.reading import log_reader
-    from saferun.export import bundle
-
-    for name, text in bundle.files(os.environ).items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    lines = (corpus / "failure_logs.jsonl").read_text().splitlines()
-    cases = [json.loads(line) for line in lines]
-    logs = [(case["log"], case.get("exit")) for case in cases]
-    done = subprocess.run(
-        [sys.executable, "-I", PROGRAMS / "diagnose_with_bundle.py", str(tmp_path)],
-        input="".join(json.dumps(log) + "\n" for log in logs),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    known = signatures.load(os.environ)
-    ours = [
-        classify.classify(Evidence(log=log_reader.read((log.encode(),)), exit_code=code), known)
-        for log, code in logs
-    ]
-    theirs = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(theirs) == len(ours) > 50
-    assert theirs == json.loads(json.dumps(ours))

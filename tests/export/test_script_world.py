@@ -1,4 +1,4 @@
-"""The script of `gen-shell` in the world: locks, odd machines, failures of GPUs."""
+"""The script of `gen-shell` in the world: locks, odd machines, odd shells, places for the kit."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import os
 import sys
 
 import pytest
-from cases import slow
 from scripts import SAFERUN, STAYS, TORCHRUN, end, up
 from users import OTHER, root
 
 PYENV = "/root/.pyenv/versions"
 
 
-@pytest.mark.parametrize(
-    ("policy", "first"),
-    [
-        ("refuse", "script"),
-        ("wait", "live"),
-        *slow(("warn", "script"), ("warn", "live"), ("refuse", "live"), ("wait", "script")),
-    ],
-)
+@pytest.mark.parametrize(("policy", "first"), [("refuse", "script"), ("wait", "live")])
 def test_a_script_and_a_live_run_see_each_other(machine, first, policy):
     machine.gpus(1)
     script = machine.script("--profile", "h100", "--", "train.py")
@@ -55,11 +47,10 @@ def test_another_gpu_than_the_scripts_is_reported(machine):
     )
 
 
-@pytest.mark.parametrize("value", ["1", "yes"])
-def test_disabled_it_is_plain_torchrun(machine, value):
+def test_disabled_it_is_plain_torchrun(machine):
     script = machine.script("--profile", "h100", "--", "train.py", "a b")
     own = dict.fromkeys(("line", "job", "torchrun", "POSIXLY_CORRECT"), "mine\nall the same")
-    ran = machine.run(["bash", script, "more"], SAFERUN_DISABLE=value, **own)
+    ran = machine.run(["bash", script, "more"], SAFERUN_DISABLE="1", **own)
     (received,) = ran.received.values()
     assert received.argv[1:] == ["train.py", "a b", "more"]
     assert "SAFERUN_INJECT" not in received.env
@@ -92,11 +83,12 @@ def test_it_needs_no_programs_but_bash_and_python(machine):
     python = tools / "python3"  # without site-packages: neither yaml nor saferun
     python.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
     python.chmod(0o755)
+    machine.program("torchrun", f"#!{python} -IB\n{TORCHRUN.partition(chr(10))[2]}")
     script = machine.script("--profile", "h100", "--", "train.py")
-    (machine.bin / "nvidia-smi").unlink(missing_ok=True)
-    ran = machine.run(["bash", script], PATH=f"{machine.bin}:{tools}")
+    ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
+    ran = machine.run(["bash", script], ends=ends, PATH=f"{machine.bin}:{tools}")
     assert ran.status == 0, ran.err
-    assert list(ran.received) == [1]
+    assert list(ran.received) == [1, 2]
 
 
 @root
@@ -187,7 +179,7 @@ def test_a_bash_in_posix_mode_ends_as_the_job_did(machine, command):
     assert (ran.status, list(ran.received)) == (7, [1]), ran.err
 
 
-@pytest.mark.parametrize("options", ["-u", "-e", "-eu", "+u"])
+@pytest.mark.parametrize("options", ["-eu", "+u"])
 def test_sourced_it_refuses_and_leaves_the_shell_as_it_was(machine, options):
     script = machine.script("--profile", "cpu", "--", "train.py")
     line = f"set {options}; before=$-; . '{script}' || echo status $?; "
@@ -233,7 +225,7 @@ def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
     assert (ran.status, list(ran.received)) == (0, [1]), ran.err
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", *slow("<&-", ">&-")])
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_a_closed_descriptor_is_no_trouble(machine, closed):
     script = machine.script("--profile", "cpu", "--", "train.py")
     ran = machine.run(["bash", "-c", f"bash '{script}' {closed}"])
@@ -267,20 +259,9 @@ def test_a_script_starts_several_workers(machine):
     assert machine.unpacked() == []
 
 
-LAUNCH_FAILURE = "RuntimeError: CUDA error: unspecified launch failure\n"
-
-
 def test_a_gpu_that_cannot_be_tried_stops_the_job_where_the_profile_says_so(machine):
     machine.gpus(1)
     script = machine.script("--profile", "h100-llava", "--", "train.py")
     ran = machine.run(["bash", script])
     assert (ran.status, ran.received) == (69, {})
     assert ran.messages[-1] == "saferun: nothing is started (preflight.mode: require)"
-
-
-def test_a_failure_of_cuda_is_tried_again(machine):
-    machine.gpus(1)
-    script = machine.script("--profile", "h100", "--", "train.py")
-    ends = [{"stderr": LAUNCH_FAILURE, "status": 1}, {}]
-    ran = machine.run(["bash", script], ends=ends, SAFERUN_SET="retry.backoff_s='[0, 0]'")
-    assert (ran.status, list(ran.received)) == (0, [1, 2]), ran.err

@@ -1,22 +1,18 @@
-"""Ctrl-C: answered at once, and the end of what a shell does, live and as a generated script."""
+"""Ctrl-C, and signals that ask a run to end: answered at once, and as a shell expects it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import MARK, living, until
+from helpers import MARK, is_alive, living, until
 from runs import program, run, small_torchrun
 from terminals import Terminal
-
-from saferun.supervise.attempt.attempt_life import SAME_KEYPRESS_S
 
 OPTIONS = ["--profile=cpu", "--set=preflight.mode=off"]
 ANSWER = rb"saferun: asked the job to end \(up to 40 s\); Ctrl-C again kills it\r\n"
@@ -35,15 +31,10 @@ class Person(Terminal):
         self.type(f"cd {folder}\n")
         self.expect(rb"READY\$ ")
 
-    def job(self, how: str) -> str:
+    def job(self) -> str:
         """Return the command that runs the job."""
         line = [program("saves_when_asked"), str(self.folder)]
-        saferun = [sys.executable, "-m", "saferun"]
-        if how == "live":
-            return " ".join([*saferun, *OPTIONS, *line])
-        made = [*saferun, "gen-shell", *OPTIONS, "-o", "run.sh", "--", *line]
-        subprocess.run(made, cwd=self.folder, check=True, env=self.environment)
-        return "bash run.sh"
+        return " ".join([sys.executable, "-m", "saferun", *OPTIONS, *line])
 
     def sees(self, name: str) -> str:
         """Wait for a file of the job's; return its lines."""
@@ -68,9 +59,8 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 
 @pytest.mark.parametrize("loop", ["typed", "script"])
-@pytest.mark.parametrize("how", ["live", "generated"])
-def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, how, loop):
-    line = f"for i in 1 2 3; do {person.job(how)}; echo went-$i; done"
+def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, loop):
+    line = f"for i in 1 2 3; do {person.job()}; echo went-$i; done"
     if loop == "script":
         (person.folder / "loop.sh").write_text(line + "\n")
         line = "bash loop.sh"
@@ -89,31 +79,27 @@ def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, how
 
 
 def test_a_second_ctrl_c_kills_the_job(person):
-    person.type(person.job("live") + "\n")
-    person.sees("up")
+    person.type(person.job() + "\n")
+    job = int(person.sees("up"))
     person.type("\x03")
     person.expect(ANSWER)
     person.sees("asked")
-    time.sleep(2 * SAME_KEYPRESS_S)  # what follows sooner counts as the same key
-    person.type("\x03")
+    # What follows sooner than 0.1 s counts as the same keypress: the first of these is taken.
+    until(lambda: not is_alive(job) or person.type("\x03"), "the job has ended")
     person.expect(rb"READY\$ ")
     assert not (person.folder / "saved").exists()
 
 
-def test_kill_int_ends_a_generated_script_in_the_foreground(person):
-    person.type(person.job("generated") + "\n")
+def test_kill_int_ends_a_run_in_the_foreground(person):
+    person.type(person.job() + "\n")
     person.sees("up")
-    os.kill(script_of(person), signal.SIGINT)
+    (pid,) = [pid for pid in living(person.mark) if command(pid)[1:3] == ["-m", "saferun"]]
+    os.kill(pid, signal.SIGINT)
     person.expect(ANSWER)
     person.sees("asked")
     person.lets_it_end()
     person.expect(rb"READY\$ ")
     assert person.sees("saved") == person.sees("up")
-
-
-def script_of(person: Person) -> int:
-    (pid,) = [pid for pid in living(person.mark) if command(pid)[2:3] == ["run.sh"]]
-    return pid
 
 
 def command(pid: int) -> list[str]:
@@ -155,3 +141,24 @@ def test_a_signal_in_a_backoff_ends_the_run_with_last_words_and_sigusr1_does_not
         assert any("the run failed: " in line for line in messages), job.err
         assert f"saferun: not tried again: {name} asked for the end" in messages
         assert messages[-1] == f"saferun: journal: {job.journal}"
+
+
+TOLD = """
+import os, signal
+signal.signal(signal.SIGUSR2, lambda *_: print("told", flush=True))
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_near_the_time_limit_the_job_is_told_and_no_other_attempt_begins(tmp_path):
+    """A script for Slurm sends SIGURG to each node; a killed job would be tried again otherwise."""
+    with run(tmp_path, *OPTIONS, "--set=launcher=python", "-c", TOLD) as job:
+        pid = int(job.process.stdout.readline())
+        job.process.send_signal(signal.SIGURG)
+        assert job.process.stdout.readline() == b"told\n"
+        os.kill(pid, signal.SIGKILL)
+        assert job.end() == 128 + signal.SIGTERM, job.err
+        assert len(job.events("attempt")) == 1
+        job.nothing_lives()

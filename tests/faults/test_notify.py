@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from desk import NO_SHM
-from helpers import living, until
+from helpers import until
 from runs import program, run, small_torchrun
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
@@ -139,20 +139,6 @@ def test_a_single_attempt_is_told_of_too(tmp_path):
     with run(tmp_path, *PYTHON, *told(place), "--retries=0", "-c", "pass") as job:
         assert job.end() == 0
     assert [event["event"] for event in events(place)] == ["finished"]
-
-
-def test_a_generated_script_tells_the_same(tmp_path):
-    place, script = tmp_path / "events", tmp_path / "train.py"
-    script.write_text(CURED)
-    made = tmp_path / "run.sh"
-    machine = small_torchrun(tmp_path)
-    argv = ["gen-shell", "-o", str(made), "--profile=cpu", *told(place), "--", str(script)]
-    with run(tmp_path, *argv, env=machine) as written:
-        assert written.end() == 0, written.err
-    with run(tmp_path, env=machine, command=["bash", str(made)]) as job:
-        assert job.end() == 0, job.err
-        until(lambda: not living(job.mark), "nothing is left")
-    assert [event["event"] for event in events(place)] == ["mitigated", "finished"]
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,16 +96,3 @@ def test_a_user_signal_reaches_the_ranks_all_the_same(tmp_path, package):
         job.process.send_signal(signal.SIGUSR1)
         assert job.end() == 0, job.err
     assert job.out == "saved\n"
-
-
-@pytest.mark.slow
-def test_a_script_outlives_its_bundle(tmp_path):
-    line = [word for word in failing(tmp_path) if word != "--profile=cpu"]
-    make = [sys.executable, "-m", "saferun", "gen-shell", "--profile=cpu", "-o", "run.sh", "--"]
-    subprocess.run([*make, *line], cwd=tmp_path, check=True)
-    bundles = tmp_path / "tmp"
-    bundles.mkdir()
-    env = {**small_torchrun(tmp_path), "TMPDIR": str(bundles)}
-    with run(tmp_path, command=["bash", str(tmp_path / "run.sh")], env=env) as job:
-        (bundle,) = until(lambda: [path.parent for path in bundles.glob("*/saferun")])
-        fail_three_times_without(bundle, job)

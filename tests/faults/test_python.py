@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,13 +82,15 @@ def test_a_wrapper_named_python_is_what_the_shell_would_start(tmp_path):
 
 def test_an_interrupt_sent_to_saferun_alone_reaches_the_script_once(tmp_path):
     code = (
-        "import time\n"
-        "try:\n    print('ready', flush=True); time.sleep(600)\n"
-        "except KeyboardInterrupt:\n    time.sleep(0.3); print('cleaned up')\n"
+        "import signal, sys\n"
+        "try:\n    print('ready', flush=True); signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('asked', flush=True); sys.stdin.read(); print('cleaned up')\n"
     )
-    with run(tmp_path, *PYTHON, "-c", code) as job:
+    with run(tmp_path, *PYTHON, "-c", code, stdin=subprocess.PIPE) as job:
         assert job.process.stdout.readline() == b"ready\n"
-        os.kill(job.process.pid, 2)
+        os.kill(job.process.pid, signal.SIGINT)
+        assert job.process.stdout.readline() == b"asked\n"
         assert job.end() == 0, job.err
         assert job.out == "cleaned up\n"
         until(lambda: job.events("ended"), "the journal")

@@ -188,19 +188,6 @@ def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
     assert resumed["command"][-2:] == ["--resume=out/checkpoint-20.zip", "--x"]
 
 
-def test_a_generated_script_goes_on_by_the_same_rules(tmp_path):
-    script = tmp_path / "run.sh"
-    argv = [sys.executable, "-m", "saferun", "gen-shell", "-o", str(script), "--profile=cpu"]
-    argv += ["--set", CHECKPOINTS, "--set", ARGS, "--set", "launcher=python", "--"]
-    argv += [program("resumable_job"), f"--out={tmp_path / 'out'}", "--fault=1:10:cut"]
-    subprocess.run(argv, check=True, cwd=tmp_path)
-    with run(tmp_path, command=["bash", str(script)]) as job:
-        assert job.end() == 0, job.err
-    assert started_from(job) == ["resumed at step 5"]
-    assert job.out.endswith(undisturbed(tmp_path))
-    assert "checkpoint-10.zip is passed over: checkpoint-10.zip was cut" in job.err
-
-
 def of_two_ranks(folder: Path, first: str, *argv: str, **options: object):
     env = {"FIRST": first, **options.pop("env", {})}
     words = ["--profile=cpu", "--set=retry.backoff_s=[0, 0]", *argv]

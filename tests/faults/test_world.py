@@ -20,8 +20,6 @@ from cases import slow
 from helpers import living, until
 from runs import Run, executable, run, small_torchrun
 
-from saferun.supervise.loop import PREPARE_S
-
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 STAY = "import signal; print('up', flush=True); signal.pause()"
@@ -167,10 +165,12 @@ def test_a_full_disk_under_the_journal_stops_no_job(tmp_path, small):
 @ROOT_ONLY
 @pytest.mark.slow
 def test_where_receipts_find_no_room_the_hooks_are_not_reported_missing(tmp_path, small):
-    # Longer than saferun waits before it looks for ranks.
-    lives = f"import time; time.sleep({PREPARE_S + 1})"
+    lives = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
     with small_disk(tmp_path, "8k") as place:
         with run(tmp_path, "--run-dir", place, script(tmp_path, lives), env=small) as job:
+            # A second keeper is started right after saferun has looked for the ranks.
+            until(lambda: list(living(job.mark).values()).count("saferun-keeper") == 2, "it looks")
+            (tmp_path / "go").touch()
             assert job.end() == 0, job.err
         assert not any(file.read_bytes() for file in Path(place).glob("*/receipts/*"))
         assert [line for line in job.messages() if "cannot write" not in line] == job.messages()[:1]
