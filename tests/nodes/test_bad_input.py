@@ -14,18 +14,11 @@ from pathlib import Path
 import hosts
 import pytest
 from helpers import until
-from hosts import PORT, Host, clean, end_all
+from hosts import PORT, Host, add_up, clean, end_all, meeting, saved
 from runs import Run, executable
 
 pytestmark = [pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()), pytest.mark.slow]
 MISFIT = 78  # the exit status: nodes that do not fit
-SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Host]]:
-    with hosts.standing(tmp_path, 2) as found:
-        yield found
 
 
 @pytest.fixture
@@ -45,11 +38,6 @@ def fill(disk: Path) -> None:
     assert shutil.disk_usage(disk).free == 0
 
 
-def options(host: str = "h1", nodes: str = "2") -> list[str]:
-    ours = ["--profile=cpu", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d"]
-    return [*ours, f"--rdzv-endpoint={host}:{PORT}", "--rdzv-id=job"]
-
-
 def script(folder: Path, name: str = "train.py") -> str:
     path = folder / name
     path.write_text("print('ran')\n")
@@ -58,7 +46,7 @@ def script(folder: Path, name: str = "train.py") -> str:
 
 def test_other_numbers_of_nodes_are_refused_by_name(pair: list[Host], tmp_path: Path):
     counts = zip(pair, ("2", "3"), strict=True)
-    runs = [host.start(*options(nodes=n), script(tmp_path)) for host, n in counts]
+    runs = [host.start(*meeting(nnodes=n), script(tmp_path)) for host, n in counts]
     assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
     for run in runs:
         assert "--nnodes differs: " in run.err
@@ -70,7 +58,7 @@ def test_other_numbers_of_nodes_are_refused_by_name(pair: list[Host], tmp_path: 
 
 def test_other_scripts_are_refused_by_name(pair: list[Host], tmp_path: Path):
     names = zip(pair, ("train.py", "eval.py"), strict=True)
-    runs = [host.start(*options(), script(tmp_path, name)) for host, name in names]
+    runs = [host.start(*meeting(), script(tmp_path, name)) for host, name in names]
     assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
     assert all("train.py on h1" in run.err and "eval.py on h2" in run.err for run in runs)
     clean(runs)
@@ -81,7 +69,7 @@ def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Pa
     for host in pair:
         job = script(host.folder)
         Path(job).write_text(f"print('ran on {host.name}')\n")
-        runs.append(host.start(*options(), "train.py"))
+        runs.append(host.start(*meeting(), "train.py"))
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     for run in runs:
         assert "saferun: train.py is one file on h1, another one on h2; copy one of them" in run.err
@@ -91,17 +79,17 @@ def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Pa
 def test_a_run_directory_that_only_one_node_sees_is_named(pair: list[Host], tmp_path: Path):
     place = tmp_path / "h1" / "runs"  # which h2 has, too, on a disk of its own
     job = [f"--run-dir={place}", script(tmp_path)]
-    runs = [host.start(*options(), *job) for host in pair]
+    runs = [host.start(*meeting(), *job) for host in pair]
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     assert all(f"({place}) is not seen by all nodes" in run.err for run in runs), runs[0].err
     clean(runs)
 
 
 def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_path: Path):
-    ours = pair[0].start(*options(), script(tmp_path))
+    ours = pair[0].start(*meeting(), script(tmp_path))
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     assert torchrun is not None
-    theirs = pair[1].start(*options()[1:], script(tmp_path), command=[torchrun])
+    theirs = pair[1].start(*meeting()[1:], script(tmp_path), command=[torchrun])
     assert ours.end() == MISFIT, ours.err
     assert "without saferun, or without its supervision, takes part: node 1 (h2)" in ours.err
     theirs.end()
@@ -109,13 +97,13 @@ def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_p
 
 
 def test_an_endpoint_where_nobody_answers_is_named(pair: list[Host], tmp_path: Path):
-    run = pair[0].start(*options("h2"), script(tmp_path))
+    run = pair[0].start(*meeting(at="h2"), script(tmp_path))
     run.wait_for_message(f"h1 waits for an answer from h2:{PORT} (10.77.0.2) since 30 s")
 
 
 def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_path: Path):
-    unsaid = [word for word in options() if not word.startswith("--rdzv-endpoint")]
-    runs = [pair[0].start(*options("localhost"), script(tmp_path))]
+    unsaid = [word for word in meeting() if not word.startswith("--rdzv-endpoint")]
+    runs = [pair[0].start(*meeting(at="localhost"), script(tmp_path))]
     runs.append(pair[1].start(*unsaid, script(tmp_path)))
     runs[0].wait_for_message(", which is each node itself) since 30 s; --nnodes is 2")
     runs[1].wait_for_message("is each node itself, as no --rdzv-endpoint is given) since 30 s")
@@ -136,7 +124,7 @@ def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], t
     executable(place / "torchrun", "\n".join(failing) + "\n")
     path = {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
     limits = ["--set=retry.backoff_s=[0, 0]", "--set=retry.rejoin_s=5"]
-    run = pair[0].start(*options(), *limits, script(tmp_path), env=path)
+    run = pair[0].start(*meeting(), *limits, script(tmp_path), env=path)
     assert run.end() == 1, run.err
     assert "fault of ours" not in run.err
     assert "saferun: the run failed: node-lost" in run.err
@@ -163,25 +151,25 @@ def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: 
     executable(place / "torchrun", "\n".join(late) + "\n")
     path = {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
     runs: list[Run] = [
-        pair[0].start(*options(), script(tmp_path)),
-        pair[1].start(*options(), script(tmp_path), env=path),
+        pair[0].start(*meeting(), script(tmp_path)),
+        pair[1].start(*meeting(), script(tmp_path), env=path),
     ]
     assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
     assert all("the clock of h" in run.err for run in runs), [run.err for run in runs]
     clean(runs)
 
 
-def summing_on(disk: Path, pair: list[Host], out: Path) -> list[Run]:
+def summing_on(disk: Path, pair: list[Host], place: Path) -> list[Run]:
     """Return runs of the sums, with their directory on that disk."""
-    job = ["--set=retry.rejoin_s=300", f"--run-dir={disk / 'runs'}", str(SUMS), str(out)]
-    return [host.start(*options(), *job, "30", "0.2") for host in pair]
+    job = ["--set=retry.rejoin_s=300", f"--run-dir={disk / 'runs'}", *add_up(place)]
+    return [host.start(*meeting(), *job) for host in pair]
 
 
 def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Path, tmp_path: Path):
     fill(small_disk)
     with hosts.standing(tmp_path, 2) as pair:
-        runs = summing_on(small_disk, pair, tmp_path / "out")
-        until((tmp_path / "out" / "saved").exists, "something saved")
+        runs = summing_on(small_disk, pair, tmp_path)
+        saved(tmp_path)
         os.kill(until(lambda: list(runs[1].ranks().values()), "a rank")[0], signal.SIGKILL)
         assert end_all(runs) == [0, 0], [run.err for run in runs]
         for run in runs:
@@ -197,8 +185,8 @@ def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(
     small_disk: Path, tmp_path: Path
 ):
     with hosts.standing(tmp_path, 2) as pair:
-        runs = summing_on(small_disk, pair, small_disk / "out")
-        until((small_disk / "out" / "saved").exists, "something saved")
+        runs = summing_on(small_disk, pair, small_disk)
+        saved(small_disk)
         fill(small_disk)
         assert end_all(runs) == [1, 1], [run.err for run in runs]
         for run in runs:

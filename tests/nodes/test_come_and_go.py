@@ -5,45 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import hosts
 import pytest
 from helpers import until
-from hosts import PORT, Host, clean, end_all
+from hosts import Host, add_up, clean, end_all, meeting, saved
 from runs import Run
 
 pytestmark = [
     pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
     pytest.mark.slow,
 ]
-SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
-CARD = SUMS.with_name("bad_card.py")
+CARD = hosts.SUMS.with_name("bad_card.py")
 SOON = "--rdzv-conf=last_call_timeout=5"
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[Host]]:
-    with hosts.standing(tmp_path, 3) as found:
-        yield found
-
-
-def options(nodes: str, *more: str) -> list[str]:
-    ours = ["--profile=cpu", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d"]
-    return [*ours, f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job", *more]
-
-
-def add_up(place: Path, steps: int = 40) -> list[str]:
-    return [str(SUMS), str(place / "out"), str(steps), "0.5"]
-
-
-def saved(place: Path) -> None:
-    until((place / "out" / "saved").exists, "something saved")
-
-
 def test_an_elastic_run_goes_on_with_fewer_nodes(three: list[Host], tmp_path: Path):
-    runs = [h.start(*options("1:2", SOON), *add_up(tmp_path)) for h in three[:2]]
+    job = add_up(tmp_path, steps=40, step_s=0.5)
+    runs = [h.start(*meeting(nnodes="1:2"), SOON, *job) for h in three[:2]]
     saved(tmp_path)
     three[1].kill()
     assert runs[0].end() == 0, runs[0].err
@@ -54,10 +34,10 @@ def test_an_elastic_run_goes_on_with_fewer_nodes(three: list[Host], tmp_path: Pa
 
 
 def test_a_spare_node_takes_the_place_of_one_that_is_gone(three: list[Host], tmp_path: Path):
-    job = add_up(tmp_path)
-    runs = [host.start(*options("2"), *job) for host in three[:2]]
+    job = add_up(tmp_path, steps=40, step_s=0.5)
+    runs = [host.start(*meeting(), *job) for host in three[:2]]
     saved(tmp_path)
-    spare = three[2].start(*options("2"), *job)
+    spare = three[2].start(*meeting(), *job)
     hosts.alive(spare, "torchrun")
     three[1].kill()
     assert end_all([runs[0], spare]) == [0, 0], [runs[0].err, spare.err]
@@ -73,9 +53,9 @@ def test_a_spare_node_takes_the_place_of_one_whose_hardware_failed(
     flag = tmp_path / "flag"
     given = [f"--run-dir={tmp_path / 'runs'}"] if shared else []
     job = ["--set=retry.rejoin_s=300", *given, str(CARD), str(flag)]
-    runs = [host.start(*options(nnodes), *job) for host in three[:2]]
+    runs = [host.start(*meeting(nnodes=nnodes), *job) for host in three[:2]]
     until(lambda: all((tmp_path / f"up-h{number}").exists() for number in (1, 2)), "ranks")
-    runs.append(three[2].start(*options(nnodes), *job))
+    runs.append(three[2].start(*meeting(nnodes=nnodes), *job))
     hosts.alive(runs[2], "torchrun")
     flag.touch()
     assert runs[1].end() == 1, runs[1].err
@@ -100,7 +80,7 @@ def waits_for(three: list[Host], place: Path) -> tuple[list[Run], list[int]]:
         "if rank == '1' and os.environ['SAFERUN_ATTEMPT'] == '1':\n"
         "    signal.pause()\n"
     )
-    runs = [host.start(*options("2"), str(job)) for host in three[:2]]
+    runs = [host.start(*meeting(), str(job)) for host in three[:2]]
     until(lambda: all((place / f"up-{rank}").exists() for rank in "01"), "ranks")
     until(lambda: not runs[0].ranks(), "rank 0 has ended")
     return runs, [agent(run) for run in runs]
@@ -136,7 +116,8 @@ def test_torchruns_own_restarts_stay_within_an_attempt(three: list[Host], tmp_pa
         "print('restarts', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
         "dist.destroy_process_group()\n"
     )
-    runs = [host.start(*options("1:2", "--max-restarts=2", SOON), str(job)) for host in three[:2]]
+    options = ["--max-restarts=2", SOON]
+    runs = [host.start(*meeting(nnodes="1:2"), *options, str(job)) for host in three[:2]]
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     assert [len(run.events("ended")) for run in runs] == [1, 1]
     assert "restarts 1" in runs[1].out

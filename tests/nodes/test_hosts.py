@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import hosts
 import pytest
 from helpers import until
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[hosts.Host]]:
-    with hosts.standing(tmp_path, 2) as found:
-        yield found
 
 
 def reaches(one: hosts.Host, other: hosts.Host) -> bool:

@@ -10,22 +10,16 @@ import hosts
 import pytest
 from runs import program
 
-PORT = hosts.PORT
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 
 
 @pytest.mark.slow
-def test_one_of_the_nodes_tells_of_the_end(tmp_path: Path) -> None:
+def test_one_of_the_nodes_tells_of_the_end(pair: list[hosts.Host], tmp_path: Path) -> None:
     place = tmp_path / "events"
     command = [sys.executable, program("keeps_event"), str(place)]
     told = [f"--set=notify.command={json.dumps(command)}", "--set=retry.backoff_s=[0, 0]"]
-    meet = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
-    argv = ["--profile=cpu", *meet, f"--rdzv-endpoint=h1:{PORT}", *told]
     job = [program("counting_job"), str(tmp_path / "out"), "20", "SIGSEGV", "1", "12", "1"]
-    with hosts.standing(tmp_path, 2) as pair:
-        runs = [host.start(*argv, *job) for host in pair]
-        assert [run.end() for run in runs] == [0, 0], [run.err for run in runs]
-        for run in runs:
-            run.clean()
+    runs = [host.start(*hosts.meeting(), *told, *job) for host in pair]
+    assert hosts.end_all(runs) == [0, 0], [run.err for run in runs]
     (event,) = [json.loads(line) for line in place.read_text().splitlines()]
     assert (event["event"], event["attempt"]) == ("finished", 2)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import hosts
 import pytest
 from helpers import until
-from hosts import PORT, Host, clean, end_all
+from hosts import Host, clean, end_all, meeting
 from runs import Run
 
 pytestmark = [
@@ -27,13 +26,6 @@ def weight(steps: int = STEPS) -> str:
     for step in range(1, steps + 1):
         value = round(value * 0.9 + step, 6)
     return f"{value:.4f}"
-
-
-def options(number: int, count: str, backend: str = "c10d") -> list[str]:
-    ours = ["--profile=cpu", f"--nnodes={count}", "--nproc-per-node=1"]
-    if backend == "static":
-        return [*ours, f"--node-rank={number}", "--master-addr=h1", f"--master-port={PORT}"]
-    return [*ours, "--rdzv-backend=c10d", f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job"]
 
 
 def job(out: Path | str, *more: str, steps: int = STEPS) -> list[str]:
@@ -59,12 +51,6 @@ def starts(*outs: Path) -> dict[int, set[int]]:
     return found
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[Host]]:
-    with hosts.standing(tmp_path, 3) as found:
-        yield found
-
-
 def ended_right(runs: list[Run], *outs: Path, steps: int = STEPS) -> None:
     assert end_all(runs) == [0] * len(runs), [run.err for run in runs]
     weights = re.findall(r"done rank=\d+ weight=([\d.]+)", "".join(run.out for run in runs))
@@ -82,7 +68,7 @@ def test_a_node_that_comes_back_begins_where_the_others_do(
 ):
     out = tmp_path / "out"
     given = [f"--run-dir={tmp_path / 'runs'}"] if shared else []
-    lines = [[*options(n, "3", backend), *given, *job(out)] for n in range(3)]
+    lines = [[*meeting(n, "3", backend), *given, *job(out)] for n in range(3)]
     runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]
     saved(out)
     three[gone].kill()
@@ -95,7 +81,7 @@ def test_a_node_that_does_not_see_the_checkpoint_ends_the_run_by_name(
     three: list[Host], tmp_path: Path
 ):
     """Each node saves on its own disk, and what lies there when h3 comes back is no proof."""
-    lines = [[*options(n, "3"), *job("out")] for n in range(3)]
+    lines = [[*meeting(n, "3"), *job("out")] for n in range(3)]
     runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]
     saved(tmp_path / "h3" / "out")
     three[2].kill()
@@ -111,7 +97,7 @@ def test_a_node_that_does_not_see_the_checkpoint_ends_the_run_by_name(
 def test_another_way_to_resume_on_one_node_is_refused_by_name(three: list[Host], tmp_path: Path):
     out = tmp_path / "out"
     other = '--set=retry.resume.args=["--resume", "{checkpoint}"]'
-    lines = [[*options(n, "2"), *job(out, *[other] * n)] for n in range(2)]
+    lines = [[*meeting(n, "2"), *job(out, *[other] * n)] for n in range(2)]
     runs = [host.start(*line) for host, line in zip(three, lines, strict=False)]
     assert end_all(runs) == [78, 78], [run.err for run in runs]
     for run in runs:
@@ -124,7 +110,7 @@ def test_an_elastic_run_takes_in_a_node_that_returns_while_it_trains(
     three: list[Host], tmp_path: Path
 ):
     out = tmp_path / "out"
-    line = [*options(0, "1:2"), "--rdzv-conf=last_call_timeout=3", *job(out, steps=300)]
+    line = [*meeting(0, "1:2"), "--rdzv-conf=last_call_timeout=3", *job(out, steps=300)]
     runs = [host.start(*line) for host in three[:2]]
     saved(out)
     three[1].kill()
@@ -140,7 +126,7 @@ def test_a_node_that_is_gone_for_good_is_named_by_all_others(
     three: list[Host], tmp_path: Path, backend: str
 ):
     out = tmp_path / "out"
-    lines = [[*options(n, "3", backend), *job(out, "--set=retry.rejoin_s=15")] for n in range(3)]
+    lines = [[*meeting(n, "3", backend), *job(out, "--set=retry.rejoin_s=15")] for n in range(3)]
     runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]
     saved(out)
     three[1].kill()

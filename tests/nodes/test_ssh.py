@@ -13,7 +13,7 @@ from pathlib import Path
 import hosts
 import pytest
 from helpers import MARK, living, until
-from hosts import PORT, Host
+from hosts import Host, add_up, meeting, saved
 
 TOOLS = ("sshd", "ssh-keygen", "pdsh", "parallel-ssh")
 ABSENT = [name for name in TOOLS if not shutil.which(name)]
@@ -24,7 +24,6 @@ pytestmark = [
     ),
     pytest.mark.slow,
 ]
-SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
 TRUST = "-oStrictHostKeyChecking=no -oUserKnownHostsFile=/dev/null -oLogLevel=ERROR"
 STARTERS = {
     "pdsh": ["pdsh", "-R", "ssh", "-w", "h[1-2]"],
@@ -51,9 +50,7 @@ def pair(tmp_path: Path) -> Iterator[list[Host]]:
 def test_one_line_by_ssh_starts_all_nodes_and_a_failure_is_retried_on_both(
     pair: list[Host], tmp_path: Path, starter: str
 ):
-    ours = [sys.executable, "-m", "saferun", "--profile=cpu", "--nnodes=2", "--nproc-per-node=1"]
-    ours += ["--rdzv-backend=c10d", f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job"]
-    job = " ".join([*ours, str(SUMS), str(tmp_path / "out"), "30", "0.2"])
+    job = " ".join([sys.executable, "-m", "saferun", *meeting(), *add_up(tmp_path)])
     mark = str(tmp_path)
     path = f"{MARK}={mark} PATH={Path(sys.executable).parent}:$PATH GLOO_SOCKET_IFNAME=eth0"
     options = f"{TRUST} -i {tmp_path / 'key'}"
@@ -63,7 +60,7 @@ def test_one_line_by_ssh_starts_all_nodes_and_a_failure_is_retried_on_both(
         started = pair[0].popen(
             *command, f"cd {tmp_path} && {path} exec {job}", env=environ, stdout=said, stderr=said
         )
-        until((tmp_path / "out" / "saved").exists, "something saved")
+        saved(tmp_path)
         os.kill(rank_1(mark), signal.SIGKILL)
         assert started.wait() == 0, (tmp_path / "said").read_text()
     text = (tmp_path / "said").read_text()

@@ -9,34 +9,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import hosts
 import pytest
+from cases import slow
 from helpers import parent, until
-from hosts import PORT, Host, clean, end_all
+from hosts import Host, add_up, clean, end_all, meeting, saved
 from repo import ROOT
 from runs import Run, program
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
-SUMS = Path(__file__).parents[1] / "programs" / "nodes" / "summing_job.py"
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
-STATIC, C10D = "static", "c10d"
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Host]]:
-    with hosts.standing(tmp_path, 2) as found:
-        yield found
-
-
-def meeting(number: int, backend: str = C10D) -> list[str]:
-    """Return the options by which host `number` (from 0 on) meets one other at h1."""
-    ours = ["--profile=cpu", "--nnodes=2", "--nproc-per-node=1"]
-    if backend == STATIC:
-        return [*ours, f"--node-rank={number}", "--master-addr=h1", f"--master-port={PORT}"]
-    return [*ours, "--rdzv-backend=c10d", f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job"]
 
 
 def count(place: Path, fault: str, rank: int, attempts: str = "1") -> list[str]:
@@ -44,14 +28,9 @@ def count(place: Path, fault: str, rank: int, attempts: str = "1") -> list[str]:
     return [program("counting_job"), str(place / "out"), "20", fault, str(rank), "12", attempts]
 
 
-def add_up(place: Path, *fault: str, steps: int = 30, step_s: float = 0.2) -> list[str]:
-    """Return a job that adds up numbers over gloo."""
-    return [str(SUMS), str(place / "out"), str(steps), str(step_s), *fault]
-
-
-def start(pair: list[Host], job: list[str], backend: str = C10D, *more: str) -> list[Run]:
+def start(pair: list[Host], job: list[str], backend: str = "c10d", *more: str) -> list[Run]:
     found = enumerate(pair)
-    return [host.start(*meeting(number, backend), *more, *job) for number, host in found]
+    return [host.start(*meeting(number, backend=backend), *more, *job) for number, host in found]
 
 
 def roots(run: Run) -> list[str]:
@@ -72,14 +51,10 @@ def agent(run: Run) -> int:
     return parent(rank)
 
 
-def saved(place: Path) -> None:
-    """Wait until the job that adds up has saved something."""
-    until((place / "out" / "saved").exists, "something saved")
-
-
-def test_a_failure_on_one_node_is_retried_on_all(pair: list[Host], tmp_path: Path):
+@pytest.mark.parametrize("backend", ["c10d", *slow("static")])
+def test_a_failure_on_one_node_is_retried_on_all(pair: list[Host], tmp_path: Path, backend: str):
     """The rank on the other node waits for ever and says nothing."""
-    runs = start(pair, count(tmp_path, "SIGKILL", 1))
+    runs = start(pair, count(tmp_path, "SIGKILL", 1), backend)
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     for run in runs:
         assert run.messages()[-1] == "saferun: attempt 2 succeeded"
@@ -111,14 +86,6 @@ def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair: list[Host], 
 
 
 @pytest.mark.slow
-def test_with_a_static_rendezvous_it_is_the_same(pair: list[Host], tmp_path: Path):
-    runs = start(pair, count(tmp_path, "SIGKILL", 1), STATIC)
-    assert end_all(runs) == [0, 0], [run.err for run in runs]
-    assert [run.messages()[-1] for run in runs] == ["saferun: attempt 2 succeeded"] * 2
-    clean(runs)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, rank: int):
     runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"))
@@ -133,7 +100,7 @@ def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, ran
 def test_through_a_shared_directory_all_decide_at_once(pair: list[Host], tmp_path: Path):
     """No agent is started to tell the others of the end."""
     shared = f"--run-dir={tmp_path / 'runs'}"
-    runs = start(pair, add_up(tmp_path, "raise", "1", "6", "any"), C10D, shared)
+    runs = start(pair, add_up(tmp_path, "raise", "1", "6", "any"), "c10d", shared)
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     assert last_words(runs[0]) == last_words(runs[1])
     journals = list((tmp_path / "runs").glob("*/events.jsonl"))
@@ -174,29 +141,15 @@ def test_a_killed_agent_is_noticed_by_the_other_node(pair: list[Host], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["kill", "lose_power"])
-def test_a_node_that_is_gone_ends_the_run_with_one_clear_sentence(
-    pair: list[Host], tmp_path: Path, end: str
+def test_a_node_without_power_ends_the_run_with_one_clear_sentence(
+    pair: list[Host], tmp_path: Path
 ):
-    runs = start(pair, add_up(tmp_path, step_s=1.0), C10D, "--set", "retry.rejoin_s=10")
+    runs = start(pair, add_up(tmp_path, step_s=1.0), "c10d", "--set", "retry.rejoin_s=10")
     saved(tmp_path)
-    getattr(pair[1], end)()
+    pair[1].lose_power()
     assert runs[0].end() == 1
     assert "not tried again: h2 did not come back in time (retry.rejoin_s: 10 s)" in runs[0].err
     clean(runs[:1])
-
-
-@pytest.mark.slow
-def test_a_node_that_comes_back_joins(pair: list[Host], tmp_path: Path):
-    job = add_up(tmp_path)
-    runs = start(pair, job)
-    saved(tmp_path)
-    pair[1].kill()
-    pair[1].boot()
-    runs[1] = pair[1].start(*meeting(1), *job)
-    assert end_all(runs) == [0, 0], [run.err for run in runs]
-    assert "done total=465.0" in runs[0].out
-    clean(runs)
 
 
 @pytest.mark.slow
@@ -232,7 +185,7 @@ def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair: list[Host], t
 @pytest.mark.slow
 def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], tmp_path: Path):
     job = add_up(tmp_path, "SIGKILL", "0", "6", "1", step_s=0.5)
-    runs = start(pair, job, C10D, "--set", "retry.attempts=2")
+    runs = start(pair, job, "c10d", "--set", "retry.attempts=2")
     runs[0].wait_for_message("attempt 2 starts")
     until(lambda: runs[0].ranks() and runs[1].ranks(), "its ranks")
     pair[1].lose_power()
@@ -242,7 +195,7 @@ def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [STATIC, C10D])
+@pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_nodes_whose_run_directory_cannot_be_written_decide_as_one(
     pair: list[Host], tmp_path: Path, backend: str
 ):

@@ -23,6 +23,7 @@ from runs import Run
 
 PROGRAMS = ("unshare", "nsenter", "ip", "tc")
 LOSSY = Path(__file__).parents[1] / "programs" / "nodes" / "lossy_link.py"
+SUMS = LOSSY.with_name("summing_job.py")
 PORT = 29512  # of the rendezvous: the network is the hosts' own, and no port of it is taken
 INIT = 'hostname "$1"; mount --bind "$2" /etc/hosts; ip link set lo up; echo up; exec cat'
 
@@ -213,6 +214,38 @@ class Host:
             run.clean()
         self._end_lossy()
         self._own.end()
+
+
+def meeting(number: int = 0, nnodes: str = "2", backend: str = "c10d", at: str = "h1") -> list[str]:
+    """Return the options by which hosts meet, with one rank on each.
+
+    Args:
+        number: of the host, from 0 on; a static rendezvous needs it.
+        nnodes: how many hosts, as for torchrun.
+        backend: "c10d" or "static".
+        at: the host of the rendezvous.
+    """
+    ours = ["--profile=cpu", f"--nnodes={nnodes}", "--nproc-per-node=1"]
+    if backend == "static":
+        return [*ours, f"--node-rank={number}", f"--master-addr={at}", f"--master-port={PORT}"]
+    return [*ours, "--rdzv-backend=c10d", f"--rdzv-endpoint={at}:{PORT}", "--rdzv-id=job"]
+
+
+def add_up(place: Path, *fault: str, steps: int = 30, step_s: float = 0.2) -> list[str]:
+    """Return a job that adds up numbers over gloo and saves below a directory.
+
+    Args:
+        place: the directory.
+        fault: see summing_job.py.
+        steps: how many.
+        step_s: how long each takes at least.
+    """
+    return [str(SUMS), str(place / "out"), str(steps), str(step_s), *fault]
+
+
+def saved(place: Path) -> None:
+    """Wait until the job that adds up has saved something."""
+    until((place / "out" / "saved").exists, "something saved")
 
 
 def end_all(runs: list[Run]) -> list[int]:
