@@ -134,7 +134,7 @@ def one(task: Task) -> Result:
     kind = torch_faults.TorchTrial if task.torch else random_faults.Trial
     limit_s = min(LIMIT_S, left - 20)
     trial = kind(task.number, folder, limit_s)
-    if task.way and trial.fault.whom != "bundle":
+    if task.way:
         trial.as_script = task.way == "script"
     began = time.monotonic()
     trouble = random_faults.try_one(trial)

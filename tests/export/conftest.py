@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import kill_all
 from scripts import Machine
 
 
@@ -15,5 +14,4 @@ from scripts import Machine
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine(tmp_path)
     yield machine
-    for pid in machine.living():
-        os.kill(pid, signal.SIGKILL)
+    kill_all(machine.mark)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers import until
 from repo import ROOT
-from scripts import NASTY, TORCHRUN, Machine, end, signals, until, up
+from scripts import NASTY, STAYS, TORCHRUN, Machine, end, signals, up
 from terminals import read_all, start
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
@@ -26,19 +27,6 @@ with open("started", "a") as file:
 if os.environ["RANK"] == "1" and "--resume" not in sys.argv:
     {failure}
 """
-
-STAYS = [
-    {
-        "code": """import signal
-def record(number, frame):
-    with open(place + "/signals", "a") as file:
-        file.write(signal.Signals(number).name)
-    sys.exit(9)
-for number in (1, 2, 15): signal.signal(number, record)
-open(place + "/up", "w").close()
-while True: signal.pause()"""
-    }
-]
 
 
 @pytest.fixture

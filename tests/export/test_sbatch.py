@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from cases import slow
-from scripts import PROGRAMS, Machine, Ran, until
+from helpers import until
+from scripts import STAYS, Machine, Ran
 
 from saferun.errors import UsageError
 from saferun.export import sbatch, shell_script
@@ -274,9 +275,6 @@ def test_a_job_is_queued_again_where_only_its_node_failed(cluster, stderr, envir
     assert ran.status == (0 if "ENDS" in environ else 1)
     assert cluster.asked == [f"scontrol {argv}" for argv in asked]
     assert message in ran.err
-
-
-STAYS = [{"program": str(PROGRAMS / "asked_to_end.py")}]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import signal
 import sys
 
 import pytest
-from scripts import STAYS, end, signals, until, up
+from helpers import until
+from scripts import STAYS, end, signals, up
 from terminals import read_all, start
 
 

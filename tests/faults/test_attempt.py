@@ -85,12 +85,6 @@ def test_exit_status_is_the_commands(tmp_path):
         assert {death: run.process.returncode for death, run in runs.items()} == DEATHS
 
 
-def test_failure_ends_what_is_left_over(tmp_path):
-    with supervised(tmp_path, python(COMMON + "kin(); join('agent'); sys.exit(5)")) as run:
-        assert run.ended()["exit_code"] == 5
-        assert living(run.mark) == {}
-
-
 def test_success_leaves_alone_what_was_detached_on_purpose(tmp_path):
     code = COMMON + "child('daemon', os.setsid, orphan); wait_for(ROSTER)"
     with supervised(tmp_path, python(code)) as run:
@@ -144,15 +138,6 @@ def test_leader_that_left_its_threads_behind_is_no_dead_process(tmp_path):
     with supervised(tmp_path, program("dead_leader.py")) as run:
         assert run.ended()["killed"] == 1
         assert not Path(f"/proc/{run.pid('thread')}").exists()
-
-
-@pytest.mark.slow  # seconds, or minutes for all that runs beside it
-@pytest.mark.parametrize("victim", ["saferun", "keeper", "agent"])
-def test_fork_bomb_is_ended(tmp_path, victim):
-    with supervised(tmp_path, program("fork_bomb.py")) as run:
-        run.arrived(sitting=160, agent=1)
-        run.kill(victim)
-        run.nothing_lives()
 
 
 @pytest.mark.parametrize("victim", ["saferun", "keeper", "agent"])

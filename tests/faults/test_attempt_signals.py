@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import COMMON, FAMILY, PROGRAMS, agent, is_alive, living, python, supervised, until
+from helpers import COMMON, FAMILY, PROGRAMS, agent, living, python, supervised, until
 
 from saferun.keeper import protocol
 from saferun.supervise.ready.keeper_pool import start_keeper
@@ -57,21 +57,6 @@ def test_job_that_ignores_the_signal_is_killed_when_its_time_is_over(tmp_path):
         ended = run.ended()
         assert ended["ended_by"] == "grace"
         assert ended["exit_code"] == 137
-        assert living(run.mark) == {}
-
-
-def test_second_interrupt_kills(tmp_path):
-    deaf = COMMON + "signal.signal(signal.SIGTERM, signal.SIG_IGN); kin(); join('rank'); stay()"
-    with supervised(tmp_path, agent(deaf), grace_s=100) as run:
-        run.arrived(**FAMILY)
-        run.kill("saferun", signal.SIGINT)
-        run.arrived(**{f"heard-{signal.SIGINT.value}": 1})
-        # Another keypress is one that comes 0.1 s later, or more: the first of these is taken. None
-        # may come once the attempt is over and this program writes down how.
-        (rank, *_) = run.members("rank")
-        until(lambda: not is_alive(rank) or run.kill("saferun", signal.SIGINT))
-        ended = run.ended()
-        assert (ended["ended_by"], ended["exit_code"]) == ("interrupt", 130)
         assert living(run.mark) == {}
 
 

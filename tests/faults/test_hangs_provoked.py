@@ -63,7 +63,8 @@ def test_the_rank_that_hangs_is_named_and_the_job_goes_on(tmp_path, fault):
         assert f"{program('hanging_rank')}:" in place
         assert f" in {function}" in place
     first, last = job.events("ended")
-    assert (first["kind"], first["root_rank"]) == ("hang", rank)
+    assert (first["kind"], first["root_rank"], first["ended_by"]) == ("hang", rank, "hang")
+    assert what in first["root_line"]
     assert (first["action"], last["kind"]) == ("again", "no-failure")
     if fault == "forked-worker":
         (worker,) = (line for line in report(job) if "its worker" in line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import MARK, is_alive, living, until
+from helpers import MARK, has_signal, is_alive, kill_all, living, until
 from runs import program, run, small_torchrun
 from terminals import Terminal
 
@@ -45,9 +44,7 @@ class Person(Terminal):
         (self.folder / "gate").touch()
 
     def leave(self) -> None:
-        for pid in living(self.mark):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(self.mark)
         self.end()
 
 
@@ -72,6 +69,7 @@ def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, loo
     person.lets_it_end()
     seen = person.expect(rb"(?s)(.*)READY\$ ")[1]
     assert len(person.sees("up").splitlines()) == 1
+    assert person.sees("asked") == person.sees("up")
     assert b"went-1" not in seen
     person.type("echo status=$?\n")
     person.expect(rb"status=130")
@@ -109,15 +107,6 @@ def command(pid: int) -> list[str]:
         return []
 
 
-def status_field(pid: int, name: str) -> str:
-    with open(f"/proc/{pid}/status") as file:
-        return next(line.split()[1] for line in file if line.startswith(f"{name}:"))
-
-
-def waits(pid: int, number: int) -> bool:
-    return any(int(status_field(pid, n), 16) >> (number - 1) & 1 for n in ("SigPnd", "ShdPnd"))
-
-
 FAILS = """
 import sys
 print("huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Service Unavailable")
@@ -132,7 +121,10 @@ def test_a_signal_in_a_backoff_ends_the_run_with_last_words_and_sigusr1_does_not
     with run(tmp_path, *argv, env=small_torchrun(tmp_path)) as job:
         job.wait_for_message("attempt 2 starts in")
         job.process.send_signal(signal.SIGUSR1)
-        until(lambda: not waits(job.process.pid, signal.SIGUSR1), "it is handled")
+        until(
+            lambda: not has_signal(job.process.pid, "SigPnd|ShdPnd", signal.SIGUSR1),
+            "it is handled",
+        )
         job.process.send_signal(getattr(signal, name))
         status = job.end()
         assert status == (-signal.SIGINT if name == "SIGINT" else 128 + signal.SIGTERM)

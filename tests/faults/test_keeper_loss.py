@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 
 import pytest
+from cases import slow
 from helpers import COMMON, DEADLINE_S, living, program, python, raw_pty, supervised, until
 
 MIB = 1 << 20
 ROUNDS = 3
 
 
-class Reader:
-    """Reads descriptors to their ends, each in a thread."""
+class Reader(threading.Thread):
+    """Reads a descriptor to its end."""
 
-    def __init__(self, *fds: int) -> None:
-        self.data = [bytearray() for _ in fds]
-        self._threads = [
-            threading.Thread(target=self._read, args=pair)
-            for pair in zip(fds, self.data, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.data, self._fd = bytearray(), fd
+        self.start()
 
-    @staticmethod
-    def _read(fd: int, into: bytearray) -> None:
-        while True:
-            try:
-                data = os.read(fd, MIB)
-            except OSError:  # a terminal's end
-                return
-            if not data:
-                return
-            into += data
+    def run(self) -> None:
+        with contextlib.suppress(OSError):  # a terminal's end
+            while data := os.read(self._fd, MIB):
+                self.data += data
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many bytes have come."""
+        until(lambda: len(self.data) >= count)
 
     def lines(self) -> list[str]:
-        """Wait for the ends and return all lines."""
-        for thread in self._threads:
-            thread.join()
-        # A write that its writer's death has cut is no line.
-        return [line for data in self.data for line in data.decode().split("\n")[:-1]]
+        """Wait for the end; return all lines. A write that its writer's death has cut is none."""
+        self.join()
+        return self.data.decode().split("\n")[:-1]
 
 
 def assert_all_is_there(lines: list[str], written: int) -> None:
@@ -56,15 +50,10 @@ def assert_all_is_there(lines: list[str], written: int) -> None:
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 STEADILY = ("0.001",)
 CASES = [
-    *((KILL, way, STEADILY) for way in ("pipes", "one pipe", "terminal")),
+    (KILL, "pipes", STEADILY),
+    (KILL, "terminal", STEADILY),
     (STOP, "pipes", STEADILY),
-    *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in (
-            *((KILL, way, ()) for way in ("pipes", "one pipe", "terminal")),
-            *((STOP, way, ()) for way in ("one pipe", "terminal")),
-        )
-    ),
+    *slow((KILL, "one pipe", ()), (STOP, "terminal", ())),
 ]
 
 
@@ -82,21 +71,18 @@ def test_no_line_is_lost_with_the_keeper(tmp_path, number, way, pause):
         ) as run:
             for fd in {out, err}:
                 os.close(fd)
-            reader = Reader(mine, *more[:1])
-            until_it_has(reader.data[0], 100 * (turn + 1))  # at another moment
+            readers = [Reader(fd) for fd in (mine, *more[:1])]
+            readers[0].wait_for(100 * (turn + 1))  # at another moment
             run.kill("keeper", number)
             ended = run.ended()
             assert ended["ended_by"] == "keeper"
             what = "was killed" if number == KILL else "was stopped and had to be killed"
             assert ended["keeper"] == f"saferun's keeper {what}"
             assert living(run.mark) == {}
-        assert_all_is_there(reader.lines(), int.from_bytes(count.read_bytes(), "little"))
+        lines = [line for reader in readers for line in reader.lines()]
+        assert_all_is_there(lines, int.from_bytes(count.read_bytes(), "little"))
         for fd in (mine, *more[:1]):
             os.close(fd)
-
-
-def until_it_has(data: bytearray, count: int) -> None:
-    until(lambda: len(data) >= count)
 
 
 def test_output_that_may_be_missing_is_said_to_be(tmp_path):

@@ -8,25 +8,18 @@ recover, torch has fixed it, and planning/build.py's SHARE_STORE can go.
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import free_port
 from runs import LIMIT_S, Run, program
 
 HANGS_S = 25  # a recovery takes 3 to 4 s
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun"))]
 SAFERUN = [sys.executable, "-m", "saferun"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 from runs import Run, program, run
 
 CHECKPOINTS = "retry.resume.checkpoints={--out}/checkpoint-*.zip"
@@ -51,11 +51,8 @@ def test_it_goes_on_from_the_newest_checkpoint_and_ends_as_if_undisturbed(tmp_pa
     assert line.startswith(f"saferun: attempt 2 goes on from {newest} (step 10); 2 steps, ")
     lost = job.events("ended")[0]["lost_work"]
     assert (lost["steps"], lost["gpu_hours"], lost["checkpoint"]) == (2, 0.0, str(newest))
-    show = [sys.executable, "-m", "saferun", "runs", "show", job.journal.name]
-    shown = subprocess.run(show, env=job.environ, capture_output=True, text=True, check=True)
-    assert f"(2 steps, since {newest})" in next(
-        x for x in shown.stdout.splitlines() if "done again" in x
-    )
+    shown = job.ask("runs", "show", job.journal.name).splitlines()
+    assert f"(2 steps, since {newest})" in next(line for line in shown if "done again" in line)
 
 
 def test_a_checkpoint_that_the_crash_cut_in_half_is_passed_over_and_left(tmp_path):
@@ -117,35 +114,29 @@ def test_the_same_end_without_a_new_checkpoint_comes_every_time(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
     """The job's directory on a file system of 1 MiB and a little."""
-    if os.geteuid():
-        pytest.skip("only root may mount")
-    place = tmp_path / "out"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", str(place)]
-    subprocess.run(mount, check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_disk(tmp_path / "out", "1100k") as place:
+        yield place
 
 
-def test_a_full_disk_is_waited_for_until_it_is_freed(tmp_path, small_disk):
+def test_a_full_disk_is_waited_for_until_it_is_freed(tmp_path, full_disk):
     with resumable(tmp_path, "1:10:full", backoff="[0, 600]") as job:
-        job.wait_for_message(f"no room for a checkpoint in {small_disk}: waiting for it")
-        (small_disk / "ballast").unlink()
+        job.wait_for_message(f"no room for a checkpoint in {full_disk}: waiting for it")
+        (full_disk / "ballast").unlink()
         assert job.end() == 0, job.err
     assert started_from(job) == ["resumed at step 5"]
     assert [e["kind"] for e in job.events("ended")] == ["disk-full", "no-failure"]
     assert job.out.endswith(undisturbed(tmp_path))
 
 
-def test_a_full_disk_that_nobody_frees_ends_the_run(tmp_path, small_disk):
+def test_a_full_disk_that_nobody_frees_ends_the_run(tmp_path, full_disk):
     with resumable(tmp_path, "1:10:full") as job:
         assert job.end() == 1
     assert [e["kind"] for e in job.events("ended")] == ["disk-full"]
 
 
-def test_a_signal_ends_the_wait_for_a_full_disk(tmp_path, small_disk):
+def test_a_signal_ends_the_wait_for_a_full_disk(tmp_path, full_disk):
     with resumable(tmp_path, "1:10:full", backoff="[0, 600]") as job:
         job.wait_for_message("no room for a checkpoint")
         job.process.terminate()

@@ -7,21 +7,23 @@ example with torch; in the others the ranks need none.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from helpers import living, until
+from cases import slow
+from helpers import living, parent, until
 from runs import (
     Run,
     counting,
     example,
     program,
     run,
-    saves_and_goes_on,
     small_torchrun,
     staying,
 )
@@ -30,24 +32,34 @@ EVENTUALLY_S = 300
 
 
 @pytest.mark.slow
-def test_a_killed_rank_of_a_real_training_is_survived(tmp_path):
-    with run(tmp_path, *example(tmp_path, "SIGKILL")) as job:
+@pytest.mark.parametrize("way", ["live", "script"])
+def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
+    command, argv = [sys.executable, "-m", "saferun"], example(tmp_path, "SIGKILL")
+    if way == "script":
+        make = [*command, "gen-shell", argv[0], "-o", "run.sh", "--", *argv[1:]]
+        subprocess.run(make, cwd=tmp_path, check=True)
+        command, argv = ["bash", "run.sh"], []
+    with run(tmp_path, *argv, command=command) as job:
         assert job.end() == 0, job.err
         assert "done step=20" in job.out
         assert "resumed at step 10" in job.out
         assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
         job.nothing_lives()
+    receipts = [path.read_text().splitlines() for path in job.journal.glob("receipts/*.jsonl")]
+    hooks = {json.loads(line).get("hook") for lines in receipts for line in lines}
+    assert {"init", "excepthook"} <= hooks
 
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
         ("SIGSEGV", "segfault"),
-        pytest.param("SIGBUS", "bus-error", marks=pytest.mark.slow),
-        pytest.param("SIGABRT", "abort-unknown", marks=pytest.mark.slow),
-        pytest.param("SIGQUIT", "abort-unknown", marks=pytest.mark.slow),
-        pytest.param("SIGTERM", "sigterm-preempted", marks=pytest.mark.slow),
-        pytest.param("SIGALRM", "ended-by-signal", marks=pytest.mark.slow),
+        *slow(
+            ("SIGBUS", "bus-error"),
+            ("SIGABRT", "abort-unknown"),
+            ("SIGTERM", "sigterm-preempted"),
+            ("SIGALRM", "ended-by-signal"),
+        ),
     ],
 )
 def test_a_rank_that_dies_of_a_signal_is_survived(tmp_path, fault, kind):
@@ -75,10 +87,7 @@ def open_to_others(home: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [
-        pytest.param("exit3", "child-failed-no-root", marks=pytest.mark.slow),
-        ("raise", "user-exception"),
-    ],
+    [*slow(("exit3", "child-failed-no-root")), ("raise", "user-exception")],
 )
 def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault, kind):
     with run(tmp_path, *counting(tmp_path, fault)) as job:
@@ -119,19 +128,7 @@ def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_pa
     assert "it would come again" in job.err
 
 
-@pytest.mark.slow
-def test_a_keeper_that_is_stopped_is_ended_and_its_attempt_tried_again(tmp_path):
-    with run(tmp_path, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
-        first = both_ranks(job, attempt=1)
-        os.kill(job.keeper(), signal.SIGSTOP)
-        both_ranks(job, attempt=2, but=first)
-        job.process.terminate()
-        assert job.end() == 1
-        job.nothing_lives()
-    assert "keeper-killed (saferun's keeper was stopped and had to be killed)" in job.err
-
-
-@pytest.mark.parametrize("who", [pytest.param("agent", marks=pytest.mark.slow), "keeper"])
+@pytest.mark.parametrize("who", [*slow("agent"), "keeper"])
 def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, who):
     with run(tmp_path, *staying(tmp_path)) as job:
         first = both_ranks(job, attempt=1)
@@ -153,20 +150,7 @@ def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, w
         assert "(torchrun itself was killed (SIGKILL)); " in job.err
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["agent runs", "agent stopped"])
-def test_nothing_outlives_a_saferun_that_is_killed(tmp_path, stopped):
-    with run(tmp_path, *staying(tmp_path)) as job:
-        both_ranks(job, attempt=1)
-        if stopped:
-            os.kill(job.processes("torchrun")[0], signal.SIGSTOP)
-        job.process.kill()
-        job.nothing_lives()
-
-
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("SIGTERM", "SIGHUP")]
-
-
-@pytest.mark.parametrize("name", ["SIGINT", *SLOW])
+@pytest.mark.parametrize("name", ["SIGINT", *slow("SIGTERM", "SIGHUP")])
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
     with run(tmp_path, *staying(tmp_path)) as job:
         both_ranks(job, attempt=1)
@@ -181,9 +165,21 @@ def test_a_signal_ends_the_run_for_good(tmp_path, name):
 
 
 def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_on(tmp_path):
+    """saferun gets it, and the agent, as from Slurm."""
     argv = ["--profile=cpu", "--nproc-per-node=2", program("saves_at_a_signal"), str(tmp_path)]
     with run(tmp_path, *argv) as job:
-        saves_and_goes_on(job, tmp_path)
+        up = {"up-0", "up-1"}
+        until(lambda: {p.name for p in tmp_path.glob("up-*")} == up, "ranks", EVENTUALLY_S)
+        before = set(living(job.mark))
+        job.process.send_signal(signal.SIGUSR1)
+        os.kill(parent(job.ranks()[0]), signal.SIGUSR1)
+        until((tmp_path / "saving").exists, "rank 0 saves", EVENTUALLY_S)
+        (tmp_path / "gate").touch()
+        until((tmp_path / "saved").exists, "rank 0 has saved", EVENTUALLY_S)
+        assert before <= set(living(job.mark))
+        (tmp_path / "stop").touch()
+        assert job.end() == 0, job.err
+        assert (tmp_path / "saved").read_text() == "0\n"
         assert (len(job.events("ended")), len(job.messages())) == (1, 1)
 
 
@@ -207,8 +203,11 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("backoff", ["0", "600"], ids=["without a wait", "before the wait"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("name", "backoff"),
+    [("SIGTERM", "0"), ("SIGINT", "600")],
+    ids=["without a wait", "before the wait"],
+)
 def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
     """A full pipe on stderr holds saferun after the attempt's end, before it waits."""
     (tmp_path / "t.py").write_text(FAILS)

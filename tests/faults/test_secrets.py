@@ -42,18 +42,12 @@ def test_a_secret_in_every_text_of_a_job_is_nowhere_afterwards(tmp_path):
             assert {"trials.jsonl", "plan.json", "attempt-2.stderr"} <= {p.name for p in files}
             kept = {str(path): path.read_text(errors="replace") for path in files}
             for form in (["--markdown"], ["--html", "-"], ["--json"]):
-                kept[f"report {form}"] = asked(job, "report", job.journal.name, *form)
+                kept[f"report {form}"] = job.ask("runs", "report", job.journal.name, *form)
             for form in ([], ["--json"], ["--csv"]):
-                kept[f"show {form}"] = asked(job, "show", job.journal.name, *form)
+                kept[f"show {form}"] = job.ask("runs", "show", job.journal.name, *form)
             kept["saferun's own lines"] = "\n".join(job.messages())
     kept["notify"] = place.read_text()
     assert {name: found for name, text in kept.items() if (found := leaks(text))} == {}
-
-
-def asked(job, *argv: str) -> str:
-    command = [sys.executable, "-m", "saferun", "runs", *argv]
-    done = subprocess.run(command, env=job.environ, capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def test_what_the_api_returns_has_no_secret(tmp_path: Path):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 from runs import Run, executable, run, small_torchrun
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
@@ -30,9 +30,8 @@ def test_a_signal_that_nothing_else_reports_is_known_from_the_exit_status(tmp_pa
         assert job.end() == 142
     assert decided(job) == ("ended-by-signal", "ended by SIGALRM", ["exit status 142"])
     assert "saferun: known from: exit status 142" in job.messages()
-    show = [sys.executable, "-m", "saferun", "runs", "show", "last"]
-    shown = subprocess.run(show, env=job.environ, capture_output=True, text=True, check=True)
-    assert re.search(r"^  from +exit status 142$", shown.stdout, re.MULTILINE)
+    shown = job.ask("runs", "show", "last")
+    assert re.search(r"^  from +exit status 142$", shown, re.MULTILINE)
 
 
 def test_what_the_job_itself_said_is_named_in_the_journal_alone(tmp_path):
@@ -53,15 +52,8 @@ def test_an_unknown_end_is_half_answered_in_the_last_words(tmp_path):
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs (root, CAP_SYS_ADMIN)")
-    try:
+    with small_disk(tmp_path / "small", "2m") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path, full_disk):

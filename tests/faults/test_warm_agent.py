@@ -18,6 +18,7 @@ from helpers import (
     PROGRAMS,
     SOURCES,
     children,
+    has_signal,
     living,
     parent,
     stat_of,
@@ -44,7 +45,7 @@ with open(os.environ["ROSTER"], "a") as file: file.write(f"job {os.getpid()}\\n"
 """
 
 
-class Bench:
+class QuickLauncher:
     """A fast launcher, under supervision with a warm agent and without."""
 
     def __init__(self, folder: Path) -> None:
@@ -89,12 +90,14 @@ def used(run) -> bool:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def launcher(tmp_path: Path) -> QuickLauncher:
+    return QuickLauncher(tmp_path)
 
 
-def test_job_finds_what_a_fresh_launcher_would_have_found(bench):
-    fresh, warmed = bench.both(FACTS, "--nnodes=1", "train.py", "ä \udcff", env={"NCCL_DEBUG": "X"})
+def test_job_finds_what_a_fresh_launcher_would_have_found(launcher):
+    fresh, warmed = launcher.both(
+        FACTS, "--nnodes=1", "train.py", "ä \udcff", env={"NCCL_DEBUG": "X"}
+    )
     facts, others = json.loads(fresh.out), json.loads(warmed.out)
     assert others.pop("hook") == "shown"  # trims our frames from the agent's last traceback
     assert facts.pop("hook") is True
@@ -102,10 +105,10 @@ def test_job_finds_what_a_fresh_launcher_would_have_found(bench):
     assert facts["argv"][1:3] == ["--nnodes=1", "train.py"]
 
 
-def test_arguments_and_environment_are_those_of_the_handover(bench):
+def test_arguments_and_environment_are_those_of_the_handover(launcher):
     body = "import os, sys; print(sys.argv[1:], os.environ['NCCL_P2P'], os.environ.get('PET_A'))"
     ahead = {"imports": 1, "env": {"NCCL_P2P": "0", "PET_A": "1"}}
-    with bench.run(body, "later.py", warm_agent=ahead, env={"NCCL_P2P": "1"}) as run:
+    with launcher.run(body, "later.py", warm_agent=ahead, env={"NCCL_P2P": "1"}) as run:
         run.ended()
     assert used(run)
     assert run.out == b"['later.py'] 1 None\n"
@@ -129,27 +132,27 @@ def test_arguments_and_environment_are_those_of_the_handover(bench):
         pytest.param("import os; os.write(2, bytes(range(256)) * 9000)", id="bytes"),
     ],
 )
-def test_end_and_output_are_those_of_a_fresh_launcher(bench, body):
-    fresh, warmed = bench.both(body)
+def test_end_and_output_are_those_of_a_fresh_launcher(launcher, body):
+    fresh, warmed = launcher.both(body)
     assert warmed.how["wait_status"] == fresh.how["wait_status"]
     assert (warmed.out, warmed.err) == (fresh.out, fresh.err)
 
 
 @pytest.mark.parametrize("flags", ["", "P"] if sys.version_info >= (3, 11) else [""])
-def test_module_launcher_becomes_what_python_m_would_be(bench, flags):
-    (bench.torch / "run.py").write_text(FAKE_RUN + 'if __name__ == "__main__": main()\n')
+def test_module_launcher_becomes_what_python_m_would_be(launcher, flags):
+    (launcher.torch / "run.py").write_text(FAKE_RUN + 'if __name__ == "__main__": main()\n')
     python = [sys.executable, *(["-" + flags] if flags else [])]
     command = [*python, "-m", "torch.distributed.run", "train.py"]
     runs = []
     for ahead in ({}, {"warm_agent": {"imports": 1, "flags": flags}}):
-        with bench.run(FACTS, command=command, popen={"cwd": bench.folder}, **ahead) as run:
+        with launcher.run(FACTS, command=command, popen={"cwd": launcher.folder}, **ahead) as run:
             run.ended()
             runs.append(json.loads(run.out))
     for facts in runs:
         facts.pop("hook")
         facts["cmdline"] = facts["cmdline"].replace("\\x00", " ").rstrip(" '")
     assert runs[0] == runs[1]
-    assert runs[0]["argv"] == [str(bench.torch / "run.py"), "train.py"]
+    assert runs[0]["argv"] == [str(launcher.torch / "run.py"), "train.py"]
     assert b"RuntimeWarning" not in run.err
 
 
@@ -164,8 +167,8 @@ def test_module_launcher_becomes_what_python_m_would_be(bench, flags):
         pytest.param({"flags": "c"}, id="dies at once"),
     ],
 )
-def test_command_is_started_afresh_and_silently_without_a_usable_agent(bench, ahead):
-    with bench.run("print('job')", warm_agent=ahead) as run:
+def test_command_is_started_afresh_and_silently_without_a_usable_agent(launcher, ahead):
+    with launcher.run("print('job')", warm_agent=ahead) as run:
         ended = run.ended()
     if ahead.get("imports"):
         assert len(run.members("imported")) == 2
@@ -174,20 +177,20 @@ def test_command_is_started_afresh_and_silently_without_a_usable_agent(bench, ah
     assert (ended["exit_code"], run.out, run.err) == (0, b"job\n", b"")
 
 
-def test_warm_agent_whose_import_fails_prints_nothing(bench):
+def test_warm_agent_whose_import_fails_prints_nothing(launcher):
     once = "import sys\nif os.environ.get('NCCL_ONCE'): print('broken'); sys.exit('no torch')"
     ahead = {"imports": 1, "env": {"NCCL_ONCE": "1"}}
-    with bench.run("print('job')", warm_agent=ahead, env={"AT_IMPORT": once}) as run:
+    with launcher.run("print('job')", warm_agent=ahead, env={"AT_IMPORT": once}) as run:
         ended = run.ended()
     assert (ended["exit_code"], run.out, run.err) == (0, b"job\n", b"")
 
 
-def test_warm_agent_that_still_imports_is_waited_for(bench):
+def test_warm_agent_that_still_imports_is_waited_for(launcher):
     wait = "import time\nwhile not os.path.exists(os.environ['BODY'] + '.go'): time.sleep(0.01)"
-    with bench.run("print('job')", warm_agent={"imports": 1}, env={"AT_IMPORT": wait}) as run:
+    with launcher.run("print('job')", warm_agent={"imports": 1}, env={"AT_IMPORT": wait}) as run:
         run.arrived(imported=1)
         assert not run.members("job")
-        Path(f"{bench.body}.go").touch()
+        Path(f"{launcher.body}.go").touch()
         run.ended()
     assert used(run)
     assert run.out == b"job\n"
@@ -197,10 +200,10 @@ OTHERS = sorted(Path.home().glob(".pyenv/versions/3.[19]*/bin/python"))  # 3.9 a
 
 
 @pytest.mark.parametrize("python", OTHERS, ids=lambda path: path.parts[-3])
-def test_launcher_may_have_any_python(bench, python):
-    bench.write_program(PROGRAM.replace(sys.executable, str(python)))
+def test_launcher_may_have_any_python(launcher, python):
+    launcher.write_program(PROGRAM.replace(sys.executable, str(python)))
     body = FACTS.replace('"orig_argv": sys.orig_argv,', "")
-    fresh, warmed = bench.both(body, "t.py", warm_agent={"interpreter": str(python)})
+    fresh, warmed = launcher.both(body, "t.py", warm_agent={"interpreter": str(python)})
     facts, others = json.loads(fresh.out), json.loads(warmed.out)
     assert (facts.pop("hook"), others.pop("hook")) == (True, "shown")
     assert others == facts
@@ -209,11 +212,11 @@ def test_launcher_may_have_any_python(bench, python):
 
 @pytest.mark.parametrize("kilobytes", [0, 300], ids=["small", "a task larger than a pipe"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_signal_while_the_agent_still_imports_ends_the_job(bench, number, kilobytes):
+def test_signal_while_the_agent_still_imports_ends_the_job(launcher, number, kilobytes):
     stuck = "import time\nos.environ.get('NEVER') or time.sleep(1000)"
     env = {f"BIG{n}": "x" * 100_000 for n in range(kilobytes // 100)}
     env["AT_IMPORT"] = stuck
-    with bench.run("print('job')", warm_agent={"imports": 1}, env=env) as run:
+    with launcher.run("print('job')", warm_agent={"imports": 1}, env=env) as run:
         run.arrived(imported=1)
         until(lambda: _handed(run))
         run.kill("saferun", number)
@@ -225,20 +228,19 @@ def test_signal_while_the_agent_still_imports_ends_the_job(bench, number, kiloby
 
 def _handed(run) -> bool:
     # What tells from outside: saferun blocks the signals that it forwards from then on.
-    status = Path(f"/proc/{run.process.pid}/status").read_text()
-    return bool(int(status.split("SigBlk:")[1].split()[0], 16) >> signal.SIGTERM - 1 & 1)
+    return has_signal(run.process.pid, "SigBlk", signal.SIGTERM)
 
 
-def test_what_the_import_prints_arrives_once_and_first(bench):
+def test_what_the_import_prints_arrives_once_and_first(launcher):
     loud = "os.write(1, b'one\\n' * 50000); os.write(2, b'two\\n'); print('three')"
-    fresh, warmed = bench.both("print('job')", env={"AT_IMPORT": loud})
+    fresh, warmed = launcher.both("print('job')", env={"AT_IMPORT": loud})
     assert (warmed.out, warmed.err) == (fresh.out, fresh.err)
     assert warmed.out.endswith(b"one\nthree\njob\n")
 
 
 @pytest.mark.parametrize("append", [False, True], ids=["written", "appended"])
-def test_nothing_is_written_to_a_file_before_the_job_begins(bench, append):
-    log = bench.folder / "log"
+def test_nothing_is_written_to_a_file_before_the_job_begins(launcher, append):
+    log = launcher.folder / "log"
     flags = os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0)
     fd = os.open(log, flags)
     popen = {"stdout": fd, "stderr": fd}
@@ -248,11 +250,11 @@ def test_nothing_is_written_to_a_file_before_the_job_begins(bench, append):
     )
     nexts = {"imports": 2}
     loud = "print('import')"
-    with bench.run(first, popen=popen, next_agent=nexts, env={"AT_IMPORT": loud}) as run:
+    with launcher.run(first, popen=popen, next_agent=nexts, env={"AT_IMPORT": loud}) as run:
         run.arrived(imported=2, job=1)
         agent_waits(run)
         assert log.read_bytes().count(b"import\n") <= 1
-        Path(f"{bench.body}.go").touch()
+        Path(f"{launcher.body}.go").touch()
         ended = run.ended()
         run.nothing_lives()
     os.close(fd)
@@ -260,13 +262,13 @@ def test_nothing_is_written_to_a_file_before_the_job_begins(bench, append):
     assert ended["stdout_tail"].encode() == log.read_bytes()
 
 
-def test_end_of_a_file_that_is_kept_begins_at_the_handover(bench):
-    fd = os.open(bench.folder / "log", os.O_RDWR | os.O_CREAT)
-    ahead = {"imports": 1, "go": f"{bench.body}.go"}
-    with bench.run("print('job')", popen={"stdout": fd, "stderr": fd}, warm_agent=ahead) as run:
+def test_end_of_a_file_that_is_kept_begins_at_the_handover(launcher):
+    fd = os.open(launcher.folder / "log", os.O_RDWR | os.O_CREAT)
+    ahead = {"imports": 1, "go": f"{launcher.body}.go"}
+    with launcher.run("print('job')", popen={"stdout": fd, "stderr": fd}, warm_agent=ahead) as run:
         run.arrived(imported=1)
         os.write(fd, b"of the attempt before\n")
-        Path(f"{bench.body}.go").touch()
+        Path(f"{launcher.body}.go").touch()
         assert run.ended()["stdout_tail"] == "job\n"
     os.close(fd)
     assert used(run)
@@ -291,9 +293,9 @@ def _has_warm_agent(keeper: int) -> bool:
 
 
 @pytest.mark.parametrize("what", ["saferun", "its keeper", "running keeper", "job"])
-def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
+def test_warm_agent_outlives_nobody_whom_it_should_not(launcher, what):
     stay = "import signal\nwhile True: signal.pause()"
-    with bench.run(stay, next_agent={"imports": 2}) as run:
+    with launcher.run(stay, next_agent={"imports": 2}) as run:
         run.arrived(imported=2, job=1)
         ahead = agent_waits(run)
         keeper = parent(ahead)
@@ -307,7 +309,7 @@ def test_warm_agent_outlives_nobody_whom_it_should_not(bench, what):
         run.nothing_lives()
 
 
-def test_standby_that_died_is_replaced(bench):
+def test_standby_that_died_is_replaced(launcher):
     standby = start_keeper()
     os.kill(standby.pid, signal.SIGKILL)
     until(lambda: stat_of(standby.pid)[0] == "Z")
@@ -315,20 +317,20 @@ def test_standby_that_died_is_replaced(bench):
     assert (ended.exit_code, ended.ended_by) == (0, "job")
 
 
-def test_modules_in_the_working_directory_shadow_nothing(bench):
-    place = bench.folder / "cwd"
+def test_modules_in_the_working_directory_shadow_nothing(launcher):
+    place = launcher.folder / "cwd"
     place.mkdir()
     for name in ("random", "os", "marshal", "torch", "socket", "typing", "importlib", "posix"):
         (place / f"{name}.py").write_text("raise SystemExit('shadowed')")
-    with bench.run("print('job')", popen={"cwd": place}, warm_agent={"imports": 1}) as run:
+    with launcher.run("print('job')", popen={"cwd": place}, warm_agent={"imports": 1}) as run:
         run.ended()
     assert used(run)
     assert (run.out, run.err) == (b"job\n", b"")
 
 
-def test_input_is_the_running_attempts(bench):
+def test_input_is_the_running_attempts(launcher):
     body = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
-    with bench.run(body, popen={"stdin": -1}, next_agent={"imports": 2}) as run:
+    with launcher.run(body, popen={"stdin": -1}, next_agent={"imports": 2}) as run:
         run.arrived(imported=2, job=1)
         agent_waits(run)
         lines = b"".join(b"%d\n" % i for i in range(20000))
@@ -339,18 +341,18 @@ def test_input_is_the_running_attempts(bench):
     assert run.out == lines
 
 
-def test_window_has_the_size_that_it_has_at_the_handover(bench):
+def test_window_has_the_size_that_it_has_at_the_handover(launcher):
     ours, theirs = pty.openpty()
     ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 20, 70, 0, 0))
     body = "import os; open(os.environ['BODY'] + '.size', 'w').write(str(os.get_terminal_size(1)))"
     popen = {"stdout": theirs, "stderr": theirs}
-    ahead = {"imports": 1, "go": f"{bench.body}.go"}
-    with bench.run(body, popen=popen, warm_agent=ahead) as run:
+    ahead = {"imports": 1, "go": f"{launcher.body}.go"}
+    with launcher.run(body, popen=popen, warm_agent=ahead) as run:
         run.arrived(imported=1)
         ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 33, 99, 0, 0))
-        Path(f"{bench.body}.go").touch()
+        Path(f"{launcher.body}.go").touch()
         until(lambda: run.process.poll() is not None)
     os.close(theirs)
     os.close(ours)
     assert used(run)
-    assert Path(f"{bench.body}.size").read_text() == "os.terminal_size(columns=99, lines=33)"
+    assert Path(f"{launcher.body}.size").read_text() == "os.terminal_size(columns=99, lines=33)"

@@ -30,6 +30,7 @@ JOB = (
     "sys.exit(len(sys.argv) > 3)\n"
 )
 WATCH = [sys.executable, "-m", "saferun", "runs", "watch", "--interval=0.2"]
+TYPED = f"TERM=xterm {shlex.join(WATCH)}; echo ended=$?\n"
 
 
 @contextlib.contextmanager
@@ -41,29 +42,30 @@ def working(folder: Path, *more: str, **options: object) -> Iterator[Run]:
         yield job
 
 
-def at_terminal(job: Run, **environ: str) -> Terminal:
-    terminal = Terminal({**job.environ, **environ})
-    terminal.resize(30, 100)
-    return terminal
-
-
-def typed(*more: str, **environ: str) -> str:
-    names = " ".join(f"{name}={value}" for name, value in {"TERM": "xterm", **environ}.items())
-    return f"{names} {shlex.join([*WATCH, *more])}; echo ended=$?\n"
+@contextlib.contextmanager
+def shell_of(job: Run) -> Iterator[Terminal]:
+    """A terminal of 30 lines and 100 columns."""
+    terminal = Terminal(job.environ)
+    try:
+        terminal.resize(30, 100)
+        yield terminal
+    finally:
+        terminal.end()
 
 
 def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
+    """What the job writes reaches the terminal neither as control characters nor as markup."""
     with working(tmp_path) as job:
-        terminal = at_terminal(job)
-        try:
-            terminal.type(typed())
+        with shell_of(job) as terminal:
+            terminal.type(TYPED)
             terminal.expect(rb"\x1b\[\?1049h")  # the second screen
-            terminal.expect(rb"step.*\b7\b")
+            seen = terminal.expect(rb"output[^\n]*step 7 ([^\n]*?)/bold")[1]
             terminal.type("\x03")
             terminal.expect(rb"\x1b\[\?1049l")
             terminal.expect(rb"ended=130")
-        finally:
-            terminal.end()
+        assert b"?[2J" in seen
+        assert b"[red]it is[/red]" in seen
+        assert b"\x1b[2J" not in seen
         assert is_alive(job.process.pid)
         assert job.events("started")[-1]["event"] == "started"
         (tmp_path / "go").touch()
@@ -73,79 +75,45 @@ def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
 
 
 def test_q_ends_the_watching_with_status_0_and_the_terminal_is_as_before(tmp_path):
-    with working(tmp_path) as job:
-        terminal = at_terminal(job)
-        try:
-            before = termios.tcgetattr(terminal.fd)
-            terminal.type(typed())
-            terminal.expect(rb"q or Ctrl-C ends the watching")
-            terminal.type("\x1a")  # Ctrl-Z
-            terminal.expect(rb"(?s)Stopped.*READY\$ ")
-            assert termios.tcgetattr(terminal.fd) == before
-            terminal.type("fg\n")
-            terminal.expect(rb"q or Ctrl-C ends the watching")
-            terminal.type("xq")
-            terminal.expect(rb"\x1b\[\?1049l")
-            terminal.expect(rb"READY\$ ")
-            terminal.type("echo ended=$?\n")
-            terminal.expect(rb"ended=0")
-            assert termios.tcgetattr(terminal.fd) == before
-        finally:
-            terminal.end()
+    with working(tmp_path) as job, shell_of(job) as terminal:
+        before = termios.tcgetattr(terminal.fd)
+        terminal.type(TYPED)
+        terminal.expect(rb"q or Ctrl-C ends the watching")
+        terminal.type("\x1a")  # Ctrl-Z
+        terminal.expect(rb"(?s)\x1b\[\?1049l.*Stopped.*READY\$ ")
+        assert termios.tcgetattr(terminal.fd) == before
+        terminal.type("fg\n")
+        terminal.expect(rb"q or Ctrl-C ends the watching")
+        terminal.type("xq")
+        terminal.expect(rb"\x1b\[\?1049l")
+        terminal.expect(rb"READY\$ ")
+        assert termios.tcgetattr(terminal.fd) == before
+        terminal.type("echo status=$?\n")
+        terminal.expect(rb"status=0")
         assert is_alive(job.process.pid)
-        (tmp_path / "go").touch()
-        assert job.end() == 0, job.err
 
 
 def test_the_end_of_the_run_is_shown_and_the_status_is_0(tmp_path):
-    with working(tmp_path, "fails") as job:
-        terminal = at_terminal(job)
-        try:
-            terminal.type(typed())
-            terminal.expect(rb"step.*\b7\b")
-            (tmp_path / "go").touch()
-            terminal.expect(rb"\x1b\[\?1049l")
-            terminal.expect(rb"run .*failed: ")
-            terminal.expect(rb"decision.*stop")
-            terminal.expect(rb"ended=0")
-        finally:
-            terminal.end()
+    with working(tmp_path, "fails") as job, shell_of(job) as terminal:
+        terminal.type(TYPED)
+        terminal.expect(rb"step.*\b7\b")
+        (tmp_path / "go").touch()
+        terminal.expect(rb"\x1b\[\?1049l")
+        terminal.expect(rb"run .*failed: ")
+        terminal.expect(rb"decision.*stop")
+        terminal.expect(rb"ended=0")
         assert job.end() == 1
 
 
-def test_what_a_job_writes_reaches_no_terminal_as_control_characters_or_markup(tmp_path):
-    with working(tmp_path) as job:
-        terminal = at_terminal(job)
-        try:
-            terminal.type(typed())
-            seen = terminal.expect(rb"output[^\n]*step 7 ([^\n]*?)/bold")[1]
-            terminal.type("\x03")
-            terminal.expect(rb"ended=130")
-        finally:
-            terminal.end()
-    assert b"?[2J" in seen
-    assert b"[red]it is[/red]" in seen
-    assert b"\x1b[2J" not in seen
-
-
-def test_a_terminal_may_shrink_be_left_and_go_away(tmp_path):
-    with working(tmp_path) as job:
-        terminal = at_terminal(job)
-        try:
-            terminal.type(typed())
-            terminal.expect(rb"step.*\b7\b")
-            terminal.resize(12, 40)
-            until(lambda: widest(terminal) == 40, "a frame that fits")
-            terminal.type("\x1a")
-            terminal.expect(rb"\x1b\[\?1049l")
-            terminal.expect(rb"READY\$ ")
-            terminal.type("fg\n")
-            terminal.expect(rb"step.*\b7\b")
-            (watcher,) = job.processes("--interval")
-            terminal.close()
-            until(lambda: not is_alive(watcher), "the watcher has ended")
-        finally:
-            terminal.end()
+def test_a_terminal_may_shrink_and_go_away(tmp_path):
+    with working(tmp_path) as job, shell_of(job) as terminal:
+        terminal.type(TYPED)
+        terminal.expect(rb"step.*\b7\b")
+        terminal.resize(12, 40)
+        until(lambda: widest(terminal) == 40, "a frame that fits")
+        (watcher,) = job.processes("--interval")
+        terminal.close()
+        until(lambda: not is_alive(watcher), "the watcher has ended")
         assert is_alive(job.process.pid)
 
 

@@ -5,23 +5,20 @@ The launcher is a small one without torch, except where a test is about torchrun
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cases import slow
-from helpers import living, until
+from disks import small_disk
+from helpers import free_port, has_signal, living, until
 from runs import Run, executable, run, small_torchrun
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 STAY = "import signal; print('up', flush=True); signal.pause()"
 EVENTUALLY_S = 300
 
@@ -40,22 +37,6 @@ def machine(folder: Path, answer: str) -> dict[str, str]:
 
 
 ONE_GPU = f"echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: {UUID})'"
-
-
-@contextlib.contextmanager
-def taken(port: int) -> Iterator[None]:
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("0.0.0.0", port))
-        holder.listen()
-        yield
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # --- other runs on the same GPU ----------------------------------------------------------------
@@ -132,28 +113,10 @@ def test_a_nested_run_does_not_wait_for_itself(tmp_path, gpu):
 # --- files -------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[str]:
-    place = folder / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", place],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a tmpfs (root, CAP_SYS_ADMIN)")
-    try:
-        yield str(place)
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
-
-
-@ROOT_ONLY
 def test_a_full_disk_under_the_journal_stops_no_job(tmp_path, small):
     text = "import sys; sys.stdout.write('x' * 200_000); print('end')"
-    with small_disk(tmp_path, "16k") as place:
-        with run(tmp_path, "--run-dir", place, script(tmp_path, text), env=small) as job:
+    with small_disk(tmp_path / "small", "16k") as place:
+        with run(tmp_path, "--run-dir", str(place), script(tmp_path, text), env=small) as job:
             assert job.end() == 0, job.err
             assert job.out.endswith("xend\n")
             assert len(job.out) == 200_004
@@ -162,17 +125,16 @@ def test_a_full_disk_under_the_journal_stops_no_job(tmp_path, small):
         assert len(job.messages()) == 2
 
 
-@ROOT_ONLY
 @pytest.mark.slow
 def test_where_receipts_find_no_room_the_hooks_are_not_reported_missing(tmp_path, small):
     lives = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
-    with small_disk(tmp_path, "8k") as place:
-        with run(tmp_path, "--run-dir", place, script(tmp_path, lives), env=small) as job:
+    with small_disk(tmp_path / "small", "8k") as place:
+        with run(tmp_path, "--run-dir", str(place), script(tmp_path, lives), env=small) as job:
             # A second keeper is started right after saferun has looked for the ranks.
             until(lambda: list(living(job.mark).values()).count("saferun-keeper") == 2, "it looks")
             (tmp_path / "go").touch()
             assert job.end() == 0, job.err
-        assert not any(file.read_bytes() for file in Path(place).glob("*/receipts/*"))
+        assert not any(file.read_bytes() for file in place.glob("*/receipts/*"))
         assert [line for line in job.messages() if "cannot write" not in line] == job.messages()[:1]
 
 
@@ -230,8 +192,10 @@ def test_nodes_that_come_late_meet_in_a_second_attempt(tmp_path):
 # --- the way in which it was started ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("retries", ["0", "2"], ids=["exec", "supervised"])
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", *slow("<&-", ">&-")])
+@pytest.mark.parametrize(
+    ("closed", "retries"),
+    [("2>&-", "0"), ("<&- >&- 2>&-", "2"), *slow(("<&- >&- 2>&-", "0"), ("2>&-", "2"))],
+)
 def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu, closed, retries):
     text = f"open({str(tmp_path / 'ran')!r}, 'w').write('ran'); print('x', flush=True)"
     argv = f"-m saferun --retries {retries} --nproc-per-node=1 {script(tmp_path, text)}"
@@ -260,9 +224,7 @@ def test_a_run_in_the_background_of_a_script_can_be_interrupted(tmp_path):
 
 def _handles_sigint(job: Run) -> bool:
     (agent,) = job.processes("torchrun")
-    status = Path(f"/proc/{agent}/status").read_text()
-    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(caught >> (signal.SIGINT - 1) & 1)
+    return has_signal(agent, "SigCgt", signal.SIGINT)
 
 
 def test_a_job_whose_reader_has_gone_is_not_started_again(tmp_path):

@@ -7,19 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing, standing
+from helpers import until
+from repo import ROOT
 
 from saferun.export import sbatch
 
 pytestmark = pytest.mark.slurm
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 BIN = Path(sys.executable).parent
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
@@ -64,10 +64,7 @@ class User:
         return next(w for w in reported.split() if w.startswith(f"{name}=")).partition("=")[2]
 
     def waits_for(self, what: Callable[[], object], within_s: float = 400) -> None:
-        end = time.monotonic() + within_s
-        while not what():
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.1)
+        until(what, self.logs, within_s)
 
     def waits_for_state(self, job: str, *states: str) -> str:
         self.waits_for(lambda: self.fact(job, "JobState") in states)

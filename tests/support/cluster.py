@@ -1,11 +1,9 @@
 """A Slurm cluster of three nodes on this machine, in namespaces of its own.
 
-    python tests/slurm/cluster.py DIRECTORY
-
-stands it up and keeps it until stdin closes or the process dies. Everything runs in one PID
-namespace, whose end the kernel makes the end of all: munged, slurmctld, the slurmds and whatever
-jobs have started. The network is the cluster's own, too, so that no port is taken; each node has a
-host name of its own and sees no other's spool directory, where the job's script lies.
+Everything runs in one PID namespace, whose end the kernel makes the end of all: munged, slurmctld,
+the slurmds and whatever jobs have started. The network is the cluster's own, too, so that no port
+is taken; each node has a host name of its own and sees no other's spool directory, where the job's
+script lies.
 
 The configuration follows Slurm's own manual pages: slurm.conf(5), gres.conf(5), `slurmd -N`.
 """
@@ -15,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import stat
 import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from helpers import until
 
 NODES = ("n1", "n2", "n3")
 GPUS = 2  # of each node; devices that only look like some
@@ -183,30 +180,10 @@ def _child(pid: int) -> int:
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
-    end = time.monotonic() + UP_S
-    messages = ""
-    while time.monotonic() < end:
-        messages = cluster.try_to("sinfo", "--noheader", "-p", "p", "--format=%D %t").stdout.strip()
-        if messages == f"{len(NODES)} idle":
-            return
-        time.sleep(0.1)
-    raise AssertionError((messages, _logs(cluster.place)))
+    asked = ("sinfo", "--noheader", "-p", "p", "--format=%D %t")
+    idle = f"{len(NODES)} idle"
+    until(lambda: cluster.try_to(*asked).stdout.strip() == idle, lambda: _logs(cluster.place), UP_S)
 
 
 def _logs(place: Path) -> str:
     return "\n".join(f"{p.name}:\n{p.read_text()[-2000:]}" for p in sorted(place.glob("log/*")))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Keep a cluster until stdin closes."""
-    if why := missing():
-        sys.exit(why)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with standing(Path(arguments[0]).resolve()) as cluster:
-        print(f"nsenter -t {cluster._init} --pid --mount --net --uts", flush=True)
-        sys.stdin.read()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,6 +60,30 @@ def living(mark: str) -> dict[int, str]:
             if is_alive(int(name)):
                 found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
     return found
+
+
+def kill_all(mark: str, but: int = 0) -> None:
+    """Kill the processes that carry a mark, but for one, until none lives that can be killed."""
+    limit = time.monotonic() + 60
+    while (found := set(living(mark)) - {but}) and time.monotonic() < limit:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def has_signal(pid: int, fields: str, number: int) -> bool:
+    """Tell whether a signal is in one of a process's sets, as /proc/PID/status names them."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    sets = re.findall(rf"^(?:{fields}):\s*(\w+)$", text, re.MULTILINE)
+    return any(int(bits, 16) >> (number - 1) & 1 for bits in sets)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def stat_of(pid: int | str) -> list[str]:
@@ -180,10 +206,7 @@ class Supervised:
     def clean(self) -> None:
         """End everything that carries the mark."""
         Path(f"{self.roster}.stop").touch()
-        while found := living(self.mark):
-            for pid in found:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+        kill_all(self.mark)
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):

@@ -52,7 +52,6 @@ def faults() -> list[Fault]:
         *(Fault("data", name, SURVIVED) for name in ("KILL", "SEGV", "ABRT", "TERM", "BUS")),
         Fault("data", "PAUSE", RETURNS),
         *(Fault("helper", name, RETURNS) for name in ("KILL", "STOP")),
-        *(Fault("bundle", name, ENDS) for name in ("KILL", "SEGV")),
         Fault("reader", "closed", ENDS),
         Fault("disk", "full", RETURNS),
         Fault("journal", "gone", RETURNS),
@@ -91,7 +90,7 @@ class Trial:
         self.number, self.folder = number, folder
         self._end = time.monotonic() + limit_s
         self.fault = chance.choice(self.faults())
-        self.as_script = self.fault.whom == "bundle" or chance.random() < 0.4
+        self.as_script = chance.random() < 0.1  # it is the same process: for parity
         # A job that is to be ended must not end by itself before the signal has passed through.
         self.steps = 3000 if self.fault.promise in (ENDS, ASKED) else 150
         self.strike_at = chance.randrange(1, 55)
@@ -240,8 +239,6 @@ class Trial:
         """Return the pid of whom the fault strikes."""
         if self.fault.whom == "main":
             return job.process.pid
-        if self.fault.whom == "bundle":
-            return int(job.events("attempt")[0]["by"]["pid"])
         if self.fault.whom in ("keeper", "launcher"):
             return int(until(lambda: job.events("started"), "its start")[0][self.fault.whom])
         rank = 0 if self.fault.whom == "helper" else self.rank

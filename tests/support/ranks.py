@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers import MARK, kill_all, living
 from interpreters import changed
 
 from saferun.inject import contract
@@ -29,7 +30,6 @@ SITE = REPOSITORY / "src" / "saferun" / "inject" / "site"
 FORK_SERVER = REPOSITORY / "tests" / "programs" / "inject" / "fork_server.py"
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 DEADLINE_S = 400
-MARK = "SAFERUN_TEST_JOB"
 _DROPPED = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "MASTER_", "COV_")
 _RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
@@ -206,11 +206,7 @@ def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[
     try:
         out, err = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)  # torchrun ends its ranks
-        time.sleep(1)
-        for pid in alive(environ[MARK]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(environ[MARK])
         out, err = process.communicate()
         raise AssertionError(f"still running after {DEADLINE_S} s\n{out}\n{err}") from None
     return process.returncode, out, err
@@ -231,14 +227,7 @@ def orphans(mark: str, patience_s: float = 5.0) -> list[str]:
 
 def alive(mark: str) -> list[int]:
     """The pids whose environment carries this job's mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+    return list(living(mark))
 
 
 def line_of(script: str, text: str) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import uuid
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers import DEADLINE_S, MARK, ROOT, living, until
+from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
@@ -95,6 +94,12 @@ class Run:
         found = [json.loads(line) for line in lines]
         return [e for e in found if name in (None, e["event"])]
 
+    def ask(self, *argv: str) -> str:
+        """Return what `saferun ARGV` prints for the run's user."""
+        command = [sys.executable, "-m", "saferun", *argv]
+        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=True)
+        return done.stdout
+
     def processes(self, part: str) -> list[int]:
         """Return the pids of the run's processes that have a text in their command line."""
         found = []
@@ -129,13 +134,7 @@ class Run:
 
     def clean(self) -> None:
         """End whatever is left."""
-        for _ in range(100):
-            found = living(self.mark)
-            if not found:
-                break
-            for pid in found:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, 9)
+        kill_all(self.mark)
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -195,22 +194,6 @@ def counting(
 def staying(folder: Path) -> list[str]:
     """Return the arguments of two ranks that count to 2 and then stay until they are ended."""
     return counting(folder, "stay", rank=-1, step=3, attempts="any")
-
-
-def saves_and_goes_on(job: Run, place: Path) -> None:
-    """Send SIGUSR1 to the job and to its agent, as Slurm does; the job's end is a success."""
-    until(lambda: {p.name for p in place.glob("up-*")} == {"up-0", "up-1"}, "ranks", LIMIT_S)
-    before = set(living(job.mark))
-    job.process.send_signal(signal.SIGUSR1)
-    stat = Path(f"/proc/{job.ranks()[0]}/stat").read_text().rpartition(")")[2].split()
-    os.kill(int(stat[1]), signal.SIGUSR1)  # the agent
-    until((place / "saving").exists, "rank 0 saves", LIMIT_S)
-    (place / "gate").touch()
-    until((place / "saved").exists, "rank 0 has saved", LIMIT_S)
-    assert before <= set(living(job.mark))
-    (place / "stop").touch()
-    assert job.end() == 0, job.err
-    assert (place / "saved").read_text() == "0\n"
 
 
 def small_torchrun(folder: Path) -> dict[str, str]:

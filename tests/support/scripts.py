@@ -4,7 +4,6 @@ records what it gets.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -12,17 +11,15 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import helpers
 from command import Ended, call
+from helpers import DEADLINE_S, MARK, living, until
 from repo import ROOT
 
 SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
-MARK = "SCRIPT_TEST_MARK"
-DEADLINE_S = 300  # generous: an event ends the wait
 
 PROGRAMS = ROOT / "tests" / "programs" / "export"
 TORCHRUN = f"#!{sys.executable} -IB\n{(PROGRAMS / 'recording_torchrun.py').read_text()}"
@@ -133,15 +130,7 @@ class Machine:
 
     def living(self) -> dict[int, str]:
         """Return {pid: name} of the living processes that carry this machine's mark."""
-        found = {}
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                place = pathlib.Path("/proc", name)
-                if f"{MARK}={self.mark}".encode() not in (place / "environ").read_bytes():
-                    continue
-                if (place / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found[int(name)] = (place / "comm").read_text().strip()
-        return found
+        return living(self.mark)
 
 
 class Ran(NamedTuple):
@@ -176,11 +165,6 @@ def plain(env: Mapping[str, str]) -> dict[str, str]:
     if "SAFERUN_LOCKS" in env:
         env["SAFERUN_LOCKS"] = env["SAFERUN_LOCKS"].split(":", 2)[2]
     return env
-
-
-def until(condition: Callable[[], Any], what: object = "") -> Any:
-    """Return the first true value of `condition()`; fail after DEADLINE_S."""
-    return helpers.until(condition, what, DEADLINE_S)
 
 
 def up(machine: Machine, label: str = "x"):

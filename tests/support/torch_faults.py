@@ -81,7 +81,7 @@ class TorchTrial(Trial):
 
     def __init__(self, number: int, folder: Path, limit_s: float = 300) -> None:
         super().__init__(number, folder, limit_s)
-        self.as_script = self.fault.whom == "bundle" or self.chance.random() < 0.5
+        self.as_script = self.chance.random() < 0.1
         self.device = "cuda" if number % 4 == 0 and gpus() > 1 else "cpu"
         self.moment = self.chance.choices(("step", "start", "begun", "end"), (6, 1, 1, 1))[0]
         if self.fault.whom not in EARLY or (self.steps > 1000 and self.moment == "end"):

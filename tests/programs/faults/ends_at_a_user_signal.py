@@ -1,4 +1,4 @@
-"""A rank that writes down SIGUSR1 and SIGTERM. Arguments: a file, and "ends" or "stays"."""
+"""A rank that writes SIGUSR1 and SIGTERM into the file of its argument, and ends at the first."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import sys
 def note(number, frame):
     with open(sys.argv[1], "a") as file:
         file.write(f"{signal.Signals(number).name}\n")
-    if number == signal.SIGUSR1 and sys.argv[2] == "ends":
+    if number == signal.SIGUSR1:
         sys.exit(0)
 
 
