@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import hooks_shown
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "tests" / "programs" / "gpu" / "train_in_turns.py"
+PROGRAM = Path(__file__).with_name("train_in_turns.py")
 PLAIN, AGAIN = "torchrun", "torchrun again"
 ROUNDS = 9
 STEPS = {"ddp": 25, "fsdp2": 60}  # of a turn; FSDP2's vary more from one to the next

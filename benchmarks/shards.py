@@ -2,10 +2,11 @@
 
     python benchmarks/shards.py [--shape SHAPE ...] [--at-a-time 1] [--limit-s 3600]
 
-Each program of tests/support/shard_programs.py is run on gloo with `hooks.shards: warn` and all
-other hooks as they are from the start. An alarm is right where ranks train on the same data by
-mistake, and names the loader's line. Prints the table in Markdown. Programs that need a package
-which is not there are listed as not run. Exit status 1 where an answer is neither right nor known.
+Each program of tests/support/shard_programs.py and of shard_libraries.py is run on gloo with
+`hooks.shards: warn` and all other hooks as they are from the start. An alarm is right where ranks
+train on the same data by mistake, and names the loader's line. Prints the table in Markdown.
+Programs that need a package which is not there are listed as not run. Exit status 1 where an answer
+is neither right nor known.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from ranks import Forks, line_of  # noqa: E402 - where they lie is known only now
+from shard_libraries import WITH_LIBRARIES  # noqa: E402 - as above
 from shard_program import Program  # noqa: E402 - as above
 from shard_programs import PROGRAMS  # noqa: E402 - as above
 
@@ -106,7 +108,7 @@ def main() -> int:
     options = parser.parse_args()
     programs = [
         program
-        for program in PROGRAMS
+        for program in (*PROGRAMS, *WITH_LIBRARIES)
         if not options.shape or any(shape in program.shape for shape in options.shape)
     ]
     print("| shape | program | same data by mistake | shards: warn |")

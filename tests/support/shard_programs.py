@@ -1,11 +1,30 @@
-"""Programs that train, by the shape of their way to data; those with real libraries come last."""
+"""Programs that train, by the shape of their way to data.
+
+benchmarks/shard_libraries.py has those that need libraries which the tests do without.
+"""
 
 from __future__ import annotations
 
 from repo import source
-from shard_libraries import STREAM, WITH_LIBRARIES
 from shard_program import fine, same
 
+STREAM = """
+class Stream(IterableDataset):
+    def __init__(self, start=0, step=1): self.start, self.step = start, step
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        start, step = self.start, self.step
+        if worker is not None: start, step = start + step * worker.id, step * worker.num_workers
+        return iter(torch.randn(320, 4, generator=torch.Generator().manual_seed(5))[start::step])
+"""
+ACCELERATE = "from accelerate import Accelerator\naccelerator = Accelerator(cpu=True)\n"
+GROUPS = """
+class Repeat(Sampler):  # a group of samples goes to all ranks, as prompts in GRPO
+    def __iter__(self):
+        for first in range(0, 160, 4):
+            for _ in range(size): yield from range(first, first + 4)
+    def __len__(self): return 160 * size
+"""
 MESH = (
     "from torch.distributed.device_mesh import init_device_mesh\n"
     "mesh = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp_shard', 'tp'))\n"
@@ -249,5 +268,46 @@ PROGRAMS = [
         "one batch kept",
         "loader = [batch for batch in DataLoader(data, 4)][:1] * 60",
     ),
-    *WITH_LIBRARIES,
+    # real libraries
+    fine(
+        "accelerate",
+        "prepared",
+        ACCELERATE + "loader = DataLoader(data, 4, shuffle=True)\n"
+        "net, loader = accelerator.prepare(net, loader)",
+        needs="accelerate",
+    ),
+    fine(
+        "accelerate",
+        "split batches",
+        "from accelerate import Accelerator, DataLoaderConfiguration as C\n"
+        "accelerator = Accelerator(cpu=True, dataloader_config=C(split_batches=True))\n"
+        "loader = accelerator.prepare(DataLoader(data, 4))",
+        needs="accelerate",
+    ),
+    fine(
+        "accelerate",
+        "rank 0 reads and dispatches",
+        "from accelerate import Accelerator, DataLoaderConfiguration as C\n"
+        "accelerator = Accelerator(cpu=True, dataloader_config=C(dispatch_batches=True))\n"
+        "loader = accelerator.prepare(DataLoader(data, 4))",
+        needs="accelerate",
+    ),
+    fine(
+        "accelerate",
+        "a stream",
+        ACCELERATE + STREAM + "loader = accelerator.prepare(DataLoader(Stream(), 4))",
+        needs="accelerate",
+    ),
+    fine(
+        "accelerate",
+        "the same samples for all ranks, by its own sampler",
+        ACCELERATE + GROUPS + "loader = accelerator.prepare(DataLoader(data, 4, sampler=Repeat()))",
+        needs="accelerate",
+    ),
+    same(
+        "accelerate",
+        "loader not prepared",
+        ACCELERATE + "net = accelerator.prepare(net)\nloader = DataLoader(data, 4)  # here",
+        needs="accelerate",
+    ),
 ]
