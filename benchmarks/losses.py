@@ -2,10 +2,10 @@
 
     python benchmarks/losses.py [--way WAY ...] [--ranks 2] [--at-a-time 1]
 
-Each way to train of tests/programs/inject/losses.py, and the example, runs under torchrun and under
-saferun with every hook on that watches, and again under saferun with a planted fault: each rank
-reads all data. Prints a table in Markdown. Exit status 1 where losses differ, where saferun says
-something about the sound program, or does not name the line of the other.
+Each way to train of losses_job.py, and the example, runs under torchrun and under saferun with
+every hook on that watches, and again under saferun with a planted fault: each rank reads all data.
+Prints a table in Markdown. Exit status 1 where losses differ, where saferun says something about
+the sound program, or does not name the line of the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "tests" / "programs" / "inject" / "losses.py"
+PROGRAM = Path(__file__).with_name("losses_job.py")
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 WAYS = {  # the package that each needs
     **{"ddp": "torch", "ddp_compiled": "torch", "fsdp": "torch", "fsdp2": "torch", "zero": "torch"},
