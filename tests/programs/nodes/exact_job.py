@@ -206,8 +206,6 @@ def main() -> None:
     environ = os.environ
     rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     saver = rank == 0 if options.saver == "first" else environ["LOCAL_RANK"] == "0"
-    for place in (options.out, options.saves):
-        place.mkdir(parents=True, exist_ok=True)
     log = os.open(options.out / "audit", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def note(event: str, **facts: object) -> None:
