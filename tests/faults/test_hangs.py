@@ -76,7 +76,7 @@ def test_without_the_watch_nothing_is_said(tmp_path):
         job.process.send_signal(signal.SIGQUIT)  # which ends nothing
         job.process.send_signal(signal.SIGTERM)
         assert job.end() == 1
-        assert job.events("end")[0]["reason"] == "asked to end"
+        assert "asked to end" in job.events("end")[0]["reason"]
     assert "hang" not in job.err
     assert "where the ranks" not in job.err
 
