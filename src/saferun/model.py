@@ -98,7 +98,7 @@ class GpuFacts(NamedTuple):
     warning: str = ""  # one line for people, if the detection is uncertain
 
 
-class Facts(NamedTuple):
+class MachineFacts(NamedTuple):
     """The machine that runs the job, as far as it is known."""
 
     gpu: GpuFacts = GpuFacts()

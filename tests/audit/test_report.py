@@ -18,7 +18,7 @@ from saferun.audit import alloc_conf, collect, effects, judge, script_ast
 from saferun.audit import report as audit
 from saferun.errors import SaferunError
 from saferun.knowledge import loader
-from saferun.model import Facts, Gpu, GpuFacts, Setting
+from saferun.model import Gpu, GpuFacts, MachineFacts, Setting
 
 SXM = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H100 80GB HBM3") for n in range(2))
 PCIE = tuple(Gpu(n, f"GPU-{n}", "NVIDIA GeForce RTX 4090") for n in range(2))
@@ -28,7 +28,7 @@ def found(
     environ: dict[str, str], torch: str = TORCH, gpus: Sequence[Gpu] = (), script: str = ""
 ) -> list[tuple[str, str]]:
     """Return level and text of each finding that is not ok."""
-    facts = Facts(gpu=GpuFacts(tuple(gpus)), torch=torch)
+    facts = MachineFacts(gpu=GpuFacts(tuple(gpus)), torch=torch)
     findings = audit.findings(environ, facts, script_ast.read_script(script))
     return [(f.level, f"{f.what} | {f.detail} | {f.fix}") for f in findings if f.level != "ok"]
 
@@ -117,7 +117,7 @@ def test_what_works_as_it_stands_is_fine() -> None:
 
 
 def test_a_fine_setting_says_who_reads_it_and_what_it_does():
-    (one,) = audit.findings({"TORCHINDUCTOR_CUDAGRAPHS": "1"}, Facts(torch=TORCH))
+    (one,) = audit.findings({"TORCHINDUCTOR_CUDAGRAPHS": "1"}, MachineFacts(torch=TORCH))
     assert one.level == "ok"
     assert "turns CUDA graphs on; it cannot turn them off" in one.detail
     assert "torch 2.4.0 to " in one.detail
@@ -144,7 +144,7 @@ def test_p2p_off_matters_where_gpus_can_copy_to_each_other():
 )
 def test_ib_off_matters_where_there_are_cards(value: str, adapters: list[str], level: str):
     environ = {"NCCL_IB_DISABLE": value}
-    (one,) = audit.findings(environ, Facts(torch=TORCH), adapters=adapters)
+    (one,) = audit.findings(environ, MachineFacts(torch=TORCH), adapters=adapters)
     assert one.level == level
 
 
@@ -156,14 +156,14 @@ def test_record_streams_have_an_effect_before_torch_2_8():
 
 @pytest.mark.parametrize("name", ["NCCL_IB_TIMEOUT", "NCCL_NTHREADS", "NCCL_SOCKET_IFNAME"])
 def test_what_torch_only_records_is_not_read_by_torch(name: str):
-    (one,) = audit.findings({name: "20"}, Facts(torch=TORCH))
+    (one,) = audit.findings({name: "20"}, MachineFacts(torch=TORCH))
     assert "read by nccl " in one.detail
     assert "torch" not in one.detail
 
 
 def test_terraforms_variables_are_not_looked_at():
     environ = {"TF_CLI_CONFIG_FILE": "a", "TF_VAR_region": "b", "TF_LOG": "INFO"}
-    assert audit.findings(environ, Facts(torch=TORCH)) == ()
+    assert audit.findings(environ, MachineFacts(torch=TORCH)) == ()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_script_that_agrees_is_left_alone(script, environ):
 
 def test_a_value_is_shown_on_one_line_without_secrets_and_not_endless():
     environ = {"TRITON_REDIS_KEY_FORMAT": "s3cretsecret", "NCCL_X": "a\nb" + "c" * 200}
-    shown = str(audit.findings(environ, Facts(torch=TORCH)))
+    shown = str(audit.findings(environ, MachineFacts(torch=TORCH)))
     assert "s3cretsecret" not in shown
     assert "a\\\\nb" in shown
     assert "c" * 100 not in shown
@@ -314,7 +314,7 @@ def test_a_launch_does_not_report_what_a_module_beside_its_script_reads(place, t
 def test_a_launch_of_code_that_is_not_here_reports_only_what_no_code_could_mean():
     request = requested("torchtitan.train", module="1")
     exported = {"TORCHINDUCTOR_NOBODYS": "1", "NCCL_DEUBG": "INFO"}
-    remark = collect.remark(request, {}, Facts(torch=TORCH), exported, "/nonexistent")
+    remark = collect.remark(request, {}, MachineFacts(torch=TORCH), exported, "/nonexistent")
     assert remark == "NCCL_DEUBG (NCCL_DEBUG?) has no reader in torch 2.13.0 (see: saferun doctor)"
 
 
@@ -331,7 +331,7 @@ def test_a_launch_of_code_that_is_not_here_reports_only_what_no_code_could_mean(
 def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path, script, level, name):
     (tmp_path / "t.py").write_text(script.format(name))
     request, exported = requested("t.py"), {name: "1800"}
-    (one,) = collect.findings(request, Facts(torch=TORCH), exported, str(tmp_path))
+    (one,) = collect.findings(request, MachineFacts(torch=TORCH), exported, str(tmp_path))
     assert one.level == level
 
 
@@ -344,7 +344,7 @@ def test_a_launch_does_not_report_what_saferun_sets_too(ours, silent):
     """Under torch 2.8 PYTORCH_ALLOC_CONF does work once a profile takes it into its own name."""
     set_by_profile = {ours: Setting("x", "profiles/h100.yaml")}
     request, exported = requested(None), {"PYTORCH_ALLOC_CONF": "max_split_size_mb:99"}
-    remark = collect.remark(request, set_by_profile, Facts(torch="2.8.0"), exported, ".")
+    remark = collect.remark(request, set_by_profile, MachineFacts(torch="2.8.0"), exported, ".")
     assert (remark == "") is silent
 
 

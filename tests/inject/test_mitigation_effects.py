@@ -14,7 +14,7 @@ import pytest
 from repo import source
 
 from saferun.knowledge import loader
-from saferun.model import Facts, Identity, Request
+from saferun.model import Identity, MachineFacts, Request
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.build import build_plan, conditions
 from saferun.planning.torchrun import torchrun_args
@@ -46,7 +46,7 @@ def run(
     path = folder / "train.py"
     path.write_text(script)
     program = str(Path(sys.executable).with_name("torchrun"))
-    facts = Facts(torch="2.13.0", launcher=(program,), python=sys.executable)
+    facts = MachineFacts(torch="2.13.0", launcher=(program,), python=sys.executable)
     argv = ("--standalone", f"--nproc-per-node={ranks}", str(path)) if ranks else (str(path),)
     line = torchrun_args.parse(argv).line
     request = Request(line=line, options=torchrun_args.launch_options(line, exported))

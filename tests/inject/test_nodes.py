@@ -10,13 +10,13 @@ import pytest
 from saferun.inject import nodes
 
 
-def fact(host: str, attempt: int = 1, **more: Any) -> nodes.Facts:
+def fact(host: str, attempt: int = 1, **more: Any) -> nodes.NodeFacts:
     whole: Any = {
         **{"host": host, "attempt": attempt, "mitigations": [], "report": None},
         **{"saferun": "1", "torch": "2.13", "nnodes": "2", "script": "train.py"},
         **more,
     }
-    found: nodes.Facts = whole
+    found: nodes.NodeFacts = whole
     return found
 
 
@@ -177,7 +177,7 @@ def test_a_node_that_does_not_see_the_checkpoint_is_named_and_an_elastic_run_goe
     assert found["why"].startswith("the run goes on from /out/checkpoint-20 of h0, which is not ")
     assert "there on h1" in found["why"]
     elastic = {n: {**one, "nnodes": "1:2"} for n, one in whole.items()}
-    found = nodes.agree(elastic)  # type: ignore[arg-type]  # Facts with another value
+    found = nodes.agree(elastic)  # type: ignore[arg-type]  # NodeFacts with another value
     assert (found["action"], found["unfit"]) == (nodes.REGROUP, [1])
     assert found["start"] is not None
     assert found["start"]["checkpoint"] == A

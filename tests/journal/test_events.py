@@ -11,7 +11,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.journal import events
-from saferun.journal.event_types import Facts, Hang, Preflight, RunEnded
+from saferun.journal.event_types import EventFacts, Hang, Preflight, RunEnded
 from saferun.journal.events import read_raw as read_events
 from saferun.model import Finding
 
@@ -84,7 +84,7 @@ LINE = (  # others read these lines: names and order are fixed
     ],
     ids=lambda facts: type(facts).__name__,
 )
-def test_an_event_is_read_as_it_was_written(begin, facts: Facts):
+def test_an_event_is_read_as_it_was_written(begin, facts: EventFacts):
     journal = begin()
     journal.event(facts)
     (found,) = events.read(journal.path)

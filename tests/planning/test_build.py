@@ -11,7 +11,7 @@ from mitigation_plans import QUIET
 from saferun.errors import UsageError
 from saferun.export import shell_script
 from saferun.inject import contract
-from saferun.model import Facts, Gpu, GpuFacts, Identity, Request, Setting, as_tree
+from saferun.model import Gpu, GpuFacts, Identity, MachineFacts, Request, Setting, as_tree
 from saferun.planning import view
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import DUMPS, OF_ATTEMPT, PIPE, SHARE_STORE, WORKER, any_hook
@@ -33,7 +33,9 @@ def request(*argv: str, environ: Mapping[str, str] | None = None) -> Request:
 def planned(*argv, leaves=None, named=True, environ=None, gpus=TWO, **identity):
     environ = environ or {}
     doc = Doc("p.yaml", "p", "", (), ("H100",), GPU_DOC if leaves is None else leaves)
-    facts = Facts(gpu=gpus, torch="2.13.0", launcher=("/v/bin/torchrun",), python="/v/bin/python")
+    facts = MachineFacts(
+        gpu=gpus, torch="2.13.0", launcher=("/v/bin/torchrun",), python="/v/bin/python"
+    )
     asked = request(*argv, environ=environ)
     at = conditions(asked, facts, starts_all=named)
     profile = resolve([doc], (), at, named=named, origin="--profile" if named else "detected")
@@ -211,7 +213,7 @@ def test_a_flight_record_stays_where_the_user_or_the_profile_wants_it():
     ],
 )
 def test_distributed_means_more_than_one_rank(argv, environ, gpus, starts_all, distributed):
-    at = conditions(request(*argv, environ=environ), Facts(gpu=gpus), starts_all=starts_all)
+    at = conditions(request(*argv, environ=environ), MachineFacts(gpu=gpus), starts_all=starts_all)
     assert at.distributed is distributed
 
 
@@ -258,7 +260,7 @@ def test_disabled_means_torchrun_as_the_user_wrote_it():
     parsed = torchrun_args.parse(["--profile", "h100", "--nnodes=1", "t.py", "--profile", "x"])
     options = torchrun_args.launch_options(parsed.line, {})
     asked = Request(line=parsed.line, options=options)
-    plan = disabled_plan(asked, Facts(launcher=("/v/bin/torchrun",)))
+    plan = disabled_plan(asked, MachineFacts(launcher=("/v/bin/torchrun",)))
     assert plan.disabled
     assert plan.command == ("/v/bin/torchrun", "--nnodes=1", "t.py", "--profile", "x")
     assert plan.env == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from saferun.knowledge import loader
-from saferun.model import Facts, Identity, LaunchPlan, Request
+from saferun.model import Identity, LaunchPlan, MachineFacts, Request
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.build import build_plan, conditions
 from saferun.planning.torchrun import torchrun_args
@@ -49,7 +49,7 @@ def planned(
     """The plan of an attempt with these mitigations, as the loop makes it."""
     environ = environ or {}
     program = str(Path(sys.executable).with_name("torchrun"))
-    facts = Facts(torch="2.13.0", launcher=(program,), python=sys.executable)
+    facts = MachineFacts(torch="2.13.0", launcher=(program,), python=sys.executable)
     line = torchrun_args.parse(arguments).line
     request = Request(line=line, options=torchrun_args.launch_options(line, environ))
     doc = Doc("p.yaml", "p", "", (), (), leaves or {})

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from saferun.audit import judge, report, script_ast, source_scan
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import OTHER_NAME
-from saferun.model import Facts, Finding, Request, Setting
+from saferun.model import Finding, MachineFacts, Request, Setting
 
 
 def remark(
     request: Request,
     ours: Mapping[str, Setting],
-    facts: Facts,
+    facts: MachineFacts,
     environ: Mapping[str, str],
     cwd: str,
 ) -> str:
@@ -52,7 +52,7 @@ def remark(
 
 
 def findings(
-    request: Request, facts: Facts, environ: Mapping[str, str], cwd: str
+    request: Request, facts: MachineFacts, environ: Mapping[str, str], cwd: str
 ) -> tuple[Finding, ...]:
     """Return what `saferun plan` shows about the user's settings, including the script's own.
 

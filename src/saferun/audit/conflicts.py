@@ -12,7 +12,7 @@ from saferun.audit import alloc_conf, variable_index
 from saferun.audit.effects import Effect
 from saferun.audit.judge import one_slip_away
 from saferun.audit.script_ast import Calls
-from saferun.model import NOTE, PROBLEM, Facts, Finding
+from saferun.model import NOTE, PROBLEM, Finding, MachineFacts
 
 AREA = "settings"
 OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -42,7 +42,7 @@ LEVELS = {
 
 def findings(
     environ: Mapping[str, str],
-    facts: Facts,
+    facts: MachineFacts,
     effects: Mapping[str, Effect],
     adapters: Collection[str] = (),
 ) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _renamed(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Itera
             yield Finding(PROBLEM, AREA, what, detail, f"unset {old}")
 
 
-def _allocators(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+def _allocators(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
     old, new = environ.get(OLD_ALLOCATOR), environ.get(ALLOCATOR)
     if old is not None and new is not None and old != new:
         what = f"{OLD_ALLOCATOR} and {ALLOCATOR} are both set, and differ"
@@ -122,7 +122,7 @@ def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(NOTE, AREA, what, detail, fix)
 
 
-def _nvlink(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+def _nvlink(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
     """Yield that copies between GPUs are off; GeForce cards have none (NVIDIA's driver)."""
     able = [gpu.name for gpu in facts.gpu.gpus if not re.search("GeForce|RTX [2345]0", gpu.name)]
     if _number(environ.get("NCCL_P2P_DISABLE", "")) and len(able) > 1:
@@ -157,7 +157,7 @@ def _number(text: str) -> int:
     return -value if found[1] == "-" else value
 
 
-def _numbers(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+def _numbers(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
     """Yield words where NCCL reads a number: it silently takes the digits in front, else 0."""
     for name in sorted(filter(_NUMBER.fullmatch, environ)):
         value = environ[name].strip()
@@ -187,7 +187,7 @@ def _refused(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Itera
                 yield Finding(PROBLEM, AREA, what, f"<{entry.source}>", f"did you mean {near}?")
 
 
-def _levels(environ: Mapping[str, str], facts: Facts) -> Iterator[Finding]:
+def _levels(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
     """Yield levels that NCCL does not know and replaces by its default (NCCL's paths.cc)."""
     for name, (known, fix) in LEVELS.items():
         value = environ.get(name, "")

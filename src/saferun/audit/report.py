@@ -18,7 +18,7 @@ from saferun.audit.judge import NO_EFFECT, Reading, audited, judge
 from saferun.audit.script_ast import Calls
 from saferun.audit.variable_index import Reader
 from saferun.knowledge import loader
-from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
+from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
 from saferun.named_tuple import NamedTuple
 from saferun.system import redact
 from saferun.system.printable import printable
@@ -40,7 +40,7 @@ class _Known(NamedTuple):
 
 def findings(
     environ: Mapping[str, str],
-    facts: Facts,
+    facts: MachineFacts,
     calls: Calls | None = None,
     in_code: Collection[str] = (),
     adapters: Collection[str] = (),

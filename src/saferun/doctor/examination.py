@@ -23,7 +23,7 @@ from saferun.doctor.checks import (
 from saferun.doctor.collect.collect import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu import nvidia_smi
 from saferun.gpu.preflight import preflight_gate
-from saferun.model import NOTE, OK, PROBLEM, Facts, Finding
+from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
 from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
 from saferun.planning.request import read
@@ -182,7 +182,7 @@ def _checks(
         lambda: checks_host.compilers(v.host.tools, v.torch, environ, bool(present)),
     )
     yield {"gpus"}, lambda: checks_host.scheduler(environ, v.gpus.facts, present)
-    facts = Facts(gpu=v.gpus.facts, torch=v.torch.torch or None)
+    facts = MachineFacts(gpu=v.gpus.facts, torch=v.torch.torch or None)
     adapters = {port.device for port in v.network.infiniband}
     yield set(), lambda: audit.findings(environ, facts, adapters=adapters)
 

@@ -17,7 +17,7 @@ _ARGUMENT = 400  # characters of an argument that are shown
 Value = TypeVar("Value")
 
 
-class Facts(TypedDict, total=False):
+class RankFacts(TypedDict, total=False):
     """The facts that a rank tells the others; a fact that it does not know is absent."""
 
     world_size: int
@@ -63,7 +63,7 @@ _RANK_OPTIONS = {
 _SECRET_PARTS = ("key", "token", "secret", "password")
 
 
-def compare(facts: Mapping[int, Facts]) -> Comparison:
+def compare(facts: Mapping[int, RankFacts]) -> Comparison:
     """Return what is to be reported about the facts, which come by rank."""
     return {"differences": differences(facts), "arguments": argument_difference(facts)}
 
@@ -81,7 +81,7 @@ def is_reporter(rank: int, local_rank: int, missing: Collection[int]) -> bool:
     return set(range(rank - local_rank, rank)) <= set(missing)
 
 
-def differences(facts: Mapping[int, Facts]) -> list[str]:
+def differences(facts: Mapping[int, RankFacts]) -> list[str]:
     """Return one clause for each thing that ranks disagree on, in a fixed order."""
     hosts = {rank: fact.get("host", "") for rank, fact in facts.items()}
     clauses = []
@@ -102,7 +102,7 @@ def _who(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
     return f"{ranks_text(ranks)} ({where})" if several else ranks_text(ranks)
 
 
-def argument_difference(facts: Mapping[int, Facts]) -> str:
+def argument_difference(facts: Mapping[int, RankFacts]) -> str:
     """Return one line about ranks that were started with other arguments, or ""."""
     argvs = _without_ranks(facts)
     groups = _grouped({rank: _frozen(argvs.get(rank)) for rank in facts})
@@ -142,7 +142,7 @@ def comparable_arguments(argv: Sequence[str]) -> list[str]:
     return kept
 
 
-def _without_ranks(facts: Mapping[int, Facts]) -> dict[int, list[str]]:
+def _without_ranks(facts: Mapping[int, RankFacts]) -> dict[int, list[str]]:
     """Return each rank's arguments; a word that differs by the rank's own number becomes "#"."""
     argvs = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
     if len({len(argv) for argv in argvs.values()}) != 1:

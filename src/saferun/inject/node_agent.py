@@ -11,7 +11,7 @@ Delete it when torchrun's agents exchange data of a launcher's own and watch eac
 
 Active only where SAFERUN_NODES is set, which saferun does for attempts of several nodes.
 
-    SAFERUN_NODES   {"facts": Facts of nodes.py, "directory": where the outcome goes or null,
+    SAFERUN_NODES   {"facts": NodeFacts of nodes.py, "directory": where the outcome goes or null,
                      "rejoin_s": seconds, "since": when these begin, or null for now,
                      "expects": whether other nodes have just left to come back}
     outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX
@@ -97,7 +97,7 @@ class NodeParticipant:
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
-        self._facts: nodes.Facts = given["facts"]
+        self._facts: nodes.NodeFacts = given["facts"]
         self._attempt: int = self._facts["attempt"]
         self._directory: str | None = given["directory"]
         self._rejoin_s: float = given["rejoin_s"]

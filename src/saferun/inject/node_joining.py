@@ -45,7 +45,7 @@ class Joining:
         back: who has come back.
     """
 
-    def __init__(self, facts: nodes.Facts, refuse: Refuse, back: node_return.Return) -> None:
+    def __init__(self, facts: nodes.NodeFacts, refuse: Refuse, back: node_return.Return) -> None:
         self._facts, self._refuse, self._back = facts, refuse, back
         self._holder: Any = None
         self._store: Any = None
@@ -165,7 +165,7 @@ class Joining:
         )
 
 
-def compare(facts: dict[int, nodes.Facts]) -> nodes.Agreement:
+def compare(facts: dict[int, nodes.NodeFacts]) -> nodes.Agreement:
     """Compare all nodes on one of them, which looks for their directories."""
     return nodes.agree(facts, [node for node in facts if not _sees(facts[node].get("shared", ""))])
 

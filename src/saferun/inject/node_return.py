@@ -41,7 +41,7 @@ class Return:
         facts: of this node.
     """
 
-    def __init__(self, facts: nodes.Facts) -> None:
+    def __init__(self, facts: nodes.NodeFacts) -> None:
         self._facts = facts
         self._store: Any = None  # the rendezvous' store
         self._run = self._prefix = ""
@@ -103,7 +103,7 @@ class Return:
         return self._store.get(key).decode() if self._store.check([key]) else name
 
 
-def come_statically(handler: Any, back: Return, facts: nodes.Facts, limit: float) -> Any:
+def come_statically(handler: Any, back: Return, facts: nodes.NodeFacts, limit: float) -> Any:
     """Join a static rendezvous; return what torch's own `next_rendezvous` does.
 
     torch waits for the others inside its store. So the host opens it before, and all look who has

@@ -54,7 +54,7 @@ class Start(TypedDict):
     free: list[str]  # such keys that were different on the first nodes, and stay so
 
 
-class Facts(TypedDict, total=False):
+class NodeFacts(TypedDict, total=False):
     """The facts that a node brings to a meeting."""
 
     host: str
@@ -132,7 +132,7 @@ NAMES = {
 }
 
 
-def agree(facts: Mapping[int, Facts], unseen: Sequence[int] = ()) -> Agreement:
+def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreement:
     """Return what all nodes do next.
 
     Args:
@@ -220,7 +220,7 @@ def differing(keys: Mapping[str, Any], start: Start) -> list[str]:
     return [name for name in names if keys.get(name) != start["keys"].get(name)]
 
 
-def _knowing(facts: Mapping[int, Facts]) -> dict[int, Facts]:
+def _knowing(facts: Mapping[int, NodeFacts]) -> dict[int, NodeFacts]:
     """Return the nodes that were there; where none was, those with the highest attempt."""
     starts = {node: fact["start"]["evidence"] for node, fact in facts.items() if "start" in fact}
     most = max(starts.values(), default=0)
@@ -231,7 +231,7 @@ def _knowing(facts: Mapping[int, Facts]) -> dict[int, Facts]:
 
 
 def _start(
-    facts: Mapping[int, Facts], knowing: Mapping[int, Facts]
+    facts: Mapping[int, NodeFacts], knowing: Mapping[int, NodeFacts]
 ) -> tuple[Start | None, list[int]]:
     """Return what all begin from, and the nodes that were there and cannot."""
     starts = {node: fact["start"] for node, fact in sorted(knowing.items()) if "start" in fact}
@@ -270,7 +270,7 @@ def _first_keys(starts: Sequence[Start]) -> tuple[dict[str, Any], list[str]]:
     return {name: value for name, value in keys.items() if name not in free}, free
 
 
-def _begins(fact: Facts, start: Start | None) -> bool:
+def _begins(fact: NodeFacts, start: Start | None) -> bool:
     """Return whether a node's ranks would begin as all do."""
     if start is None or "start" not in fact:
         return start is None
@@ -282,7 +282,7 @@ def _begins(fact: Facts, start: Start | None) -> bool:
 
 
 def _not_seen(
-    knowing: Mapping[int, Facts], lacking: Sequence[int], hosts: Mapping[str, str]
+    knowing: Mapping[int, NodeFacts], lacking: Sequence[int], hosts: Mapping[str, str]
 ) -> str:
     has = {node: fact["start"]["offers"] or [] for node, fact in knowing.items()}
     newest = max((o for found in has.values() for o in found), key=lambda o: (o["at_s"], o["step"]))
@@ -308,7 +308,7 @@ def _union(lists: list[list[str]]) -> list[str]:
 
 
 def _by_value(
-    facts: Mapping[int, Facts], hosts: Mapping[str, str], key: str
+    facts: Mapping[int, NodeFacts], hosts: Mapping[str, str], key: str
 ) -> dict[str, list[str]]:
     """Return the hosts by what they have of a fact, in the order of the nodes."""
     values: dict[str, list[str]] = {}
@@ -317,7 +317,7 @@ def _by_value(
     return values
 
 
-def differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
+def differences(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) -> str:
     """Return what makes the nodes unfit for one run, by host; "" for nothing."""
     for key, name in NAMES.items():
         values = _by_value(facts, hosts, key)
@@ -327,7 +327,7 @@ def differences(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
     return ""
 
 
-def _other_contents(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str:
+def _other_contents(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) -> str:
     """Return a warning that nodes have other scripts of the same name; "" for none."""
     values = _by_value(facts, hosts, "content")
     values.pop("", None)
@@ -337,7 +337,7 @@ def _other_contents(facts: Mapping[int, Facts], hosts: Mapping[str, str]) -> str
     return f"{facts[min(facts)]['script']} is one file on {groups}; copy one of them to all nodes"
 
 
-def _not_shared(facts: Mapping[int, Facts], unseen: Sequence[int]) -> str:
+def _not_shared(facts: Mapping[int, NodeFacts], unseen: Sequence[int]) -> str:
     """Return a warning that not all nodes see a given run directory; "" after attempt 1."""
     for node in unseen:
         fact = facts[node]

@@ -113,7 +113,7 @@ class RunEnded(NamedTuple):
     reason: str
 
 
-NAMES: dict[type[Facts], str] = {
+NAMES: dict[type[EventFacts], str] = {
     AttemptBegun: "attempt",
     WorkersBegun: "workers",
     WorkerBegun: "worker",
@@ -140,7 +140,7 @@ _LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
     *("left", "untried", "gpu_names"),
 )
-Facts: TypeAlias = (
+EventFacts: TypeAlias = (
     AttemptBegun
     | WorkersBegun
     | WorkerBegun
@@ -164,7 +164,7 @@ def line_fields(kind: object) -> dict[str, str]:
     return {name: name for name in kind._fields}  # type: ignore[attr-defined]  # it is a named tuple
 
 
-def as_line(facts: Facts) -> dict[str, Any]:
+def as_line(facts: EventFacts) -> dict[str, Any]:
     """Return what a line has of an event, as JSON knows it."""
     names = line_fields(type(facts))
     found = {name: as_tree(getattr(facts, field)) for name, field in names.items()}

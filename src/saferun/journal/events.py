@@ -18,7 +18,7 @@ from typing import Any, TypeGuard, TypeVar, get_type_hints
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject.nodes import Report
-from saferun.journal.event_types import NAMES, Facts, line_fields
+from saferun.journal.event_types import NAMES, EventFacts, line_fields
 from saferun.model import Finding
 from saferun.named_tuple import NamedTuple
 from saferun.system.procfs import ProcessRecord
@@ -41,7 +41,7 @@ class Event(NamedTuple):
     reason: str
     lost: int  # events before it that the disk did not take
     worker: int | None  # the one of several; None for what concerns the whole run
-    facts: Facts | None  # the fields of its kind; None for an unknown kind
+    facts: EventFacts | None  # the fields of its kind; None for an unknown kind
 
 
 def read(run_path: str) -> tuple[Event, ...]:
@@ -63,7 +63,7 @@ def _typed(raw: Mapping[str, Any]) -> Event:
     )
 
 
-def _facts(raw: Mapping[str, Any]) -> Facts | None:
+def _facts(raw: Mapping[str, Any]) -> EventFacts | None:
     kind = _KINDS.get(raw["event"])
     return None if kind is None else record(kind, raw)
 
@@ -181,7 +181,7 @@ def _hosts(value: object) -> dict[str, str]:
     return {node: host for node, host in mapping(value).items() if isinstance(host, str)}
 
 
-_KINDS: dict[str, Callable[..., Facts]] = {name: kind for kind, name in NAMES.items()}
+_KINDS: dict[str, Callable[..., EventFacts]] = {name: kind for kind, name in NAMES.items()}
 # How a field is read, by its type.
 _AS: dict[object, Callable[[object], object]] = {
     bool: lambda value: value is True,

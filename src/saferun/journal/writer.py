@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from saferun.journal.disk import BoundedDisk
-from saferun.journal.event_types import NAMES, Facts, PlanChanged, as_line
+from saferun.journal.event_types import NAMES, EventFacts, PlanChanged, as_line
 from saferun.journal.run_directory import RunDirectory, remove_empty
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
@@ -134,7 +134,7 @@ class Journal:
         content = json.dumps({key: clean[key] for key in document}, indent=2).encode() + b"\n"
         self._planned = self._try("plan.json", lambda: self._directory().put("plan.json", content))
 
-    def event(self, facts: Facts, worker: int | None = None) -> None:
+    def event(self, facts: EventFacts, worker: int | None = None) -> None:
         """Append one line to events.jsonl. Text in `facts` is masked, command lines word by word.
 
         What JSON does not know is written as its `repr`. Where earlier events were lost, `lost`

@@ -15,10 +15,10 @@ from saferun.model import (
     NO_CHANGES,
     Changes,
     CommandLine,
-    Facts,
     Identity,
     LaunchOptions,
     LaunchPlan,
+    MachineFacts,
     Profile,
     Request,
 )
@@ -35,7 +35,7 @@ _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "n
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # names of torchrun's one-letter options
 
 
-def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Conditions:
+def conditions(request: Request, facts: MachineFacts, *, starts_all: bool) -> Conditions:
     """Return the conditions against which `when:` clauses are evaluated.
 
     Args:
@@ -61,7 +61,7 @@ def conditions(request: Request, facts: Facts, *, starts_all: bool) -> Condition
 def build_plan(
     request: Request,
     profile: Profile,
-    facts: Facts,
+    facts: MachineFacts,
     environ: Mapping[str, str],
     identity: Identity,
     changes: Changes = NO_CHANGES,
@@ -119,7 +119,7 @@ def build_plan(
     )
 
 
-def disabled_plan(request: Request, facts: Facts) -> LaunchPlan:
+def disabled_plan(request: Request, facts: MachineFacts) -> LaunchPlan:
     """Return the plan under SAFERUN_DISABLE: torchrun as the user wrote it, nothing added."""
     return LaunchPlan(
         profile="none",
@@ -190,7 +190,7 @@ def _command(
     line: CommandLine,
     options: LaunchOptions,
     profile: Profile,
-    facts: Facts,
+    facts: MachineFacts,
     args: tuple[str, ...],
 ) -> tuple[str, ...]:
     if profile.settings.launcher == "torchrun":
@@ -224,7 +224,7 @@ def _without_script(line: CommandLine) -> UsageError:
     return UsageError(what, where="launcher: python", fix="saferun [OPTIONS] SCRIPT [ARGS]...")
 
 
-def _hint(request: Request, profile: Profile, facts: Facts) -> str:
+def _hint(request: Request, profile: Profile, facts: MachineFacts) -> str:
     """Return what naming the detected profile would change; "" if it would change nothing."""
     count = len(facts.gpu.gpus)
     if profile.named or count < 2 or "nproc-per-node" not in profile.torchrun:
@@ -234,7 +234,7 @@ def _hint(request: Request, profile: Profile, facts: Facts) -> str:
     return f"{count} GPUs and one process: --profile {profile.name} starts one on each"
 
 
-def _remarks(request: Request, profile: Profile, facts: Facts) -> list[str]:
+def _remarks(request: Request, profile: Profile, facts: MachineFacts) -> list[str]:
     remarks = [facts.gpu.warning] if facts.gpu.warning else []
     if not (request.options.no_python or request.options.module):
         remarks += filter(None, [hint(request.line.script)])

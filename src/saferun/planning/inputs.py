@@ -13,10 +13,10 @@ from saferun.errors import UnavailableError, UsageError
 from saferun.model import (
     NO_CHANGES,
     Changes,
-    Facts,
     GpuFacts,
     Identity,
     LaunchPlan,
+    MachineFacts,
     Profile,
     Request,
 )
@@ -43,7 +43,7 @@ class RunInputs(NamedTuple):
 
     request: Request
     profile: Profile | None
-    facts: Facts
+    facts: MachineFacts
     environ: Mapping[str, str]
     identity: Identity
     runs: str = ""  # the directory of all runs' journals
@@ -145,7 +145,7 @@ def check_accepted(gathered: RunInputs) -> None:
 
 def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> RunInputs:
     if disabled(environ):
-        facts = Facts(launcher=_launcher(environ, starting).argv)
+        facts = MachineFacts(launcher=_launcher(environ, starting).argv)
         return RunInputs(request, None, facts, environ, Identity(""))
     gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
     if not starting or gathered.profile is None:
@@ -259,13 +259,13 @@ def _facts(
     environ: Mapping[str, str],
     gpus: GpuFacts,
     starting: bool,
-) -> Facts:
+) -> MachineFacts:
     if launcher is None:
         python = _python(environ, starting)
         version = torchrun_install.torch_version(torchrun_install.of_python(python), environ)
-        return Facts(gpu=gpus, torch=version, python=python)
+        return MachineFacts(gpu=gpus, torch=version, python=python)
     version = torchrun_install.torch_version(launcher, environ) if launcher.interpreter else None
-    return Facts(gpu=gpus, torch=version, launcher=launcher.argv)
+    return MachineFacts(gpu=gpus, torch=version, launcher=launcher.argv)
 
 
 def _launcher(environ: Mapping[str, str], starting: bool) -> torchrun_install.Launcher:

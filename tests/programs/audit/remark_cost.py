@@ -4,7 +4,7 @@ import json
 import sys
 
 from saferun.audit import collect
-from saferun.model import CommandLine, Facts, Request
+from saferun.model import CommandLine, MachineFacts, Request
 from saferun.planning.torchrun.torchrun_args import launch_options
 
 environ = json.loads(sys.argv[1])
@@ -22,6 +22,6 @@ sys.addaudithook(count)
 counted = True
 command_line = CommandLine((), {}, None, ())
 request = Request(command_line, launch_options(command_line, {}))
-line = collect.remark(request, {}, Facts(torch="2.13.0"), environ, ".")
+line = collect.remark(request, {}, MachineFacts(torch="2.13.0"), environ, ".")
 counted = False
 print(json.dumps({"line": line, "opened": opened}))

@@ -24,7 +24,7 @@ _TAILS = 3  # failed attempts whose tails stand in the Markdown
 _LINE_CHARS = 200
 _PLAIN = re.compile(r"(?!.*www\.)[A-Za-z0-9 .,:;()…-]*", re.ASCII)
 
-Facts = list[tuple[str, str]]
+Labelled = list[tuple[str, str]]
 
 
 def shown(text: object, *, kept: str = "") -> str:
@@ -42,7 +42,7 @@ def moment(at_s: float | None) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S} UTC" if then else ""
 
 
-def run_facts(report: RunReport) -> Facts:
+def run_facts(report: RunReport) -> Labelled:
     """Return what is known of the whole run, by label; nothing for what is not known."""
     run, plan, hosts = report.run, report.plan, report.hosts
     host = run.process.get("host") or ""
@@ -70,7 +70,7 @@ def _gpus(report: RunReport) -> str:
     return f"{gpus}{names and f' ({names})'}{here}" if gpus else ""
 
 
-def costs(report: RunReport) -> Facts:
+def costs(report: RunReport) -> Labelled:
     """Return what the run has used, and for what, by label."""
     cost = report.cost
     found = [
@@ -109,7 +109,7 @@ def end(report: RunReport, one: AttemptReport) -> str:
     return f"failed: {outcome.kind}{on_rank(outcome)}"
 
 
-def attempt_facts(one: AttemptReport) -> Facts:
+def attempt_facts(one: AttemptReport) -> Labelled:
     """Return what is known of an attempt, by label; nothing for what is not known."""
     attempt, outcome = one.attempt, one.attempt.outcome
     found = [

@@ -20,7 +20,7 @@ CONTENT_BYTES = 1 << 20  # summed of the script: --no-python may start a large p
 _OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
 
 
-def of_run(gathered: RunInputs) -> nodes.Facts:
+def of_run(gathered: RunInputs) -> nodes.NodeFacts:
     """Return what does not change from attempt to attempt."""
     line, profile = gathered.request.line, gathered.profile
     assert profile is not None, "a supervised run has one"

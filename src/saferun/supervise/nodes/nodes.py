@@ -72,7 +72,7 @@ class Nodes:
         self._say = say
         self._temporary: str | None = None  # replaces a run directory that cannot be written
         self._history, self._mitigations = history, mitigations
-        self._facts: nodes.Facts = {
+        self._facts: nodes.NodeFacts = {
             **node_facts.of_run(gathered),
             "shared": shared_reports.offer(record.path),
         }

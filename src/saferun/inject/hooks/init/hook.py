@@ -212,7 +212,7 @@ class InitCall:
 
         The facts are compared at the first meeting only; later ones are plain barriers.
         """
-        facts: agreement.Facts = {} if self._compared else self._facts(size)
+        facts: agreement.RankFacts = {} if self._compared else self._facts(size)
         self._compared = True
         start = time.monotonic()
         result = meeting.meet(store, rank, size, facts, agreement.compare, timeout_s)
@@ -254,8 +254,8 @@ class InitCall:
         store.set_timeout(datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)))
         return store
 
-    def _facts(self, size: int) -> agreement.Facts:
-        facts: agreement.Facts = {
+    def _facts(self, size: int) -> agreement.RankFacts:
+        facts: agreement.RankFacts = {
             "world_size": size,
             "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
             "barrier": self._settings["barrier"],
@@ -345,7 +345,7 @@ def _set_device(backend: str) -> int | None:
     return index
 
 
-def _add_versions(facts: agreement.Facts, torch: ModuleType, backend: str) -> None:
+def _add_versions(facts: agreement.RankFacts, torch: ModuleType, backend: str) -> None:
     """Add the versions and the GPU's name; CUDA is asked only where a context exists already."""
     facts["torch"] = str(torch.__version__)
     facts["cuda"] = torch.version.cuda or "none"

@@ -27,11 +27,11 @@ from typing import Any
 from ... import hidden_frames, rank
 from ...context import Context
 from ..init.wrap_barrier import WrapBarrier, group_of_mesh
-from .order_watch import Watch
+from .order_watch import OrderWatch
 
 SHUFFLING = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 
-_state: tuple[Watch, WrapBarrier] | None = None  # the target modules of a process share it
+_state: tuple[OrderWatch, WrapBarrier] | None = None  # the target modules of a process share it
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -45,7 +45,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     global _state
     settings = context.hooks["order"]
     if _state is None:
-        _state = Watch(settings, context), WrapBarrier(settings["wrap_barrier"], context)
+        _state = OrderWatch(settings, context), WrapBarrier(settings["wrap_barrier"], context)
     watch, barrier = _state
     looks = watch.mode != "off"
     if name == rank.C10D and looks:
@@ -63,7 +63,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 # The patches. Each calls torch's own function once, also where ours fails.
 
 
-def _patch_group(c10d: ModuleType, watch: Watch) -> None:
+def _patch_group(c10d: ModuleType, watch: OrderWatch) -> None:
     signature = inspect.signature(c10d.init_process_group)
 
     @hidden_frames.replace(c10d, "init_process_group")
@@ -88,7 +88,7 @@ def _patch_group(c10d: ModuleType, watch: Watch) -> None:
             return original()
 
 
-def _patch_loaders(module: ModuleType, watch: Watch) -> None:
+def _patch_loaders(module: ModuleType, watch: OrderWatch) -> None:
     @hidden_frames.replace(module.DataLoader, "__init__")
     def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         frame = hidden_frames.caller()
@@ -105,14 +105,14 @@ def _patch_loaders(module: ModuleType, watch: Watch) -> None:
             _patch_sampler(getattr(samplers, name), watch)
 
 
-def _patch_sampler(cls: Any, watch: Watch) -> None:
+def _patch_sampler(cls: Any, watch: OrderWatch) -> None:
     @hidden_frames.replace(cls, "__init__")
     def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         watch.guard(watch.saw_sampler, self, hidden_frames.caller())
 
 
-def _patch_ddp(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
+def _patch_ddp(cls: Any, watch: OrderWatch, barrier: WrapBarrier) -> None:
     @hidden_frames.replace(cls, "__init__")
     def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         model = args[0] if args else kwargs.get("module")
@@ -121,7 +121,7 @@ def _patch_ddp(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
         watch.guard(barrier.wait, getattr(self, "process_group", None))
 
 
-def _patch_fsdp1(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
+def _patch_fsdp1(cls: Any, watch: OrderWatch, barrier: WrapBarrier) -> None:
     """Wait after the outermost FSDP: an auto-wrap policy makes others inside its `__init__`.
 
     Not under hybrid sharding: it has two groups, and a barrier of neither is one of all.
@@ -143,7 +143,7 @@ def _patch_fsdp1(cls: Any, watch: Watch, barrier: WrapBarrier) -> None:
             watch.guard(barrier.wait, getattr(self, "process_group", None))
 
 
-def _patch_fsdp2(module: ModuleType, watch: Watch, barrier: WrapBarrier) -> None:
+def _patch_fsdp2(module: ModuleType, watch: OrderWatch, barrier: WrapBarrier) -> None:
     """Wait after the calls on a module with sharded parts: the root's, not every block's."""
 
     def wait(target: Any, kwargs: dict[str, Any]) -> None:

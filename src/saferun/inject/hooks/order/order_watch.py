@@ -30,7 +30,7 @@ _LOOK_S = 0.02  # between two looks at its key: a request to the store, before t
 _SHARED_S = 5.0  # under `error`: how long a rank waits for another one with the same data
 
 
-class Watch:
+class OrderWatch:
     """The order of events in one process."""
 
     def __init__(self, settings: OrderSettings, context: Context) -> None:

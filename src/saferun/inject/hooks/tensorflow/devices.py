@@ -21,7 +21,7 @@ from typing import Any
 from ... import contract, hidden_frames
 from ...context import Context
 from .. import frames
-from .watch import Watch
+from .watch import DeviceWatch
 
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"  # read when a GPU is initialised; overrides the configuration
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -30,7 +30,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Devices:
     """When this process's TensorFlow looked for its devices and when it initialised them."""
 
-    def __init__(self, watch: Watch, context: Context, *, growth: bool) -> None:
+    def __init__(self, watch: DeviceWatch, context: Context, *, growth: bool) -> None:
         """Take what reports findings, the process's context and hooks.tensorflow.memory_growth."""
         self._watch = watch
         self._context = context
@@ -118,7 +118,7 @@ class Devices:
         self._watch.report("choice-late", text)
 
 
-def _follow(cls: Any, name: str, step: Callable[..., None], watch: Watch) -> None:
+def _follow(cls: Any, name: str, step: Callable[..., None], watch: DeviceWatch) -> None:
     """Call `step` with the object and the caller's frame after each call of a method."""
 
     @hidden_frames.replace(cls, name)
@@ -128,7 +128,7 @@ def _follow(cls: Any, name: str, step: Callable[..., None], watch: Watch) -> Non
         return result
 
 
-def _follow_variables(step: Callable[..., None], watch: Watch) -> None:
+def _follow_variables(step: Callable[..., None], watch: DeviceWatch) -> None:
     """Call `step` with name, value and the caller's frame before os.environ sets a variable."""
 
     @hidden_frames.replace(os, "putenv")  # os.environ looks it up at each assignment

@@ -24,12 +24,12 @@ from typing import Any
 from ... import contract, hidden_frames
 from ...context import Context
 from .devices import Devices
-from .watch import Watch
+from .watch import DeviceWatch
 
 _HOOK = "tensorflow"
 NO_XLA = "tf-xla-off"  # a mitigation, by its name in knowledge/mitigations.yaml
 
-_state: tuple[Watch, Devices] | None = None  # the target modules of a process share it
+_state: tuple[DeviceWatch, Devices] | None = None  # the target modules of a process share it
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -50,7 +50,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         context.receipt(_HOOK, contract.OFF, part=name)
         return
     if _state is None:
-        watch = Watch(context)
+        watch = DeviceWatch(context)
         _state = watch, Devices(watch, context, growth=settings["memory_growth"])
     watch, devices = _state
     if name.endswith(".context"):
@@ -64,7 +64,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 # The patches. Each calls TensorFlow's own function once, also where ours fails.
 
 
-def _patch_strategies(module: ModuleType, watch: Watch) -> None:
+def _patch_strategies(module: ModuleType, watch: DeviceWatch) -> None:
     for name in ("MirroredStrategy", "MirroredStrategyV1"):
         if hasattr(module, name):
             _patch_init(getattr(module, name), module, watch)
@@ -73,7 +73,7 @@ def _patch_strategies(module: ModuleType, watch: Watch) -> None:
         _patch_reduction(module.MirroredExtended, watch)
 
 
-def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
+def _patch_init(cls: Any, module: ModuleType, watch: DeviceWatch) -> None:
     signature = inspect.signature(cls.__init__)
 
     @hidden_frames.replace(cls, "__init__")
@@ -93,14 +93,14 @@ def _patch_init(cls: Any, module: ModuleType, watch: Watch) -> None:
         watch.guard(watch.note_strategy, self, chosen, frame)
 
 
-def _patch_scope(cls: Any, watch: Watch) -> None:
+def _patch_scope(cls: Any, watch: DeviceWatch) -> None:
     @hidden_frames.replace(cls, "scope")
     def scope(original: Callable[[Any], Any], self: Any) -> Any:
         watch.guard(watch.note_scope, hidden_frames.caller())
         return original(self)
 
 
-def _patch_reduction(cls: Any, watch: Watch) -> None:
+def _patch_reduction(cls: Any, watch: DeviceWatch) -> None:
     @hidden_frames.replace(cls, "_get_cross_device_ops")
     def get_cross_device_ops(original: Callable[[Any, Any], Any], self: Any, value: Any) -> Any:
         used = original(self, value)

@@ -20,7 +20,7 @@ _REDUCTIONS = "tensorflow.python.distribute.cross_device_ops"
 _SCOPES = "tensorflow.python.distribute.distribute_lib"
 
 
-class Watch:
+class DeviceWatch:
     """The strategies of one process, and which findings were reported."""
 
     def __init__(self, context: Context) -> None:
