@@ -91,3 +91,9 @@ def test_an_event_is_read_as_it_was_written(begin, facts: EventFacts):
     assert found.facts == facts
     if facts is OUTCOME:
         assert list(read_events(f"{journal.path}/events.jsonl")[0])[3:] == LINE.split()
+
+
+def test_a_directory_in_a_files_place_is_empty_and_leaves_no_descriptor(tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    assert events.content(str(tmp_path)) == b""
+    assert set(os.listdir("/proc/self/fd")) <= before

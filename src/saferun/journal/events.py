@@ -6,7 +6,6 @@ field does not hold in its type is unknown (None, "", empty), and nothing here f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -104,10 +103,14 @@ def content(path: str, most: int = _READ_PIECES) -> bytes:
     except (OSError, ValueError):  # ValueError: a path with a zero byte
         return b""
     pieces: list[bytes] = []
-    with contextlib.suppress(OSError), open(descriptor, "rb", buffering=0) as file:
+    try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            while (piece := file.read(1 << 20)) and len(pieces) < most:
+            while len(pieces) < most and (piece := os.read(descriptor, 1 << 20)):
                 pieces.append(piece)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
     return b"".join(pieces)
 
 

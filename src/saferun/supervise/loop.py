@@ -17,9 +17,9 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.gpu.lock.lock import Held
-from saferun.journal.event_types import Recovery, Recycled
+from saferun.journal.event_types import Preflight, Recovery, Recycled
 from saferun.journal.writer import Journal
-from saferun.model import LaunchPlan
+from saferun.model import Finding, LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
@@ -98,8 +98,6 @@ def supervise(gathered: RunInputs, say: Say) -> int:
         raise
     with held:
         end = run(gathered, held, journal, say)
-    if end.verdict:
-        record.leave_verdict(gathered.environ, end.verdict)
     if end.by_interrupt:
         raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT
     return end.status
@@ -227,8 +225,10 @@ class _Run:
             with self._requests.raised():
                 self._requests.check_last()
                 time.sleep(delay_s)  # a signal that ends the run interrupts it
-                cleared = self._cleared()
-            if not cleared:
+                test = self._test_gpus()
+            if test:  # written where no signal can leave the journal's thread busy
+                self._record.journal.event(test)
+            if test and not test.granted:
                 return self._over(EXIT_UNAVAILABLE, "the GPUs failed the preflight test")
             plan = self._begin_attempt()
             ended = self._attempt(plan)
@@ -260,6 +260,8 @@ class _Run:
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         verdict = last.verdict if last and last.exit_code and not last.asked else ""
+        if verdict and self._gathered.identity.worker is None:
+            self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))
         return RunEnd(status, reason, verdict, by_interrupt)
 
     def _fail_left_trials(self, status: int) -> None:
@@ -272,15 +274,12 @@ class _Run:
 
     # --- one attempt -----------------------------------------------------------------------
 
-    def _cleared(self) -> bool:
-        """Have the GPUs tested; meanwhile the torchrun of attempt 1 imports torch."""
+    def _test_gpus(self) -> Preflight | None:
+        """Have the GPUs tested, if they are to be; meanwhile attempt 1's agent imports torch."""
         if not self._history and self._care.waits:
             self._prepare_agent(self._gathered)
         kind = self._history[-1].kind if self._history else ""
-        test = self._care.tested(kind)
-        if test:
-            self._record.journal.event(test)
-        return test is None or test.granted
+        return self._care.tested(kind)
 
     def _begin_attempt(self) -> LaunchPlan:
         last = self._history[-1] if self._history else None
@@ -456,9 +455,13 @@ class _Run:
         if last.number != self._gathered.identity.attempt:
             return  # the nodes met, and began no attempt
         again = decision.action == retry_policy.AGAIN
-        with self._requests.raised():
-            self._record.harmlessly(lambda: self._recover_gpus(plan, last.kind, again=again))
+        found: tuple[Finding, ...] = ()
 
-    def _recover_gpus(self, plan: LaunchPlan, kind: str, *, again: bool) -> None:
-        if found := self._care.recover(plan, kind, again=again):
+        def recover() -> None:
+            nonlocal found
+            found = self._care.recover(plan, last.kind, again=again)
+
+        with self._requests.raised():
+            self._record.harmlessly(recover)
+        if found:
             self._record.journal.event(Recovery(found))

@@ -6,6 +6,7 @@ then its keeper ends the job.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -88,7 +89,8 @@ def _attempts(part: Part, gathered: RunInputs, journal: Journal, say: Say) -> in
     with part.slot.held as held:
         end = run(record.with_places(gathered, journal), held, journal, say, worker=True)
     words = json.dumps([end.reason[:500], end.verdict])
-    os.write(part.report, words.encode()[:_REPORT_BYTES])
+    with contextlib.suppress(OSError):  # whoever would read it is gone
+        os.write(part.report, words.encode()[:_REPORT_BYTES])
     return end.status
 
 
