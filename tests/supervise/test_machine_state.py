@@ -32,6 +32,14 @@ def judged(log: str, *, where: Scene | None = None, **facts: Any) -> classify.Di
     return classify.by_machine(classify.classify(seen, KNOWN), observed, KNOWN)
 
 
+def test_a_sentence_in_an_error_file_tells_where_nothing_else_does():
+    failures = (RankFailure(rank=3, message="worker was preempted"),)
+    found = judged("", failures=failures, exit_code=1)
+    assert (found.kind, found.root_line) == ("user-exception", "worker was preempted")
+    assert found.decided_by == ("error file of rank 3",)
+    assert judged("", failures=failures, oom_kills=1).kind == "host-oom-killed"
+
+
 def test_the_kernels_count_tells_of_a_kill_for_want_of_memory():
     found = judged("odd\n", oom_kills=2, exit_code=1)
     assert (found.kind, found.decided_by) == ("host-oom-killed", ("kernel's count of kills",))

@@ -200,7 +200,7 @@ def say(text: str) -> None:
     try:
         sys.stderr.write("saferun: " + " ".join(text.splitlines()) + "\n")
         sys.stderr.flush()
-    except Exception:
+    except (AttributeError, OSError, ValueError):  # not what the job's signal handler raises
         pass
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from saferun.system import paths
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-_OF_A_RUN = ("failures.yaml", "mitigations.yaml")
+_OF_A_RUN = ("failures.yaml", "mitigations.yaml", "cuda_errors.yaml")
 _held: dict[str, tuple[str, bool]] = {}  # by file name, what `_read` returned
 _kept: dict[str, dict[str, Any]] = {}  # by file name
 
@@ -92,10 +92,7 @@ def variables_text() -> str:
 
 def load_for_bundle(environ: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the documents that a run needs, by name, for a machine without a YAML parser."""
-    return {
-        name: _document(f"{name}.yaml", environ)
-        for name in ("failures", "mitigations", "cuda_errors")
-    }
+    return {name.removesuffix(".yaml"): _document(name, environ) for name in _OF_A_RUN}
 
 
 def _document(name: str, environ: Mapping[str, str] | None) -> dict[str, Any]:

@@ -51,6 +51,7 @@ _OF_CUT = {  # a traceback without its last line
 }
 # A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,200}")  # an exception's, with its module
 _NEVER_MET = "nccl-p2p-hang"  # the log's last lines show that no collective came to its end
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
@@ -133,12 +134,12 @@ def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator
         if not _states_exception(traceback):
             traceback += message
         raised = []
-        if message and not _states_exception(traceback):  # it has no name of an exception
+        kind = failure.message.partition(":")[0].strip()
+        if _NAME.fullmatch(kind) and not _states_exception(traceback):  # an unusual name
             rows = tuple(range(len(traceback) - len(message), len(traceback)))
-            kind = failure.message.partition(":")[0].strip()
             raised = [Raised(rows[0], failure.rank, kind, rows, failure.message, headed=True)]
         if traceback:
-            yield matches.Text(name, traceback, order, more=raised, beside=log.whole)
+            yield matches.Text(name, traceback, order, more=raised, log=log)
 
 
 def _states_exception(lines: Sequence[Line]) -> bool:
@@ -301,7 +302,10 @@ def _is_outlived(
     many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
     if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
         return False
-    later = (one for one in everything if not one.in_log or one.at > steps[-1].at)
+    after = steps[-1].at  # an error file tells no time against the steps of the log
+    later = (
+        one for one in everything if (one.at > after if one.in_log else one.source.order > LOG)
+    )
     if _is_said(item) or (many and any(one.kind != "child-failed-no-root" for one in later)):
         return True
     alike = sum(other.kind == item.kind for other in everything)

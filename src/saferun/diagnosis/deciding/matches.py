@@ -9,6 +9,7 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.reading import digit_masks, tracebacks
@@ -83,7 +84,8 @@ class Text:
         lines: the source's.
         order: of the source among all.
         more: exceptions in the lines that are not Python's.
-        beside: another source in lower case, in which what may stand anywhere is searched, too.
+        log: of a rank's error file, which is written when the rank ends: the job's log. What may
+            stand anywhere is searched there, too, and its last lines stand around each of the file.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Text:
         lines: Sequence[Line],
         order: int = LOG,
         more: Sequence[Raised] = (),
-        beside: str = "",
+        log: Text | None = None,
     ) -> None:
         self.lines = lines
         self.alike = digit_masks.of(lines)
@@ -113,13 +115,14 @@ class Text:
         self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in shapes)]
         self._launcher_rows = self._frames_of_launchers()
         self._forwarded = _is_forwarded(lines, exceptions.framed)
-        self._beside = beside
+        self._log = log
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
 
     def has(self, words: Iterable[str]) -> str:
         """Return the first of some words that stands anywhere; "" for none."""
-        return next((word for word in words if word in self.whole or word in self._beside), "")
+        places = (self.whole, self._log.whole) if self._log else (self.whole,)
+        return next((word for word in words if any(word in place for place in places)), "")
 
     def is_information(self, row: int) -> bool:
         """Return whether the program itself gives a line the level of information."""
@@ -170,18 +173,25 @@ class Text:
         The line itself comes as it was printed: torch's loggers name the file that said it.
         """
         if row not in self._around:
-            begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
-            context = (
-                line if at != row else self.lines[row].raw.lower()
-                for at, line in enumerate(self.lower[begin:end], begin)
-                if at == row
-                or not (
-                    at in self._launcher_rows or _WARNING.search(line) or _NOT_CONTEXT.match(line)
-                )
-            )
-            text = "\n".join(context)
+            text = self._context(row)
+            if self._log:
+                text += "\n" + self._log.end
             self._around[row] = f"{self.own(row)}\n{text}" if row in self.by_row else text
         return self._around[row]
+
+    @cached_property
+    def end(self) -> str:
+        """The last lines."""
+        return self._context(len(self.lower))
+
+    def _context(self, row: int) -> str:
+        begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
+        return "\n".join(
+            line if at != row else self.lines[row].raw.lower()
+            for at, line in enumerate(self.lower[begin:end], begin)
+            if at == row
+            or not (at in self._launcher_rows or _WARNING.search(line) or _NOT_CONTEXT.match(line))
+        )
 
     def own(self, row: int) -> str:
         """Return an exception's traceback and message, or the line alone."""

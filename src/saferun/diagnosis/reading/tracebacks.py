@@ -74,6 +74,7 @@ _BESIDE_LINES = 2  # other processes may write so many between such a line and i
 # job is killed, it sees its peers' end a moment before its own.
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
+_WARNED = re.compile(r"Warning\b")
 _BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
@@ -304,6 +305,8 @@ def _is_ordinary(text: str) -> bool:
 
 def _looks_raised(found: re.Match[str]) -> bool:
     """Return whether a match is an exception's line and not prose that begins with such a word."""
+    if _WARNED.search(found["type"]):
+        return False
     groups = found.groupdict()
     if groups.get("colon") or groups.get("args") or _DOUBLED.search(found["type"]):
         return True

@@ -1,7 +1,7 @@
 """What the machine shows after a failed attempt of which the output says nothing.
 
-Each source is asked only when the ones before it told nothing: counters cost nothing, the kernel's
-log milliseconds, nvidia-smi up to seconds. Nothing here raises for what is
+Each source is asked only when the ones before it told nothing: error files and counters cost
+nothing, the kernel's log milliseconds, nvidia-smi up to seconds. Nothing here raises for what is
 missing.
 """
 
@@ -50,6 +50,11 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     yield from full_disks(scene.folders)
     yield from _gpus(scene)
     yield from _signal(seen, scene)
+    for failure in seen.failures:
+        message = failure.message.strip()
+        if " " in message.partition(":")[0]:  # a sentence; `classify` has read exceptions
+            source = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
+            yield Observation(source, message.splitlines()[0], "user-exception")
     silent = not any(line.text.strip() for line in seen.log.lines)
     # torchrun, which returns 1 for all, is never silent
     if silent and (seen.exit_code == 1 or seen.exited):
