@@ -52,7 +52,7 @@ UNUSED = (
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
 # Code with its strings, up to a comment; lines inside of a long string do not match as a whole.
-_BEFORE_COMMENT = re.compile(r"""((?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*?)\s*#.*""")
+_BEFORE_COMMENT = re.compile(r"""((?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*)#.*""")
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -106,7 +106,7 @@ def bare(text: str) -> str:
             within, before = odd, word
         else:
             code = None if odd else _BEFORE_COMMENT.fullmatch(line)
-            lines.append(code[1] if code else line)
+            lines.append(code[1].rstrip() if code else line)
             within, before = odd, lines[-1].strip() or before
     return "\n".join(lines)
 
