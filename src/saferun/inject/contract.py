@@ -59,7 +59,7 @@ VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
 MAIN_MARK = "SAFERUN_MAIN_PID"  # the job's first Python that is no rank; its helpers inherit it
 AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ranks
-VERSION = 1
+VERSION = 1  # raise it with each key that a hook gains: ranks know no defaults
 
 STACKS = ".stacks"  # the ending of the file that a rank's stacks go to, beside its receipt
 STACKS_SIGNAL = 53  # a real-time signal (signal(7)) on which faulthandler writes them
