@@ -22,7 +22,8 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 BLOCK = 1 << 16
 SUPERVISE = (
-    "import os, sys; from saferun.supervise.attempt.attempt import AttemptSpec, run_attempt; "
+    "import os, sys\n"
+    "from saferun.supervise.attempt.attempt_runner import AttemptSpec, run_attempt\n"
     "run_attempt(AttemptSpec(sys.argv[1:], os.environ))"
 )
 WRITE = """

@@ -75,7 +75,7 @@ def main() -> int:
         end = began + options.seconds
         numbers = range(options.first, options.first + options.count)
         known = (options.torch, options.way, place, options.kept, end)
-        results = made(one, [Task(number, *known) for number in numbers], options.jobs)
+        results = run_all(one, [Task(number, *known) for number in numbers], options.jobs)
     summary = summed(results, time.monotonic() - began)
     print({name: summary[name] for name in ("outcomes", "seconds", "locks_held")})
     if options.summary:
@@ -97,7 +97,7 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def made(run: Callable[[Any], Result], tasks: list[Any], jobs: int) -> list[Result]:
+def run_all(run: Callable[[Any], Result], tasks: list[Any], jobs: int) -> list[Result]:
     """Make the runs, some at once, and print each one's result when it comes."""
     results = []
     context = multiprocessing.get_context("spawn")  # no lock of another thread is inherited

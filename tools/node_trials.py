@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 import hosts  # noqa: E402
 import node_faults  # noqa: E402
-from fault_trials import Result, keep, made  # noqa: E402
+from fault_trials import Result, keep, run_all  # noqa: E402
 from node_faults import FAULTS, OUTCOMES, RIGHT  # noqa: E402
 
 LIMIT_S = 600.0  # a trial that takes longer hangs
@@ -64,7 +64,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nodes-") as place:
         tasks = [Task(number, place, options.kept) for number in numbers]
-        results = made(one, tasks, options.jobs)
+        results = run_all(one, tasks, options.jobs)
     print(table(results))
     print(f"{sum(strikes(r) for r in results)} strikes in {time.monotonic() - began:.0f} s")
     if options.summary:

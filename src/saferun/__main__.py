@@ -57,7 +57,7 @@ def _front(argv: Sequence[str]) -> int:
     if argv and argv[0] == "--version":
         sys.stdout.write(f"saferun {__version__}\n")
         return 0
-    from saferun.cli.front import HELP
+    from saferun.cli.usage import HELP
 
     (sys.stdout if argv else sys.stderr).write(HELP)
     return 0 if argv else EXIT_USAGE

@@ -93,7 +93,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def shown(request: pytest.FixtureRequest, browser: Browser, url: str) -> Browser:
     """The page at a width, light or dark, with all its parts open."""
     browser.ask("Page.setBypassCSP", enabled=False)
-    browser.look(*request.param)
+    browser.show_at(*request.param)
     browser.open(url)
     browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     return browser

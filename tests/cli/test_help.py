@@ -10,7 +10,7 @@ from command import call
 from repo import ROOT
 
 from saferun import errors
-from saferun.cli import front, reference
+from saferun.cli import reference, usage
 from saferun.cli.help import as_text
 from saferun.diagnosis.deciding import retry_policy
 from saferun.journal import event_types
@@ -100,7 +100,7 @@ def test_every_word_that_saferun_prints_or_takes_is_explained(home: Path):
 
 
 def test_without_a_word_it_is_the_front_page(home: Path):
-    assert ask(home) == front.HELP
+    assert ask(home) == usage.HELP
 
 
 def test_an_unknown_word_is_met_with_the_nearest(home: Path):

@@ -76,7 +76,7 @@ def test_why_the_attempt_before_failed_is_shown(tmp_path):
     begun = [event("attempt", attempt=n, mitigations=[], by=this_process()) for n in (1, 2)]
     ended = event("ended", attempt=1, lived_s=75.0, action="again", **facts)
     place = journal(tmp_path / "runs", "r1", begun[0], ended, begun[1])
-    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
+    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
     text = "attempt 1 failed after 1 min 15 s: cuda-oom on rank 3: out of memory"
     assert (text_of(now, "before"), text_of(now, "failure")) == (text, "")
     assert text in watch_view.one_line(now)
@@ -131,7 +131,7 @@ def test_the_gpus_of_the_run_are_asked_for_and_no_others(tmp_path):
     plan = {"script": "t.py", "locks": {"devices": ["GPU-b"]}}
     place = journal(tmp_path / "runs", "r1", begun, plan=plan)
     run = reader.named(str(place.parent), "r1", NOW)
-    now = LiveRun(run, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).look()
+    now = LiveRun(run, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).snapshot()
     assert [gpu.place for gpu in now.gpus] == [1]
     assert now.jobs[0].attempt.begun.left == 2
     assert json.loads(json.dumps(watch_view.as_json(now)))["gpus"][0]["celsius"] == 91
@@ -152,7 +152,7 @@ def test_a_journal_that_is_cut_shows_what_is_left(tmp_path):
     with (place / "events.jsonl").open("a") as file:
         file.write('{"at": 1, "event": "star')
     (place / "plan.json").write_text('{"schema": 1, "env')
-    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
+    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
     assert (now.run.outcome, now.jobs[0].attempt.number, now.jobs[0].step) == ("running", 1, None)
     assert watch_view.lines(now)
 

@@ -93,7 +93,7 @@ PROGRESS = {
 }
 
 
-def made(progress: str, first: int, last: int) -> str:
+def progress_lines(progress: str, first: int, last: int) -> str:
     return "".join(
         PROGRESS[progress].format(at=at, part=at / 100) + "\n" for at in range(first, last)
     )
@@ -105,7 +105,7 @@ def is_outlived(log: str, kind: str) -> None:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_notice_that_the_job_outlived_does_not_change_what_its_end_means(end):
-    steps, (last, kind) = made("lines", 0, 110), ENDS[end]
+    steps, (last, kind) = progress_lines("lines", 0, 110), ENDS[end]
     check_cases({notice: (f"{notice}\n{steps}{last}", kind) for notice in NOTICES}, is_outlived)
 
 
@@ -113,7 +113,8 @@ def test_a_job_outlives_a_notice_however_it_shows_its_progress():
     shown = zip(NOTICES, itertools.cycle(PROGRESS), strict=False)
     last, kind = ENDS["a crash"]
     check_cases(
-        {at: (f"{notice}\n{made(at, 1, 300)}{last}", kind) for notice, at in shown}, is_outlived
+        {at: (f"{notice}\n{progress_lines(at, 1, 300)}{last}", kind) for notice, at in shown},
+        is_outlived,
     )
 
 
@@ -125,13 +126,13 @@ def test_a_notice_that_comes_all_the_time_is_outlived_by_its_first_times():
         "[rank0]: RuntimeError: Triton Error [CUDA]: invalid argument, torch's kernel is used",
     )
     last, kind = ENDS["a crash"]
-    parts = [made("lines", at, at + 50) for at in range(0, 300, 50)]
+    parts = [progress_lines("lines", at, at + 50) for at in range(0, 300, 50)]
     check_cases({one: (f"{one}\n".join([*parts, last]), kind) for one in often}, is_outlived)
 
 
 def test_what_comes_again_at_the_end_is_the_cause():
     full = f"{TRACEBACK}OSError: [Errno 28] No space left on device\n"
-    steps = made("lines", 0, 300)
+    steps = progress_lines("lines", 0, 300)
     assert diagnose(full + steps + full).kind == "disk-full"
     assert diagnose(full + steps + SUMMARY.format(rank=1, code=-11)).kind == "segfault"
 
@@ -139,5 +140,5 @@ def test_what_comes_again_at_the_end_is_the_cause():
 def test_steps_from_the_buffer_of_the_process_that_failed_do_not_outlive_its_exception():
     raised = f"{TRACEBACK}KeyError: 'label'\n"
     ended = SUMMARY.format(rank=1, code=1)
-    assert diagnose(raised + made("lines", 0, 90) + ended).kind == "user-exception"
-    assert diagnose(raised + made("lines", 0, 110) + ended).kind == "child-failed-no-root"
+    assert diagnose(raised + progress_lines("lines", 0, 90) + ended).kind == "user-exception"
+    assert diagnose(raised + progress_lines("lines", 0, 110) + ended).kind == "child-failed-no-root"

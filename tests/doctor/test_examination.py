@@ -22,7 +22,7 @@ from helpers import is_alive, until
 from runs import executable
 
 from saferun.doctor import examination
-from saferun.doctor.collect import collect, nvidia, together
+from saferun.doctor.collect import all_sources, nvidia, together
 from saferun.model import NOTE, OK, PROBLEM, Finding
 from saferun.system import gpus, kernellog
 
@@ -234,7 +234,7 @@ def test_what_is_known_at_the_deadline_is_judged(desk):
 
 
 def test_a_driver_whose_files_hang_is_named_and_not_called_absent(desk, hang, monkeypatch):
-    monkeypatch.setattr(collect, "FILES_S", 0.1)
+    monkeypatch.setattr(all_sources, "FILES_S", 0.1)
     monkeypatch.setattr(nvidia, "driver_files", hang)
     machine(desk.bin, report([fields(0)]), 1)
     found = desk.examine(FAKE_CUDA_GPUS="1")
@@ -327,7 +327,7 @@ def test_recovery_comes_first_and_the_trial_is_reported_once(desk):
     ids=["default", "chosen", "torchrun's", "no number", "any", "too high", "absurd"],
 )
 def test_the_port_that_is_checked_is_the_one_that_the_job_would_use(environ, port):
-    assert collect.rendezvous_port(environ) == port
+    assert all_sources.rendezvous_port(environ) == port
 
 
 def test_variables_that_are_not_text_cause_no_traceback(desk):
@@ -351,7 +351,7 @@ def test_a_source_that_did_not_answer_is_reported_and_not_judged(desk, hang, mon
         raise OSError("x")
 
     monkeypatch.setattr(kernellog, "read", fail)
-    monkeypatch.setattr(collect.network, "examine", hang)
+    monkeypatch.setattr(all_sources.network, "examine", hang)
     found = examination.examine(desk.environ(), str(desk.cwd), deadline_s=2.0).findings
     late, failed = about(found, "doctor")
     assert (late.level, "the network" in late.what) == (PROBLEM, True)

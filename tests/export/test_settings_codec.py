@@ -6,7 +6,7 @@ import json
 
 import pytest
 from repo import ROOT
-from shell_text import made, settings_in_bash
+from shell_text import rendered_script, settings_in_bash
 
 from saferun.export import settings_codec
 from saferun.export.settings_codec import ScriptSettings
@@ -28,7 +28,7 @@ def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, 
     chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
     fragments = next((doc.match for doc in reversed(chain) if doc.match), ())
     sheet = ScriptSettings(chain[-1].name, "--profile", fragments, chain)
-    read = settings_codec.read(settings_in_bash(made(sheet)), "run.sh")
+    read = settings_codec.read(settings_in_bash(rendered_script(sheet)), "run.sh")
     assert (read.profile, read.named, read.made_for) == (profile, True, fragments)
     for at in SOMEWHERE:
         ours = resolve(chain, (), at, named=True, origin="o")

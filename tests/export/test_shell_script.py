@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repo import ROOT
 from scripts import NASTY
-from shell_text import DUMP, bash, made, settings_in_bash
+from shell_text import DUMP, bash, rendered_script, settings_in_bash
 
 import saferun
 from saferun.export import settings_codec, shell_script
@@ -91,7 +91,7 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
     last = Doc("q.yaml", "q", "", (), ("H100",), {"retry.resume_args": Leaf((NASTY, "-r"))})
     sets = (Given("env.LAST", Leaf(NASTY), "--set"),)
     sheet = ScriptSettings("q", "--profile", ("H100",), (first, last), sets)
-    argv = settings_in_bash(made(sheet))
+    argv = settings_in_bash(rendered_script(sheet))
     read = settings_codec.read(argv, "run.sh")
     assert (read.profile, read.chosen, read.made_for) == ("q", "--profile", ("H100",))
     reported = {key: leaf.value for doc in read.chain for key, leaf in doc.leaves.items()}
@@ -106,7 +106,7 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
 
 def test_the_header_names_the_command_and_it_reads_back():
     command = ["saferun", "gen-shell", "--set", f"env.A={NASTY}", "--", "train.py", "a\nb"]
-    text = made(ScriptSettings("p", "--profile", (), ()), ["train.py", "a\nb"], command)
+    text = rendered_script(ScriptSettings("p", "--profile", (), ()), ["train.py", "a\nb"], command)
     assert shell_script.made_by(text) == (saferun.__version__, command)
     assert shell_script.packed(text) == "cHJva2l0"
 
@@ -118,7 +118,7 @@ def test_another_file_is_not_taken_for_one_of_ours():
 def test_what_a_later_profile_replaces_is_not_shown_twice():
     first = Doc("a.yaml", "a", "", (), (), leaves({"X": "1", "NCCL_DEBUG_SUBSYS": "INIT"}))
     last = Doc("b.yaml", "b", "", (), (), leaves({"X": "2", "NCCL_DEBUG_SUBSYS": "NET"}))
-    text = made(ScriptSettings("b", "--profile", (), (first, last)))
+    text = rendered_script(ScriptSettings("b", "--profile", (), (first, last)))
     assert "export_default X 1" not in text
     assert "export_default X 2" in text
     assert "export_default NCCL_DEBUG_SUBSYS INIT" in text  # a list: the two are merged

@@ -28,7 +28,7 @@ from helpers import (
 from repo import ROOT
 
 from saferun.keeper.process_tree import opens
-from saferun.supervise.attempt.attempt import run_attempt
+from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 from saferun.supervise.ready.keeper_pool import start_keeper
 

@@ -27,7 +27,7 @@ from helpers import (
     warm_agent_of,
 )
 
-from saferun.supervise.attempt.attempt import run_attempt
+from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec
 from saferun.supervise.ready.keeper_pool import start_keeper
 

@@ -8,7 +8,7 @@ import pytest
 from lock_runs import CUT, PROGRAM, SLICE_1, A, B, files, take
 
 from saferun.gpu import device_names
-from saferun.gpu.lock import lock
+from saferun.gpu.lock import gpu_locks
 
 # Runs within runs
 
@@ -64,7 +64,7 @@ def test_a_nested_run_on_a_slice_is_not_blocked_by_its_ancestor_on_the_gpu(holds
 )
 def test_what_is_not_true_of_an_ancestor_is_not_believed(holds, shared, claim):
     holds(A)
-    with pytest.raises(lock.BusyError):
+    with pytest.raises(gpu_locks.BusyError):
         take(shared / "lock", A, environ={"SAFERUN_LOCKS": claim})
 
 

@@ -11,7 +11,7 @@ import pytest
 from lock_runs import A, B, files, flock, take
 from users import STRANGER, root
 
-from saferun.gpu.lock import lock, lock_owner
+from saferun.gpu.lock import gpu_locks, lock_owner
 
 # Users
 
@@ -152,7 +152,7 @@ def test_a_record_that_cannot_be_true_is_not_named(tmp_path, changes):
     path.write_text(json.dumps(record))
     path.chmod(0o644)
     take(tmp_path, B).close()
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
         take(tmp_path, A)
     assert "forged.py" not in str(busy.value)
 
@@ -161,7 +161,7 @@ def test_a_record_that_is_true_is_named_so_the_two_tests_above_can_fail(tmp_path
     path = tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json"
     path.write_text(json.dumps({**forged(os.getpid()), "slots": 1}))
     path.chmod(0o644)
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError, match=r"forged\.py"):
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError, match=r"forged\.py"):
         take(tmp_path, A)
 
 
@@ -181,7 +181,7 @@ def test_a_planted_record_of_any_kind_is_passed_over(tmp_path):
     (tmp_path / f"{prefix}.4.json").mkdir()
     (tmp_path / f"{prefix}.5.json").write_bytes((tmp_path / "target").read_bytes())
     (tmp_path / f"{prefix}.5.json").chmod(0o666)  # anybody may have written it
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
         take(tmp_path, A)
     assert "forged.py" not in str(busy.value)
 
@@ -194,7 +194,7 @@ def put_record(folder, **changes):
 
 def test_a_holder_in_another_pid_namespace_is_not_called_ended(tmp_path):
     put_record(tmp_path, pid=4_000_000_000, start=1, pids="pid:[1]")
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(lock.BusyError) as busy:
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
         take(tmp_path, A)
     assert "forged.py" in str(busy.value)
     assert "now ended" not in str(busy.value)

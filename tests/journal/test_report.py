@@ -27,7 +27,7 @@ def attempt(number: int, at: float, lived: float = 0.0, **facts: object) -> list
     ]
 
 
-def made(base: pathlib.Path, *events: dict, price: float | None = None) -> report.RunReport:
+def run_report(base: pathlib.Path, *events: dict, price: float | None = None) -> report.RunReport:
     journal(base, "r", *events, plan=PLAN)
     return report.read_report(reader.named(str(base), "r", NOW), NOW, price)
 
@@ -98,7 +98,7 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
 
 
 def test_the_headline_says_what_was_done_again_after_which_failures(tmp_path):
-    run = made(tmp_path, *attempt(1, 0, 100), *ok(2, 130), end(180))
+    run = run_report(tmp_path, *attempt(1, 0, 100), *ok(2, 130), end(180))
     assert run.headline == "Finished at attempt 2; 1 min 40 s done again after segfault"
 
 
@@ -174,13 +174,13 @@ def test_several_workers_share_the_time_of_a_run(tmp_path):
         for worker in (0, 1)
         for one in [*attempt(1, 0, 40), *ok(2, 50), end(100)]
     ]
-    run = made(tmp_path, *each, end(100))
+    run = run_report(tmp_path, *each, end(100))
     assert whole(run) == (50, 40, 10)
 
 
 def test_nodes_that_share_a_host_are_two(tmp_path):
     met = event("nodes", attempt=1, hosts={"0": "a", "1": "a"}, root={"host": "b"}, why="")
-    run = made(tmp_path, met, *ok(1, 0), end(50))
+    run = run_report(tmp_path, met, *ok(1, 0), end(50))
     assert run.hosts == ("a", "a")
     assert run.attempts[0].notes == ("the nodes agreed that the failure began on b",)
 
@@ -191,7 +191,7 @@ def test_nodes_that_share_a_host_are_two(tmp_path):
 )
 def test_money_follows_the_recorded_price_or_the_given_one(tmp_path, recorded, given, money):
     facts = {"gpus": 8, "price_per_gpu_hour": recorded}
-    run = made(tmp_path, *ok(1, 0, 3600, **facts), end(3600), price=given)
+    run = run_report(tmp_path, *ok(1, 0, 3600, **facts), end(3600), price=given)
     assert run.cost.used.gpu_hours == 8
     assert run.cost.used.money == money
 
@@ -212,7 +212,7 @@ def test_the_line_that_decided_is_marked_in_its_tail(tmp_path):
 
 def test_of_many_attempts_the_first_and_last_are_shown_and_the_others_counted(tmp_path):
     events = [one for n in range(1, 101) for one in attempt(n, n * 10, 5)]
-    run = made(tmp_path, *events)
+    run = run_report(tmp_path, *events)
     numbers = [one.attempt.number for one in run.attempts]
     assert numbers == [*range(1, 6), *range(76, 101)]
     assert run.left_out == 70
@@ -245,7 +245,7 @@ def test_stacks_are_read_from_the_runs_own_files_only(tmp_path, file):
     (tmp_path / "secret").write_text("SECRET")
     hang = event("hang", silent_s=9, ranks=[{"rank": 0, "pid": 7, "what": "waits"}], stacks=file)
     begun, ended = attempt(1, 0, 1)
-    (silence,) = made(tmp_path, begun, hang, ended).attempts[0].hangs
+    (silence,) = run_report(tmp_path, begun, hang, ended).attempts[0].hangs
     assert (silence.places[0].what, silence.stacks) == ("waits", ())
 
 
@@ -305,7 +305,7 @@ def test_a_journal_of_any_version_makes_a_report(tmp_path, value):
         for number, field in enumerate(SOUND, 1)
         for name in NAMES
     ]
-    run = made(tmp_path, *events)
+    run = run_report(tmp_path, *events)
     assert report_html.page(run)
     assert report_text.as_markdown(run)
     json.dumps(runs_view.report_json(run), allow_nan=False)

@@ -17,12 +17,12 @@ def doc(name: str, /, *, match: tuple[str, ...] = (), **leaves) -> Doc:
     return Doc(f"{name}.yaml", name, "", (), match, as_leaf)
 
 
-def made(*docs: Doc, sets=(), at=HERE):
+def merged(*docs: Doc, sets=(), at=HERE):
     return resolve(docs, sets, at, named=True, origin="--profile")
 
 
 def test_a_later_profile_wins_and_says_where_a_value_comes_from():
-    profile = made(doc("a", env__X="1", env__Y="1"), doc("b", env__X="2"))
+    profile = merged(doc("a", env__X="1", env__Y="1"), doc("b", env__X="2"))
     assert {n: (s.value, s.origin) for n, s in profile.env.items()} == {
         "X": ("2", "b.yaml"),
         "Y": ("1", "a.yaml"),
@@ -32,13 +32,13 @@ def test_a_later_profile_wins_and_says_where_a_value_comes_from():
 
 def test_set_beats_every_file():
     sets = [Given("retry.attempts", Leaf(1), "--set"), Given("env.X", Leaf("3"), "--set")]
-    profile = made(doc("a", retry__attempts=5, env__X="1"), sets=sets)
+    profile = merged(doc("a", retry__attempts=5, env__X="1"), sets=sets)
     assert profile.settings.retry.attempts == 1
     assert profile.env["X"].origin == "--set"
 
 
 def test_what_nobody_gives_has_the_default_of_the_table():
-    profile = made(doc("a"))
+    profile = merged(doc("a"))
     assert profile.settings.hooks.init.timeout_s == 600
     assert profile.settings.retry.backoff_s == (5, 60)
     assert profile.settings.launcher == "torchrun"
@@ -59,7 +59,7 @@ def test_what_nobody_gives_has_the_default_of_the_table():
     ],
 )
 def test_an_entry_counts_only_where_its_conditions_hold(when, at, holds):
-    profile = made(doc("a", env__X="old"), doc("b", env__X=Leaf("new", when=when)), at=at)
+    profile = merged(doc("a", env__X="old"), doc("b", env__X=Leaf("new", when=when)), at=at)
     assert profile.env["X"].value == ("new" if holds else "old")
 
 
@@ -81,7 +81,7 @@ def test_versions_compare_by_release_number(version, wanted, inside):
 
 
 def test_allocator_lists_of_a_chain_are_merged():
-    profile = made(
+    profile = merged(
         doc("a", env__PYTORCH_CUDA_ALLOC_CONF="x:1,y:1"),
         doc("b", env__PYTORCH_CUDA_ALLOC_CONF="y:2"),
     )
@@ -110,10 +110,10 @@ def test_markers_off_with_graphs_on_is_refused_as_a_pair(markers, graphs, enable
     }
     it = Doc("a.yaml", "a", "", (), (), leaves)
     if fine:
-        made(it)
+        merged(it)
         return
     with pytest.raises(ProfileError, match=r"`hooks\.cudagraph_markers` from a\.yaml") as caught:
-        made(it)
+        merged(it)
     assert "hooks.compile.cudagraphs" in str(caught.value)
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shell_text import made, settings_in_bash
+from shell_text import rendered_script, settings_in_bash
 
 from saferun.errors import ProfileError
 from saferun.export import settings_codec
@@ -169,7 +169,7 @@ def test_values_survive_a_real_bash():
     leaves = {key: Leaf(value) for key, _, value in GOOD}
     doc = Doc("p.yaml", "p", "", (), (), leaves)
     sheet = ScriptSettings("p", "--profile", (), (doc,), ())
-    read = settings_codec.read(settings_in_bash(made(sheet)), "run.sh")
+    read = settings_codec.read(settings_in_bash(rendered_script(sheet)), "run.sh")
     assert {key: leaf.value for key, leaf in read.chain[0].leaves.items()} == {
         key: leaf.value for key, leaf in leaves.items()
     }

@@ -29,8 +29,8 @@ def job() -> Iterator[list[subprocess.Popen[bytes]]]:
                 stream.close()
 
 
-def look(one: subprocess.Popen[bytes]) -> Look:
-    found = work_signs.look(one.pid, 0.0, work_signs.tree())
+def observed(one: subprocess.Popen[bytes]) -> Look:
+    found = work_signs.observe_job(one.pid, 0.0, work_signs.tree())
     assert found is not None
     return found
 
@@ -45,34 +45,36 @@ def python(code: str, **options: object) -> subprocess.Popen[bytes]:
 def test_a_rank_that_reads_a_terminal_waits_for_a_person(job, code):
     controller, terminal = pty.openpty()
     job.append(python(code, stdin=terminal, stdout=terminal))
-    until(lambda: look(job[0]).ranks[0].waits_in == TERMINAL, "it reads")
+    until(lambda: observed(job[0]).ranks[0].waits_in == TERMINAL, "it reads")
     os.close(controller)
     os.close(terminal)
 
 
 def test_a_rank_that_reads_a_pipe_waits_for_no_person(job):
     job.append(python("input()", stdin=subprocess.PIPE))
-    until(lambda: "pipe" in look(job[0]).ranks[0].waits_in, "it reads")
+    until(lambda: "pipe" in observed(job[0]).ranks[0].waits_in, "it reads")
 
 
 def test_a_rank_that_reads_a_file_is_shown_with_its_name(job, tmp_path):
     os.mkfifo(tmp_path / "data")
     kept = os.open(tmp_path / "data", os.O_RDWR)  # the reader gets past open(2)
     job.append(python(f"open({str(tmp_path / 'data')!r}).read()"))
-    until(lambda: look(job[0]).ranks[0].waits_in.endswith(f" on {tmp_path / 'data'}"), "it reads")
+    until(
+        lambda: observed(job[0]).ranks[0].waits_in.endswith(f" on {tmp_path / 'data'}"), "it reads"
+    )
     os.close(kept)
 
 
 def test_what_other_programs_do_below_a_rank_counts_apart(job):
     code = "import subprocess; subprocess.run(['sh', '-c', '{}; exec sleep 1000'])"
     job.append(python(code.format("head -c 9000000 /dev/zero | cat > /dev/null")))
-    until(lambda: look(job[0]).naps, "it sleeps")
-    assert look(job[0]).ranks[0].waits_in == "do_wait"
+    until(lambda: observed(job[0]).naps, "it sleeps")
+    assert observed(job[0]).ranks[0].waits_in == "do_wait"
     writing = "import subprocess; subprocess.run(['head', '-c', '900G', '/dev/zero'], stdout=-3)"
     job.append(python(writing))
-    until(lambda: look(job[1]).beside > 1_000_000, "it writes")
-    until(lambda: look(job[1]).cpu_s > 0.2, "its CPU time")
-    before, after = look(job[1]), look(job[1])
+    until(lambda: observed(job[1]).beside > 1_000_000, "it writes")
+    until(lambda: observed(job[1]).cpu_s > 0.2, "its CPU time")
+    before, after = observed(job[1]), observed(job[1])
     assert before.work == after.work, "the work of others is none of the rank's own"
 
 

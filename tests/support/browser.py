@@ -70,7 +70,7 @@ class Browser:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
-    def look(self, width: int, scheme: str) -> None:
+    def show_at(self, width: int, scheme: str) -> None:
         """Show the page at this width, light or dark."""
         screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
         self.ask("Emulation.setDeviceMetricsOverride", **screen)

@@ -270,7 +270,7 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
-    from saferun.supervise.attempt.attempt import run_attempt
+    from saferun.supervise.attempt.attempt_runner import run_attempt
     from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
     from saferun.supervise.ready import keeper_pool
     from saferun.supervise.ready.keeper_pool import start_keeper

@@ -1,4 +1,4 @@
-"""Processes that take GPU locks, for the tests of gpu/lock/lock*.py."""
+"""Processes that take GPU locks, for the tests of gpu/lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import pytest
 from repo import ROOT
 
-from saferun.gpu.lock import lock, lock_owner
+from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.model import Gpu
 from saferun.settings import LockPolicy
 
@@ -75,9 +75,9 @@ def take(
     policy = LockPolicy(mode, wait_s, slots, None)
     directory = None if directory is None else str(directory)
     gpus = [Gpu(None, uuid, "", (parents or {}).get(uuid, "")) for uuid in uuids]
-    world = lock.World(**{"say": lambda line: pytest.fail(f"it said: {line}"), **world})
+    world = gpu_locks.World(**{"say": lambda line: pytest.fail(f"it said: {line}"), **world})
     owner = lock_owner.this_process("train.py", "run-7")
-    return lock.acquire(gpus, policy, owner, environ or {}, world, directory)
+    return gpu_locks.acquire(gpus, policy, owner, environ or {}, world, directory)
 
 
 def files(held):

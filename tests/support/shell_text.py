@@ -24,7 +24,7 @@ def bash(text: str) -> list[str]:
     return [word.decode("utf-8", "surrogateescape") for word in done.stdout.split(b"\0")[:-1]]
 
 
-def made(
+def rendered_script(
     sheet: ScriptSettings, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")
 ) -> str:
     template = (ROOT / "shell" / "run.sh").read_text()

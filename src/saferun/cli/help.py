@@ -11,8 +11,8 @@ import click
 
 from saferun.cli import reference
 from saferun.cli.completers import help_words
-from saferun.cli.front import HELP as FRONT
 from saferun.cli.options import HELP, echo
+from saferun.cli.usage import HELP as USAGE
 from saferun.errors import UsageError
 from saferun.system.spelling import nearest
 
@@ -36,7 +36,7 @@ def command(words: tuple[str, ...], listed: bool) -> int:
             echo(f"{what}:\n{_wrapped(', '.join(names))}")
         return 0
     if not words:
-        echo(FRONT.rstrip("\n"))
+        echo(USAGE.rstrip("\n"))
         return 0
     words = words[1:] if words[0] == "saferun" and len(words) > 1 else words
     word = " ".join(words)

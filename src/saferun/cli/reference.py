@@ -16,8 +16,8 @@ import click
 
 from saferun.audit import effects, variable_index
 from saferun.cli.commands import command_named
-from saferun.cli.front import HELP
 from saferun.cli.gen_shell import GEN_SHELL
+from saferun.cli.usage import HELP
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
 from saferun.knowledge.torchrun_options import OPTIONS

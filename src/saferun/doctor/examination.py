@@ -1,6 +1,6 @@
 """`saferun doctor`: collects the machine's facts, all at once and bounded, and has them judged.
 
-    collect.py -> vitals -> judge (checks_*, xid, audit) -> findings -> view
+    all_sources.py -> vitals -> judge (checks_*, xid, audit) -> findings -> view
 
 What hangs or fails becomes a finding. Nothing here raises for what the machine does, and all ends
 within 20 s (except for `--full` and `--recover`).
@@ -20,7 +20,7 @@ from saferun.doctor.checks import (
     checks_network,
     checks_speed,
 )
-from saferun.doctor.collect.collect import SOURCES, Collected, Gpus, Vitals, collect
+from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu import nvidia_smi
 from saferun.gpu.preflight import preflight_gate
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts

@@ -8,8 +8,8 @@ with pid and host is the lock (SoftFileLock). filelock 4 breaks one on proof, by
 the last for Python 3.10, does not take it at once); where a machine went down with it, or with an
 older filelock, the file has to be removed by hand, and the error says so.
 
-The GPU locks (gpu/lock/lock.py) and the claims on compile caches (gpu/orphans.py) have reasons of
-their own for using flock(2) directly; they stand there.
+The GPU locks (gpu/lock/gpu_locks.py) and the claims on compile caches (gpu/orphans.py) have reasons
+of their own for using flock(2) directly; they stand there.
 """
 
 from __future__ import annotations

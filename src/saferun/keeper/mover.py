@@ -39,7 +39,7 @@ class Mover:
         self._job, self._target = ends.ours, ends.outer
         self._stage_in = ends.stage_in
         self._source = ends.ours if ends.stage_out < 0 else ends.stage_out
-        self._seen, self._looking = os.pipe()
+        self._peek_out, self._peek_in = os.pipe()
         self._tee = ctypes.CDLL(None, use_errno=True).tee
 
     def works(self) -> bool:
@@ -54,11 +54,11 @@ class Mover:
 
     def close(self) -> None:
         """Close what this has opened."""
-        for fd in (self._seen, self._looking):
+        for fd in (self._peek_out, self._peek_in):
             os.close(fd)
 
-    def look(self) -> bytes:
-        """Return the bytes that come next; b"" at the end.
+    def peek(self) -> bytes:
+        """Return the bytes that come next, which stay in the job's pipe; b"" at the end.
 
         Raises:
             BlockingIOError: there is nothing now.
@@ -67,7 +67,7 @@ class Mover:
         if self._stage_in >= 0:
             self._gather()
         count = self._copy()
-        return os.read(self._seen, count) if count else b""
+        return os.read(self._peek_out, count) if count else b""
 
     def move(self, count: int) -> None:
         """Move the bytes that were seen; blocks while the reader is slow.
@@ -82,7 +82,7 @@ class Mover:
                 select.select([], [self._target], [])
 
     def _copy(self) -> int:
-        count = int(self._tee(self._source, self._looking, ctypes.c_size_t(_MOST_BYTES), _NONBLOCK))
+        count = int(self._tee(self._source, self._peek_in, ctypes.c_size_t(_MOST_BYTES), _NONBLOCK))
         if count < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

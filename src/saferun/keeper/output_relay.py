@@ -127,7 +127,7 @@ class Channel:
         """Return what the job has written; nothing at the end, None where there is none now."""
         try:
             if self._mover:
-                return self._mover.look()
+                return self._mover.peek()
             count = os.readv(self._ours, [self._buffer])
         except BlockingIOError:
             return None

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 
 from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
-from saferun.gpu.lock import lock, lock_owner
-from saferun.gpu.lock.lock import Held
+from saferun.gpu.lock import gpu_locks, lock_owner
+from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.preflight import preflight_gate
 from saferun.gpu.preflight.preflight_gate import Clearance
 from saferun.gpu.preflight.preflight_report import in_a_line
@@ -30,7 +30,9 @@ def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
     assert gathered.profile is not None, "a supervised run has a profile"
     owner = lock_owner.this_process(command(gathered.request), gathered.identity.run)
     policy = gathered.profile.settings.locks
-    return lock.acquire(gathered.facts.gpu.gpus, policy, owner, gathered.environ, lock.World(say))
+    return gpu_locks.acquire(
+        gathered.facts.gpu.gpus, policy, owner, gathered.environ, gpu_locks.World(say)
+    )
 
 
 def command(request: Request) -> str:

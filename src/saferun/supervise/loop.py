@@ -1,9 +1,9 @@
 """The loop of attempts under the locks: start, wait, diagnose, decide, start again or explain.
 
 The code that decides is pure (planning/build.py, diagnosis/deciding/classify.py,
-diagnosis/deciding/retry_policy.py); the code that acts is in gpu/lock/lock.py, journal/writer.py
-and attempt.py.
-An attempt is over when none of its processes lives.
+diagnosis/deciding/retry_policy.py); the code that acts is in gpu/lock/gpu_locks.py,
+journal/writer.py and attempt/attempt_runner.py. An attempt is over when none of its processes
+lives.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
-from saferun.gpu.lock.lock import Held
+from saferun.gpu.lock.gpu_locks import Held
 from saferun.journal.event_types import Preflight, Recovery, Recycled
 from saferun.journal.writer import Journal
 from saferun.model import Finding, LaunchPlan
 from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
-from saferun.supervise.attempt.attempt import run_attempt
+from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Ended, Observer
 from saferun.supervise.attempt.attempt_watch import (
     AttemptWatch,
@@ -53,7 +53,7 @@ from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, threads
-    from saferun.supervise.nodes.nodes import Nodes
+    from saferun.supervise.nodes.peer_nodes import PeerNodes
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
@@ -175,16 +175,16 @@ class _Run:
         self._nodes = self._other_nodes(first)
         # Both are those of the attempt that runs.
         self._watch: AttemptWatch
-        self._looks: FirstSteps
+        self._first_steps: FirstSteps
         self._requests = EndRequests()
 
-    def _other_nodes(self, plan: LaunchPlan) -> Nodes | None:
+    def _other_nodes(self, plan: LaunchPlan) -> PeerNodes | None:
         if self._gathered.launcher is None or plan.options.nodes == 1:
             return None
 
-        from saferun.supervise.nodes.nodes import Nodes  # see the top
+        from saferun.supervise.nodes.peer_nodes import PeerNodes  # see the top
 
-        return Nodes(
+        return PeerNodes(
             self._gathered,
             self._history,
             self._mitigations,
@@ -301,7 +301,7 @@ class _Run:
         if plan.settings.watch.mode != "off":
             environ = self._gathered.environ
             hangs = HangWatch(plan, identity.receipts, self._record, self._say, environ)
-        self._looks = FirstSteps(plan, number, self._say, hangs)
+        self._first_steps = FirstSteps(plan, number, self._say, hangs)
         self._record.attempt(number, plan, self._history, self._gathered.facts.torch)
         return plan
 
@@ -324,8 +324,8 @@ class _Run:
             later=self._beside().__next__,
             later_s=LOAD_S,
             spared=lambda: (*self._keepers.pids(), *self._record.helpers()),
-            look=self._looks.look,
-            asked=self._looks.ask if self._looks.takes_questions else None,
+            check_job=self._first_steps.check_job,
+            asked=self._first_steps.ask if self._first_steps.takes_questions else None,
             interrupted=lambda left_s: self._say(answer(left_s)),
         )
         return run_attempt(spec, observer, self._keepers.take())
@@ -336,7 +336,7 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
-        self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
+        self._record.harmlessly(lambda: self._first_steps.started(keeper, launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _beside(self) -> Iterator[float]:
@@ -350,7 +350,7 @@ class _Run:
         prepares = True
         while True:
             self._record.harmlessly(self._record.journal.alive)
-            self._record.harmlessly(self._watch.look)
+            self._record.harmlessly(self._watch.observe_ranks)
             if prepares:
                 self._record.harmlessly(lambda: self._prepare_agent(self._following()))
                 prepares = False
@@ -405,11 +405,11 @@ class _Run:
             assert self._watch.request is not None, "it has said why"
             self._record.journal.event(Recycled(last.number, *self._watch.request))
         elif ended.exit_code:
-            if cause := self._looks.cause:
+            if cause := self._first_steps.cause:
                 cause = cause._replace(line=self._record.journal.masked(cause.line))
             lost = self._nodes.lost() if self._nodes else ""
             last = self._watch.diagnosed(last, ended, cause, lost)
-        self._record.harmlessly(lambda: self._looks.ended(ended))
+        self._record.harmlessly(lambda: self._first_steps.ended(ended))
         last = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         following = self._following()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
-from saferun.gpu.lock.lock import Held
+from saferun.gpu.lock.gpu_locks import Held
 from saferun.model import LaunchPlan
 from saferun.planning import exec_limit
 from saferun.planning.inputs import RunInputs

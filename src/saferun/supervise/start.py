@@ -95,9 +95,9 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
     restore_child_ends()
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
-        from saferun.supervise.workers import workers  # only a run of several workers needs it
+        from saferun.supervise.workers import worker_pool  # only a run of several workers needs it
 
-        return workers.supervise(gathered, say)
+        return worker_pool.supervise(gathered, say)
     if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
         from saferun.supervise.loop import supervise  # 60 ms, spared where the job replaces us
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 from saferun.errors import BusyError
-from saferun.gpu.lock import lock, lock_dir, lock_owner
+from saferun.gpu.lock import gpu_locks, lock_dir, lock_owner
 from saferun.model import Gpu
 from saferun.settings import LockPolicy
 
@@ -34,7 +34,9 @@ try:
     owner = lock_owner.this_process(job["command"], "run-7")
     policy = LockPolicy(**job["policy"], slot_memory_gib=None)
     gpus = [Gpu(None, uuid, "", job["parents"].get(uuid, "")) for uuid in job["uuids"]]
-    held = lock.acquire(gpus, policy, owner, os.environ, lock.World(say), job["directory"])
+    held = gpu_locks.acquire(
+        gpus, policy, owner, os.environ, gpu_locks.World(say), job["directory"]
+    )
 except BusyError as error:
     print(json.dumps({"busy": str(error), "messages": messages, "code": error.code}), flush=True)
     sys.exit(error.code)

@@ -79,7 +79,7 @@ def _follow(live: LiveRun, interval_s: float, text: Callable[[Snapshot], str]) -
     """Print a line for each change, until the run is over."""
     shown: object = None
     while True:
-        now = live.look()
+        now = live.snapshot()
         if (new := watch_view.changes(now)) != shown:
             echo(text(now))
             sys.stdout.flush()
@@ -98,7 +98,7 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
     drawn = Live(console=Console(), screen=True, auto_refresh=False)
     text = f"{note}; {_KEYS}" if note else _KEYS
     with Signals(_HEARD) as signals, _Keys() as keys, drawn:
-        while watch_view.goes_on((now := live.look()).run):
+        while watch_view.goes_on((now := live.snapshot()).run):
             drawn.update(colour.drawn(watch_view.lines(now, text)), refresh=True)
             if keys.has_quit(signals.fd, interval_s):
                 return

@@ -1,7 +1,7 @@
 """One GPU for each of several workers of a run: that on which the fewest runs and workers are.
 
-A worker holds a slot of its GPU as a run does (lock.py), so that slots count the workers of all
-runs. A worker that gets a slot sees no other GPU.
+A worker holds a slot of its GPU as a run does (gpu_locks.py), so that slots count the workers of
+all runs. A worker that gets a slot sees no other GPU.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from saferun.errors import BusyError
 from saferun.gpu.device_names import visible_without
-from saferun.gpu.lock import lock
-from saferun.gpu.lock.lock import Held
+from saferun.gpu.lock import gpu_locks
+from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.lock.lock_owner import Holder
 from saferun.model import Gpu
 from saferun.named_tuple import NamedTuple
@@ -42,7 +42,7 @@ class Slots:
         policy: LockPolicy,
         owner: Holder,
         environ: Mapping[str, str],
-        world: lock.World,
+        world: gpu_locks.World,
     ) -> None:
         self._gpus, self._policy, self._owner = tuple(gpus), policy, owner
         self._environ, self._world = environ, world
@@ -103,7 +103,7 @@ class Slots:
         return visible_without(exported, [(gpu.uuid, gpu == slot.gpu) for gpu in self._gpus])
 
     def _by_load(self) -> list[int]:
-        others = lock.load([gpu.uuid for gpu in self._gpus if gpu.uuid], self._environ)
+        others = gpu_locks.load([gpu.uuid for gpu in self._gpus if gpu.uuid], self._environ)
         loads = [
             (max(others.get(gpu.uuid, 0), mine), mine, place)
             for place, (gpu, mine) in enumerate(zip(self._gpus, self._mine, strict=True))
@@ -111,4 +111,4 @@ class Slots:
         return [place for _, _, place in sorted(loads)]
 
     def _acquire(self, gpus: Sequence[Gpu], policy: LockPolicy) -> Held:
-        return lock.acquire(gpus, policy, self._owner, self._environ, self._world)
+        return gpu_locks.acquire(gpus, policy, self._owner, self._environ, self._world)

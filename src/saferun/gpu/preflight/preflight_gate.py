@@ -15,8 +15,8 @@ from typing import Any
 from saferun.errors import BusyError
 from saferun.gpu import nvidia_smi
 from saferun.gpu.cuda_errors import RESET
-from saferun.gpu.lock import lock, lock_owner
-from saferun.gpu.lock.lock import Held
+from saferun.gpu.lock import gpu_locks, lock_owner
+from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.preflight import preflight, preflight_report
 from saferun.gpu.preflight.preflight_report import Around, Judged, cards, in_a_line, lines
 from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, recover
@@ -257,7 +257,7 @@ def recover_cuda_context(
     owner = lock_owner.this_process("saferun doctor --recover", "")
     named = [gpu for gpu in facts.gpus if gpu.uuid]
     try:
-        held = lock.acquire(named, ALONE, owner, environ, lock.World(say))
+        held = gpu_locks.acquire(named, ALONE, owner, environ, gpu_locks.World(say))
     except BusyError as busy:
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)

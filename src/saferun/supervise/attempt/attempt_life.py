@@ -81,7 +81,7 @@ class AttemptLife(StateMachine):
         self._began = clock()
         self._deadline: float | None = None
         self._later_at: float | None = None
-        self._look_at: float | None = None
+        self._check_at: float | None = None
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # the last signal for the job
         self._ended_at: float | None = None
@@ -122,7 +122,7 @@ class AttemptLife(StateMachine):
                 self._send(protocol.Signal(int(signal.SIGQUIT), None))
         elif self._observer.asked is not None and self.state == RUNNING:
             self._observer.asked()
-            self._look_at = self._clock()
+            self._check_at = self._clock()
 
     @property
     def saw_interrupt(self) -> bool:
@@ -140,21 +140,21 @@ class AttemptLife(StateMachine):
         if self._later_at is not None and self._clock() >= self._later_at:
             self._later_at = None
             self.step(LATER)
-        if self._look_at is not None and self._clock() >= self._look_at:
-            self._look()
+        if self._check_at is not None and self._clock() >= self._check_at:
+            self._check_job()
         if self._deadline is not None and self._clock() >= self._deadline:
             self._deadline = None
             self.step(DEADLINE)
 
-    def _look(self) -> None:
-        delay_s = None if self._observer.look is None else self._observer.look()
-        self._look_at = None if delay_s is None else self._clock() + delay_s
+    def _check_job(self) -> None:
+        delay_s = None if self._observer.check_job is None else self._observer.check_job()
+        self._check_at = None if delay_s is None else self._clock() + delay_s
         if delay_s is None and self.state == RUNNING:
             self.step(HUNG)
 
     def left_ms(self) -> float | None:
         """Return the time until something is due; None where nothing is."""
-        times = [t for t in (self._deadline, self._later_at, self._look_at) if t is not None]
+        times = [t for t in (self._deadline, self._later_at, self._check_at) if t is not None]
         return max(0, min(times) - self._clock()) * 1000 if times else None
 
     def asked_s(self) -> float | None:
@@ -172,12 +172,12 @@ class AttemptLife(StateMachine):
         if self._observer.later is not None:
             self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
-        self._look_at = None if self._observer.look is None else self._began
+        self._check_at = None if self._observer.check_job is None else self._began
 
     def _exit(self, report: protocol.Exited) -> None:
         self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
         self.status = report.wait_status
-        self._look_at = None
+        self._check_at = None
 
     def _exit_as_asked(self, report: protocol.Exited) -> None:
         self._exit(report)

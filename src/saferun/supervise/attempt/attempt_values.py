@@ -57,8 +57,8 @@ class Observer(NamedTuple):
     later_s: float = 0.0
     # Again and again while the command runs; returns the seconds until the next time, or None to
     # have the command ended, because it hangs.
-    look: Callable[[], float | None] | None = None
-    # At a SIGQUIT while a command runs that has a group of its own; `look` is called next.
+    check_job: Callable[[], float | None] | None = None
+    # At a SIGQUIT while a command runs that has a group of its own; `check_job` is called next.
     asked: Callable[[], object] | None = None
     # At the first SIGINT that asks the job to end, with the seconds until it is killed.
     interrupted: Callable[[float | None], object] | None = None

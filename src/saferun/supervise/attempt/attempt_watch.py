@@ -52,8 +52,8 @@ class AttemptWatch:
         self._kills = OutOfMemoryKills()  # the job is starting meanwhile
         self._kills.see((launcher,))  # a job may die before its ranks are looked at
 
-    def look(self) -> None:
-        """Look at the ranks; call it now and then while they run."""
+    def observe_ranks(self) -> None:
+        """Note which ranks run and who was killed for memory; call it now and then."""
         pids = list(rank_processes.ranks(self._launcher).values())
         if pids:
             self.ranks_ran = True

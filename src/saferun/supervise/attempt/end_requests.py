@@ -31,8 +31,9 @@ class EndRequestedError(BaseException):
 class EndRequests:
     """A context in which these signals stay pending until `raised`, an attempt or the end.
 
-    An attempt reads those that come while it runs (attempt.py), also if they are blocked here. A
-    signal that is still pending at the end is discarded: the run's status has been recorded.
+    An attempt reads those that come while it runs (attempt_runner.py), also if they are blocked
+    here. A signal that is still pending at the end is discarded: the run's status has been
+    recorded.
 
     SIGURG says that the time limit is near, as a script of `gen-shell --slurm` sends it to every
     process of a step: the ranks, for which it means nothing, get SIGUSR2, and no other attempt

@@ -34,8 +34,8 @@ class KeeperWatch:
         left_ms = max(0.0, self._due_s - self._clock()) * 1000
         return left_ms if other_ms is None else min(left_ms, other_ms)
 
-    def look(self) -> bool:
-        """Look, if it is time; return whether it has just been stopped for too long."""
+    def stopped_too_long(self) -> bool:
+        """Read the keeper's state, if it is time; return whether it is now stopped for too long."""
         if self._clock() < self._due_s:
             return False
         self._due_s = self._clock() + LOOK_S

@@ -31,7 +31,7 @@ class FirstSteps:
         number: the attempt's. One that goes on from another is ended where its ranks differ; ranks
             of a first attempt may each have a part of the work.
         say: takes lines for people.
-        hang_watch: is asked to look in its own time; None for none.
+        hang_watch: checks the job in its own time; None for none.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class FirstSteps:
         agree = plan.settings.hooks.init.agree
         self._ends = agree == "error" and (number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
-        self._hang_look_s = 0.0
+        self._hang_check_s = 0.0
         self._launcher = self._keeper = 0
         self._sizes: dict[tuple[int, int], int] = {}
         self._apart: Hang | None = None
@@ -67,18 +67,18 @@ class FirstSteps:
         """Have the next look followed by a report of where the ranks are."""
         if self._hang_watch:
             self._hang_watch.ask()
-        self._hang_look_s = 0.0
+        self._hang_check_s = 0.0
 
-    def look(self) -> float | None:
-        """Look at the job; return the seconds until the next look, None to end it. Never raises."""
+    def check_job(self) -> float | None:
+        """Return the seconds until the next check of the job, None to end it. Never raises."""
         now, delay_s = time.monotonic(), float("inf")
         if self._hang_watch:
-            if now >= self._hang_look_s:
-                wait_s = self._hang_watch.look()
+            if now >= self._hang_check_s:
+                wait_s = self._hang_watch.check_job()
                 if wait_s is None:
                     return None
-                self._hang_look_s = now + wait_s
-            delay_s = self._hang_look_s - now
+                self._hang_check_s = now + wait_s
+            delay_s = self._hang_check_s - now
         if self._left:
             self._left -= 1
             try:

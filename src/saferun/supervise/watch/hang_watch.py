@@ -129,15 +129,15 @@ class HangWatch:
         """Have the next look followed by a report, however busy the job is."""
         self._is_wanted = True
 
-    def look(self) -> float | None:
-        """Look at the job; return the seconds until the next look, None to end it. Never raises."""
+    def check_job(self) -> float | None:
+        """Return the seconds until the next check of the job, None to end it. Never raises."""
         try:
-            return self._look()
+            return self._check_job()
         except Exception as error:
             self._record.fault(error)
             return self._every_s
 
-    def _look(self) -> float | None:
+    def _check_job(self) -> float | None:
         now = self._now(time.monotonic())
         if now is None:
             return self._every_s
@@ -163,7 +163,7 @@ class HangWatch:
         matters = self._asked or self._is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
-        now = work_signs.look(self._launcher, at_s, self._tree)
+        now = work_signs.observe_job(self._launcher, at_s, self._tree)
         ranks = [one.pid for one in now.ranks] if now else []
         self._looks += 1
         if ranks != self._ranks or self._looks < _FIRST:

@@ -79,7 +79,7 @@ class LiveRun:
         self._saved: Checkpoint | None = None
         self._saved_at_s = float("-inf")
 
-    def look(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Return what can be seen now.
 
         Raises:
@@ -99,7 +99,7 @@ class LiveRun:
         for attempt in attempts(run):
             last.setdefault(attempt.worker, []).append(attempt)
         jobs = [self._job(worker, tried, log, lives) for worker, tried in last.items()]
-        gpus = self._gpus.look() if lives else ()
+        gpus = self._gpus.loads() if lives else ()
         return Snapshot(run, now, tuple(jobs), gpus, self._checkpoint(run) if lives else None)
 
     def _job(
@@ -119,7 +119,7 @@ class LiveRun:
         watched = self._jobs.get(worker)
         if watched is None or watched.started != started[-1]:
             watched = self._jobs[worker] = Watched(started[-1])
-        return watched.look(job, self._masker)
+        return watched.with_observed(job, self._masker)
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
         """Return the checkpoint from which a retry would go on, looked for now and then."""
@@ -155,14 +155,14 @@ class Watched:
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()
 
-    def look(self, job: Job, masker: Masker) -> Job:
-        """Return a job with what can be seen of it now, its output without secrets."""
+    def with_observed(self, job: Job, masker: Masker) -> Job:
+        """Return a job with what its processes show now, its output without secrets."""
         now = time.monotonic()
         found = list(live_output.outputs(self.started.keeper, self.started.launcher))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
         ages = [age for _, age in found]
         newest = min(found, key=lambda one: one[1])[0] if found else b""
-        seen = work_signs.look(self.started.launcher, now, work_signs.tree())
+        seen = work_signs.observe_job(self.started.launcher, now, work_signs.tree())
         last, self._last = self._last, seen
         cores = None
         if seen and last:
@@ -236,7 +236,7 @@ class _Gpus:
         self._environ = environ
         self._next_s = float("-inf")
 
-    def look(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[Load, ...]:
         """Return how busy they are; nothing where that is not known."""
         if not self._devices or time.monotonic() < self._next_s:
             return ()

@@ -36,7 +36,7 @@ def tree() -> Tree:
     return children
 
 
-def look(launcher: int, at_s: float, children: Tree) -> Look | None:
+def observe_job(launcher: int, at_s: float, children: Tree) -> Look | None:
     """Return what a job's processes show now; None if no rank of it can be seen.
 
     Args:

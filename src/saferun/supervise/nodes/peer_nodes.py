@@ -47,7 +47,7 @@ REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
-class Nodes:
+class PeerNodes:
     """What this node knows of the others, over all attempts.
 
     Args:

@@ -129,7 +129,7 @@ def _follow(
                 life.take_signal(number, sender)
         if life.state not in OVER:
             life.take_time()
-            if watch.look():
+            if watch.stopped_too_long():
                 life.step(KEEPER_STOPPED)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
-from saferun.gpu.lock import lock, lock_owner
+from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.slots import Slot, Slots
 from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.journal.writer import Journal
@@ -113,8 +113,8 @@ class _Workers:
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
         # Every worker's lock would have the same trouble: each line is said once.
-        world = lock.World(functools.cache(say))
-        memory = lock.slot_memory(self._policy, gathered.environ, world)
+        world = gpu_locks.World(functools.cache(say))
+        memory = gpu_locks.slot_memory(self._policy, gathered.environ, world)
         self._slots = Slots(
             gathered.facts.gpu.gpus,
             self._policy,

@@ -14,7 +14,7 @@ from helpers import until
 from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, files, flock, no_wait, take
 
 from saferun.errors import EXIT_BUSY, BusyError
-from saferun.gpu.lock import lock
+from saferun.gpu.lock import gpu_locks
 
 # These tests fork on purpose; where pytest has threads, Python 3.12 and later say so.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
@@ -295,7 +295,7 @@ def test_a_stopped_process_that_was_let_in_does_not_keep_others_out_for_good(tmp
     with flock(tmp_path / "admission"):
         held = take(tmp_path, A, clock=clock, sleep=clock.sleep)
     assert f"{A}.lock" in files(held)
-    assert clock.now == pytest.approx(100 + lock.GATE_S, abs=0.1)
+    assert clock.now == pytest.approx(100 + gpu_locks.GATE_S, abs=0.1)
     held.close()
 
 
