@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 
 from . import contract, rank, receipts
 from .targets import TARGETS
@@ -16,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn, TypeVar
+
+    from saferun.settings import HookSettings
 
     Result = TypeVar("Result")
 
@@ -38,7 +41,7 @@ class Context:
     ) -> None:
         self._hook_late = hook_late
         found = contract.decode(text)
-        self.hooks = found["hooks"]  # each key of the section, checked and typed (settings.py)
+        self.hooks = _hook_settings(found["hooks"])
         self.mitigations = found["mitigations"]
         self.attempt = found["attempt"]
         self.start = found["start"]  # what it goes on from, and how; None: as the script does
@@ -141,7 +144,7 @@ class Context:
         what = f"{type(error).__name__}: {text}"
         self.receipt(hook, contract.FAILED, error=what)
         message = f"inject: hook {hook}: {what}; "
-        if not self.hooks["required"]:
+        if not self.hooks.required:
             if message not in self._reported:
                 self._reported.add(message)
                 say(message + "the job goes on without it")
@@ -193,6 +196,19 @@ class Context:
             json.dumps({**facts, "at": at, "hook": hook, "outcome": outcome, **head}, default=repr)
             for at, hook, outcome, facts in entries
         ]
+
+
+def _hook_settings(section: dict[str, Any]) -> HookSettings:
+    """Return the section `hooks`, whole and checked, with its keys as attributes.
+
+    They are declared in settings.py, which no rank loads; mypy reads them there.
+    """
+    found: Any = SimpleNamespace(**section)
+    for name, value in section.items():
+        if isinstance(value, dict):
+            setattr(found, name, SimpleNamespace(**value))
+    settings: HookSettings = found
+    return settings
 
 
 def say(text: str) -> None:

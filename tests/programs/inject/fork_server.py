@@ -116,7 +116,7 @@ def settle(job: dict[str, Any]) -> None:
     from _saferun_inject.hooks.order import hook as order
 
     current = hook_runner.current("")
-    current.hooks["init"].update(job["init"])
+    vars(current.hooks.init).update(job["init"])
     current._directory = os.path.join(job["folder"], "receipts")
     watch, barrier = order._state
     watch.mode = job["order"].get("mode", watch.mode)

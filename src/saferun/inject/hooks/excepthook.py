@@ -125,10 +125,10 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
         context: the process's.
     """
     if name == _WORKERS:
-        if context.hooks["excepthook"] == "on" and _is_of_job():
+        if context.hooks.excepthook == "on" and _is_of_job():
             _keep_stacks_of_workers(module)
         return
-    if context.hooks["excepthook"] == "off":
+    if context.hooks.excepthook == "off":
         context.receipt("excepthook", contract.OFF)
         return
     if not _is_of_job():
@@ -287,7 +287,7 @@ def _write(text: str, value: BaseException, trace: "TracebackType | None") -> No
 
     path = os.environ.get(_VARIABLE)
     current = hook_runner.current(text) if path else None
-    if not path or current is None or current.hooks["excepthook"] == "off":
+    if not path or current is None or current.hooks.excepthook == "off":
         return
     context_error = _context_error(value)
     if context_error:

@@ -33,7 +33,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    if not context.hooks["memory"]["clear_between_trials"]:
+    if not context.hooks.memory.clear_between_trials:
         if name == "optuna.study.study":
             context.receipt(_HOOK, contract.OFF)
         return

@@ -25,7 +25,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    setting = context.hooks["cudagraph_markers"]
+    setting = context.hooks.cudagraph_markers
     if setting == "keep":
         context.receipt(_HOOK, contract.OFF)
         return

@@ -27,15 +27,16 @@ from . import mitigations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from types import FrameType, ModuleType
     from typing import Any
 
+    from saferun.settings import CompileHook
+
     from ...context import Context
 
-    CompileSettings = Mapping[str, Any]  # hooks.compile
-    Hold = Callable[[ModuleType, CompileSettings, Context], None]
+    Hold = Callable[[ModuleType, CompileHook, Context], None]
 
 _HOOK = "compile"
 _MARK = "_saferun_held"
@@ -75,11 +76,11 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         mitigations.give_rank_own_caches(context)
     if name == "torch._dynamo.convert_frame":
         mitigations.switch_ddp_optimizer_off(module, context)
-    parts[name](module, context.hooks["compile"], context)
+    parts[name](module, context.hooks.compile, context)
 
 
-def _graphs_are_off(settings: CompileSettings) -> bool:
-    setting = settings["cudagraphs"]
+def _graphs_are_off(settings: CompileHook) -> bool:
+    setting = settings.cudagraphs
     return setting == "off" or (setting == "off-when-distributed" and rank.is_distributed())
 
 
@@ -92,8 +93,8 @@ def _is_in_torch(frame: FrameType) -> bool:
 # enabled
 
 
-def _hold_entry(torch: ModuleType, settings: CompileSettings, context: Context) -> None:
-    if settings["enabled"] != "off":
+def _hold_entry(torch: ModuleType, settings: CompileHook, context: Context) -> None:
+    if settings.enabled != "off":
         context.receipt(_HOOK, contract.OFF, part="enabled")
         return
     if hasattr(torch.compile, _MARK):
@@ -130,8 +131,8 @@ def _flex_inside(model: Any) -> Any:
     return getattr(model, _MARK, model)
 
 
-def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context: Context) -> None:
-    if settings["enabled"] != "off":
+def _hold_flex_attention(module: ModuleType, settings: CompileHook, context: Context) -> None:
+    if settings.enabled != "off":
         return
     import torch
 
@@ -154,7 +155,7 @@ def _hold_flex_attention(module: ModuleType, settings: CompileSettings, context:
 # autotune and cudagraphs
 
 
-def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Context) -> None:
+def _hold_inductor(module: ModuleType, settings: CompileHook, context: Context) -> None:
     signature = inspect.signature(module.compile_fx)
 
     @hidden_frames.replace(module, "compile_fx")
@@ -176,10 +177,10 @@ def _hold_inductor(module: ModuleType, settings: CompileSettings, context: Conte
     context.receipt(_HOOK, contract.APPLIED, part="inductor")
 
 
-def _policy(settings: CompileSettings, config: ModuleType) -> dict[str, object]:
+def _policy(settings: CompileHook, config: ModuleType) -> dict[str, object]:
     """Return inductor's settings for the graph at hand, less those that this torch lacks."""
     policy: dict[str, object] = {}
-    if settings["autotune"] == "off":
+    if settings.autotune == "off":
         policy.update(_NO_AUTOTUNE)
     if _graphs_are_off(settings):
         policy.update(_NO_GRAPHS)
@@ -231,8 +232,8 @@ def _observe(context: Context, graph: str, config: ModuleType) -> None:
         context.receipt(_HOOK, contract.OBSERVED, graph=graph, effective=effective)
 
 
-def _hold_launchers(module: ModuleType, settings: CompileSettings, context: Context) -> None:
-    if settings["autotune"] != "off":
+def _hold_launchers(module: ModuleType, settings: CompileHook, context: Context) -> None:
+    if settings.autotune != "off":
         return
     tuner = getattr(module, "CachingAutotuner", None)
     step = next((n for n in ("_make_launchers", "precompile") if hasattr(tuner, n)), None)
@@ -291,10 +292,8 @@ def _keep_first(tuner: Any) -> None:
         tuner.compile_results = same[:1] or results[:1]
 
 
-def _hold_cudagraphs_backend(
-    module: ModuleType, settings: CompileSettings, context: Context
-) -> None:
-    if settings["cudagraphs"] == "keep" or not hasattr(module, "cudagraphs"):
+def _hold_cudagraphs_backend(module: ModuleType, settings: CompileHook, context: Context) -> None:
+    if settings.cudagraphs == "keep" or not hasattr(module, "cudagraphs"):
         return
 
     @hidden_frames.replace(module, "cudagraphs")
@@ -314,10 +313,10 @@ def _hold_cudagraphs_backend(
 # fallback
 
 
-def _non_lazy_backward(settings: CompileSettings) -> AbstractContextManager[object]:
+def _non_lazy_backward(settings: CompileHook) -> AbstractContextManager[object]:
     # A backward compiled with its forward fails where dynamo can still fall back to eager.
     config = sys.modules.get("torch._functorch.config")
-    if settings["fallback"] != "on" or config is None:
+    if settings.fallback != "on" or config is None:
         return contextlib.nullcontext()
     if not _has(config, "force_non_lazy_backward_lowering"):
         return contextlib.nullcontext()
@@ -325,8 +324,8 @@ def _non_lazy_backward(settings: CompileSettings) -> AbstractContextManager[obje
     return patch
 
 
-def _hold_frames(module: ModuleType, settings: CompileSettings, context: Context) -> None:
-    if settings["fallback"] != "on":
+def _hold_frames(module: ModuleType, settings: CompileHook, context: Context) -> None:
+    if settings.fallback != "on":
         return
     config = module.config
 

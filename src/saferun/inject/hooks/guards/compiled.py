@@ -45,9 +45,9 @@ def hold(module: ModuleType, context: Context) -> None:
         module: torch._inductor.compile_fx.
         context: the process's.
     """
-    settings = context.hooks["guards"]
-    wanted = _LOSSES * (settings["labels"] == "on") + _LOOKUPS * (settings["embeddings"] == "on")
-    if settings["compiled"] == "off" or not wanted:
+    settings = context.hooks.guards
+    wanted = _LOSSES * (settings.labels == "on") + _LOOKUPS * (settings.embeddings == "on")
+    if settings.compiled == "off" or not wanted:
         return
     calls = _calls(wanted)
     operator = _define(context)

@@ -41,17 +41,17 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    settings = context.hooks["guards"]
+    settings = context.hooks.guards
     if name == "torch._inductor.compile_fx":
-        if settings["compiled"] == "on":
+        if settings.compiled == "on":
             compiled.hold(module, context)
         return
     losses: list[Check] = []
-    if settings["logits"] == "on":
+    if settings.logits == "on":
         losses.append(_check_shapes)
-    if settings["labels"] == "on":
+    if settings.labels == "on":
         losses.append(_check_labels)
-    lookups: list[Check] = [_check_indices] if settings["embeddings"] == "on" else []
+    lookups: list[Check] = [_check_indices] if settings.embeddings == "on" else []
     functions = {
         **dict.fromkeys(("cross_entropy", "nll_loss"), losses),
         **dict.fromkeys(("embedding", "embedding_bag"), lookups),
@@ -62,7 +62,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     for function, checks in functions.items():
         if checks and hasattr(module, function):
             _guard(module, function, checks, context)
-    context.receipt(_HOOK, contract.APPLIED, settings=dict(settings))
+    context.receipt(_HOOK, contract.APPLIED, settings=dict(vars(settings)))
 
 
 def _guard(module: ModuleType, name: str, checks: list[Check], context: Context) -> None:

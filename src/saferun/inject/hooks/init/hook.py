@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Protocol
 
-    from ...context import Context
+    from saferun.settings import InitHook
 
-    InitSettings = Mapping[str, Any]  # hooks.init
+    from ...context import Context
 
     class Cuda(Protocol):
         """The functions of torch.cuda that a decision about devices needs."""
@@ -58,7 +58,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    settings = context.hooks["init"]
+    settings = context.hooks.init
     c10d: Any = module
     if not hasattr(c10d, "init_process_group"):
         return
@@ -106,7 +106,7 @@ class InitCall:
         self,
         c10d: ModuleType,
         arguments: Mapping[str, Any],
-        settings: InitSettings,
+        settings: InitHook,
         context: Context,
         earlier: int,
     ) -> None:
@@ -125,7 +125,7 @@ class InitCall:
         self._earlier = earlier
         self._backend = str(arguments.get("backend") or "undefined").lower()
         self._device_id = arguments.get("device_id")
-        self._timeout_s = bound_s(settings["timeout_s"], arguments.get("timeout"))
+        self._timeout_s = bound_s(settings.timeout_s, arguments.get("timeout"))
         self._world = environment.world_of(arguments, os.environ)
         lazy = environment.inits_lazily(os.environ)
         self._wanted = wants_meeting(self._backend, settings) and not lazy
@@ -139,7 +139,7 @@ class InitCall:
 
         Returns itself, as `after` does.
         """
-        if self._settings["set_device"] and self._device_id is None:
+        if self._settings.set_device and self._device_id is None:
             self._device = _set_device(self._backend)
         if not (self._wanted and self._world and self._earlier == 0):
             return self
@@ -152,17 +152,17 @@ class InitCall:
     def after(self) -> InitCall:
         """Compare now if that was not possible before, wait for all ranks, write the receipt."""
         rank, size = self._c10d.get_rank(), self._c10d.get_world_size()
-        barrier = self._settings["barrier"]
+        barrier = self._settings.barrier
         if self._wanted and size > 1:
             if self._agent is not None:
                 if barrier == "store":
                     self._meet_in_agent("barrier", "get through", rank, size)
-            elif self._settings["agree"] != "off" or barrier == "store":
+            elif self._settings.agree != "off" or barrier == "store":
                 self._meet_afterwards(rank, size)
             if barrier == "collective":
                 _collective_barrier(self._c10d)
-            if self._settings["agree"] != "off" and not self._earlier:
-                first_steps.watch(self._c10d, rank, self._settings["agree"], self._context)
+            if self._settings.agree != "off" and not self._earlier:
+                first_steps.watch(self._c10d, rank, self._settings.agree, self._context)
         self._agent = None
         facts = {} if self._device is None else {"device": self._device}
         self._context.receipt(
@@ -222,7 +222,7 @@ class InitCall:
 
     def _act_on_differences(self, comparison: agreement.Comparison, rank: int) -> None:
         """Do what `agree` says about differences; other arguments are only ever a warning."""
-        agree = self._settings["agree"]
+        agree = self._settings.agree
         differences = comparison["differences"]
         if agree == "off":
             return
@@ -258,7 +258,7 @@ class InitCall:
         facts: agreement.RankFacts = {
             "world_size": size,
             "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
-            "barrier": self._settings["barrier"],
+            "barrier": self._settings.barrier,
             "start": self._context.start or "the script's own way",
             "host": os.uname().nodename,
             "argv": agreement.comparable_arguments(sys.argv),
@@ -277,9 +277,9 @@ def bound_s(timeout_s: float, given: object) -> float:
     return float(timeout_s) if seconds is None else seconds()
 
 
-def wants_meeting(backend: str, settings: InitSettings) -> bool:
+def wants_meeting(backend: str, settings: InitHook) -> bool:
     """Tell whether ranks should meet: the backend is a real one, and the settings ask for it."""
-    off = settings["barrier"] == "off" and settings["agree"] == "off"
+    off = settings.barrier == "off" and settings.agree == "off"
     return not off and is_real(backend)
 
 

@@ -40,12 +40,12 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    settings = context.hooks["optuna"]
-    if settings["mode"] == "off":
+    settings = context.hooks.optuna
+    if settings.mode == "off":
         context.receipt(_HOOK, contract.OFF)
         return
-    Hook(context, settings["recycle_every"]).wrap(module)
-    context.receipt(_HOOK, contract.APPLIED, recycle_every=settings["recycle_every"])
+    Hook(context, settings.recycle_every).wrap(module)
+    context.receipt(_HOOK, contract.APPLIED, recycle_every=settings.recycle_every)
 
 
 class Hook:

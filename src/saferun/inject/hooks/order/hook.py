@@ -43,9 +43,9 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         context: the process's.
     """
     global _state
-    settings = context.hooks["order"]
+    settings = context.hooks.order
     if _state is None:
-        _state = OrderWatch(settings, context), WrapBarrier(settings["wrap_barrier"], context)
+        _state = OrderWatch(settings, context), WrapBarrier(settings.wrap_barrier, context)
     watch, barrier = _state
     looks = watch.mode != "off"
     if name == rank.C10D and looks:

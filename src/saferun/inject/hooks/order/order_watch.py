@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
+    from saferun.settings import OrderHook
+
     from ...context import Context
 
-    OrderSettings = Mapping[str, Any]  # hooks.order
     Made = tuple[weakref.ref[Any], str]  # a loader or sampler, and the script's line
 
 _LOOK_S = 0.02  # between two looks at its key: a request to the store, before the first step only
@@ -33,8 +34,8 @@ _SHARED_S = 5.0  # under `error`: how long a rank waits for another one with the
 class OrderWatch:
     """The order of events in one process."""
 
-    def __init__(self, settings: OrderSettings, context: Context) -> None:
-        self.mode = settings["mode"]
+    def __init__(self, settings: OrderHook, context: Context) -> None:
+        self.mode = settings.mode
         self._context = context
         self.guard = functools.partial(context.guard, "order")
         self._loaders: list[Made] = []  # made before there was a group

@@ -44,7 +44,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         module: that module.
         context: the process's.
     """
-    if context.hooks["shards"] == "off":
+    if context.hooks.shards == "off":
         return
     if name == "torch.distributed.device_mesh":
         if hasattr(module, "DeviceMesh"):
@@ -60,7 +60,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     _watches[:] = [watch]
     watch.watch_class(module.DataLoader)
     watch.watch_iterators()
-    context.receipt(_HOOK, contract.APPLIED, setting=context.hooks["shards"])
+    context.receipt(_HOOK, contract.APPLIED, setting=context.hooks.shards)
 
 
 def _note_meshes(cls: Any, context: Context) -> None:
@@ -258,7 +258,7 @@ class Loaders:
         self._steps += 1
 
     def _report(self, finding: str, key: str) -> None:
-        if self._context.hooks["shards"] == "error":
+        if self._context.hooks.shards == "error":
             raise RuntimeError(finding)
         self._guard(self._say, finding, key)
 

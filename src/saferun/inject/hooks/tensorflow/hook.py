@@ -41,17 +41,17 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         context: the process's.
     """
     global _state
-    settings = context.hooks["tensorflow"]
+    settings = context.hooks.tensorflow
     if name.endswith(".polymorphic_function"):
         if NO_XLA in context.mitigations:
             _switch_xla_off(module, context)
         return
-    if settings["cross_device_ops"] == "keep" and not settings["memory_growth"]:
+    if settings.cross_device_ops == "keep" and not settings.memory_growth:
         context.receipt(_HOOK, contract.OFF, part=name)
         return
     if _state is None:
         watch = DeviceWatch(context)
-        _state = watch, Devices(watch, context, growth=settings["memory_growth"])
+        _state = watch, Devices(watch, context, growth=settings.memory_growth)
     watch, devices = _state
     if name.endswith(".context"):
         devices.patch_context(module)

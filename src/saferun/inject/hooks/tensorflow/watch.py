@@ -26,7 +26,7 @@ class DeviceWatch:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.guard = functools.partial(context.guard, _HOOK)
-        self._replaces = context.hooks["tensorflow"]["cross_device_ops"] == "hierarchical-copy"
+        self._replaces = context.hooks.tensorflow.cross_device_ops == "hierarchical-copy"
         self._reported: set[tuple[int, str]] = set()
         self._first: tuple[int, str] | None = None  # pid and place of the first strategy
         self._ran: set[tuple[int, str]] = set()  # pid and class of each reduction that ran
