@@ -100,13 +100,13 @@ class RunResult(NamedTuple):
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """Of the attempt that failed last; None after a success."""
+        """The diagnosis of the attempt that failed last; None after a success."""
         found = [one.diagnosis for one in self.attempts if one.diagnosis]
         return found[-1] if found and self.status else None
 
     @property
     def mitigations(self) -> tuple[str, ...]:
-        """Those that were in force in the last attempt."""
+        """The mitigations that were in force in the last attempt."""
         return self.attempts[-1].mitigations if self.attempts else ()
 
 

@@ -54,6 +54,6 @@ def test_an_import_that_crashes_is_shown_with_who_imported():
     assert found == tuple(rows[at].strip() for at in (0, 1, 3))
 
 
-def test_a_log_without_a_crash_has_none():
+def test_a_log_without_a_crash_has_no_crash_stack():
     dump = b'Current thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
     assert crash_stack(log_reader.read((b"Fatal: no data\n", dump)).lines, None) == ()

@@ -56,5 +56,5 @@ def test_each_line_with_a_number_is_named():
         "RuntimeError: cuda runtime error (700) : cudaErrorIllegalAddress",
     ],
 )
-def test_other_numbers_are_not(text):
+def test_a_number_that_is_no_cuda_code_stays_as_it_is(text):
     assert named(text) == text

@@ -86,7 +86,7 @@ def test_a_line_that_shares_most_words_of_a_phrase_is_near():
     assert "connection, refused" in found.nearest[0].against
 
 
-def test_the_last_lines_are_compared_without_a_word_of_failure_too():
+def test_last_lines_without_a_word_of_failure_are_compared_too():
     log = "NCCL INFO via P2P\nstep 3\nE: dataset worker stopped unexpectedly, giving up\n"
     near = diagnose(log).nearest[0]
     assert (near.kind, near.line) == ("dataloader-worker-died", 3)

@@ -27,7 +27,7 @@ def test_a_line_after_which_the_job_made_steps_does_not_decide():
     assert {line: kind for line, kind in found.items() if kind not in SAYS_NOTHING} == {}
 
 
-def test_the_same_in_another_stream_which_stands_behind_the_steps():
+def test_a_harmless_line_of_stderr_that_is_read_behind_all_steps_does_not_decide():
     """So saferun reads a live run: stdout, and then stderr."""
     login = "wandb: Currently logged in as: me. Use `wandb login --relogin` to force relogin"
     address = (

@@ -75,7 +75,7 @@ def test_the_numbers_of_each_releases_wording_are_read():
     assert found == {release: numbers for release, (_, numbers) in WORDINGS.items()}
 
 
-def test_the_numbers_are_one_sentence_and_none_is_none():
+def test_known_numbers_are_one_sentence_and_unknown_ones_are_left_out():
     assert oom_message.sentence(oom_message.read(FULL_CARD)) == (
         "2.00 GiB asked for, 1.10 GiB free, 22.53 GiB held by this process, "
         "390 MiB of that idle in the allocator, 23.64 GiB on the card."

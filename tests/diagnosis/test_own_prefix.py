@@ -61,7 +61,7 @@ def test_a_prefix_is_shown_by_two_frames_or_a_head_with_what_follows(rows):
 
 
 @pytest.mark.parametrize("rows", [[f"n> {TRACEBACK[0]}", "x"], ["n> " + FRAME.format(1)]])
-def test_a_single_line_shows_none(rows):
+def test_a_single_line_shows_no_prefix(rows):
     assert [line.text for line in log_reader.of_text("\n".join(rows)).lines] == rows
 
 

@@ -47,11 +47,11 @@ def test_every_provoked_failure_is_recognised_from_its_whole_log():
     check_cases(spread(CASES, ["as it was printed"]), is_known)
 
 
-def test_each_is_recognised_in_one_more_way():
+def test_every_provoked_failure_is_recognised_through_one_more_transport():
     check_cases(spread(CASES, list(WAYS)[1:]), is_known)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_each_is_recognised_in_every_way(way):
+def test_every_provoked_failure_is_recognised_through_each_transport(way):
     check_cases(spread(CASES, [way]), is_known)

@@ -146,7 +146,7 @@ def test_taken_memory_is_reported_with_its_processes(used, processes, level, cla
     assert (found.level, clause in found.detail) == (level, True), found
 
 
-def test_values_that_are_no_counts_are_none():
+def test_values_that_are_no_counts_are_no_finding():
     wrong = {"ECC Errors/Volatile/DRAM Uncorrectable": "-3", "FB Memory Usage/Used": "-1 MiB"}
     width = {"PCI/GPU Link Info/Link Width/Current": "-16x"}
     assert [f.level for f in judged({**wrong, **width})] == [OK]

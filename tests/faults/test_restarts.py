@@ -92,6 +92,6 @@ def test_a_restarted_rank_of_plain_torchrun_meets_the_keys_of_its_last_life(tmp_
 
 
 @pytest.mark.slow
-def test_a_restarted_rank_under_saferun_does_not(tmp_path):
+def test_a_restarted_rank_under_saferun_meets_no_keys_of_its_last_life(tmp_path):
     status, left, err = restarted(tmp_path, [*SAFERUN, "--retries=0"], ranks=1)
     assert (status, left) == (0, [False] * 2), err

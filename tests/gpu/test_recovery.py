@@ -147,7 +147,9 @@ NOT_NOW = {
 
 
 @pytest.mark.parametrize(("options", "reported", "why"), NOT_NOW.values(), ids=NOT_NOW)
-def test_otherwise_an_administrator_is_told_what_to_do(stand, options, reported, why):
+def test_where_no_reset_is_possible_an_administrator_is_told_what_to_do(
+    stand, options, reported, why
+):
     stand.smi.reports(card(**reported))
     place = {key: options[key] for key in ("root", "sees_all") if key in options}
     rest = {key: value for key, value in options.items() if key not in place}

@@ -282,7 +282,7 @@ def test_torchruns_own_summary_names_the_root_cause(
 
 
 @pytest.mark.slow
-def test_without_the_hook_torchruns_summary_does_not(
+def test_without_the_hook_torchruns_summary_names_no_root(
     interpreters: Interpreters, torchrun: tuple[str, ...]
 ) -> None:
     ran = torchrun_two(interpreters, torchrun, ROOT, {"excepthook": "off"}, RECORD="")

@@ -39,7 +39,9 @@ def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
-def test_nor_does_a_step_under_the_hooks_that_hold_settings(run_ranks: RunRanks, mode: str) -> None:
+def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(
+    run_ranks: RunRanks, mode: str
+) -> None:
     assert calls_of(run_ranks, "ddp", mode, order={"mode": "fix"}, **OTHERS) == {}
 
 

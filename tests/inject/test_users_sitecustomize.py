@@ -46,7 +46,9 @@ def test_the_users_sitecustomize_runs_once_under_its_own_name(
     ],
     ids=["error", "exit", "import error", "interrupt", "hard exit", "syntax", "removes itself"],
 )
-def test_its_failures_end_as_they_would_without_us(interpreters: Interpreters, body: str) -> None:
+def test_a_failing_sitecustomize_of_the_users_ends_as_it_would_without_us(
+    interpreters: Interpreters, body: str
+) -> None:
     site = user_site(interpreters.folder, body)
     after = "import sys; print('ran', 'sitecustomize' in sys.modules)"
     bare = interpreters.run(after, PYTHONPATH=str(site))

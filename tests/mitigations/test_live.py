@@ -78,7 +78,7 @@ def test_every_kind_that_is_tried_again_has_a_row_or_a_reason_why_not():
     assert not shown & set(NOT_HERE)
 
 
-def test_a_row_that_stops_is_of_a_kind_that_does():
+def test_a_row_that_stops_is_of_a_kind_that_stops():
     kinds = signatures.load({}).kinds
     stopped = {case.kind: kinds[case.kind].verdict for case in ALL if case.stops}
     assert not {kind for kind, verdict in stopped.items() if verdict in REPEATED}

@@ -76,7 +76,7 @@ def test_a_kill_in_the_ranks_own_group_is_counted_there(small_group, seen, count
     assert kills.since() == count
 
 
-def test_without_a_kill_on_the_machine_there_was_none(tmp_path):
+def test_no_kill_is_reported_where_the_machine_counted_none(tmp_path):
     machine = tmp_path / "vmstat"
     machine.write_text("oom_kill 7\n")
     assert evidence.OutOfMemoryKills(str(machine)).since() == 0
@@ -111,6 +111,6 @@ def test_ranks_that_skip_the_hooks_are_known_by_their_command_line(flags, isolat
     assert (list(seen), found) == ([0], [isolated])
 
 
-def test_a_process_without_ranks_has_none():
+def test_a_process_without_children_has_no_ranks():
     assert rank_processes.ranks(os.getpid()) == {}
     assert rank_processes.ranks(2**22 + 1) == {}

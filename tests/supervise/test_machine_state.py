@@ -142,7 +142,7 @@ def test_an_xid_of_the_jobs_gpu_tells(machine, monkeypatch):
     assert (found.kind, found.root_line, found.decided_by) == ("gpu-lost", XID, ("kernel's log",))
 
 
-def test_an_xid_of_anothers_gpu_does_not(machine, monkeypatch):
+def test_an_xid_of_anothers_gpu_tells_nothing(machine, monkeypatch):
     monkeypatch.setattr(gpus, "addresses", lambda: {UUID: "0000:44:00.0"})
     assert judged("odd\n", where=machine).kind == "unknown"
 

@@ -43,7 +43,7 @@ def test_variables_that_only_ranks_read_may_change():
     assert [name for name in READ_BY_RANKS if reused(name) != {True}] == []
 
 
-def test_variables_that_a_start_or_nobody_we_know_reads_may_not():
+def test_variables_that_a_start_reads_or_that_are_unknown_may_not_change():
     assert [name for name in READ_BY_A_START_OR_UNKNOWN if reused(name) != {False}] == []
 
 

@@ -49,7 +49,7 @@ def test_what_a_library_has_written_is_complete(written, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_cut_anywhere_in_any_of_its_large_files_it_is_not(written, name):
+def test_a_checkpoint_with_a_large_file_cut_anywhere_is_not_complete(written, name):
     whole = written[name]
     files = [whole] if whole.is_file() else [f for f in whole.rglob("*") if f.is_file()]
     for file in files:

@@ -19,8 +19,8 @@ class AttemptOutcome(NamedTuple):
     """
 
     number: int  # 1, 2, …
-    # Of the launcher; 128+n for a signal. None where a journal does not tell it: the attempt runs,
-    # or its end was not recorded.
+    # The launcher's status, 128+n for a signal. None where a journal does not tell it: the attempt
+    # runs, or its end was not recorded.
     exit_code: int | None = None
     lived_s: float = 0.0  # from the launcher's start to its end
     ended_s: float = 0.0  # from the start of the first attempt to the end of this one
@@ -28,25 +28,25 @@ class AttemptOutcome(NamedTuple):
     verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
     offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
     fingerprint: str = ""
-    root_rank: int | None = None  # on which it failed; None where it is not known
-    mitigations: tuple[str, ...] = ()  # in force
+    root_rank: int | None = None  # the rank on which it failed; None where it is not known
+    mitigations: tuple[str, ...] = ()  # those in force
     waits: bool = False  # the failure passes with time: wait before the retry
     asked: bool = False  # a signal from outside ended it
     first_step: int | None = None  # the first training step in its output
-    last_step: int | None = None  # and the last one
+    last_step: int | None = None  # the last one
     progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
     replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
     launcher_end: str = ""  # how its first process died of a signal, in words
     falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
     has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
     ended_by: str = ""  # "job", "grace", "interrupt", "keeper", "hang"
-    signals: tuple[str, ...] = ()  # that were passed on to it
+    signals: tuple[str, ...] = ()  # the names of those that were passed on to it
     killed: int = 0  # processes that had to be killed
     unkillable: tuple[int, ...] = ()  # pids of processes that the kernel could not end
     diagnosis: Diagnosis | None = None  # whole, of a failure of this run
-    root_line: str | None = None  # that decided
+    root_line: str | None = None  # the line of output that decided what failed
     decided_by: tuple[str, ...] = ()  # the evidence that decided what failed
-    stack: tuple[str, ...] = ()  # of Python where compiled code crashed, the innermost frame first
+    stack: tuple[str, ...] = ()  # frames of Python where compiled code crashed, innermost first
     user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
     lost_work: WorkLost | None = None  # since the last checkpoint; None where it is not known
     action: str = ""  # "again", "stop", "done"

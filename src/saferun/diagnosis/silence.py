@@ -277,7 +277,7 @@ def from_py_spy(text: str) -> str:
 
 
 def waits_for_gpu(text: str) -> bool:
-    """Return whether the main thread of a `py-spy dump --native` is in a call that waits so."""
+    """Return whether the main thread in a `py-spy dump --native` waits in a call for its GPU."""
     return bool(_GPU_CALL.search(_spied_main(text)))
 
 

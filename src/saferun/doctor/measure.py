@@ -24,7 +24,7 @@ SIDE = 8192  # rows and columns of a matrix: 1.1 TFLOP, a millisecond or two on 
 ELEMENTS = 1 << 28  # 512 MiB of float16
 SECONDS = 1.0  # each measurement takes that long
 ROUNDS = 20
-TIMEOUT_S = 25  # the all-reduce has that; below full.py's TOGETHER_S
+TIMEOUT_S = 25  # the bound of the all-reduce, less than TOGETHER_S of full.py
 
 
 def emit(**fields: Any) -> None:

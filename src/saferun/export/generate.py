@@ -30,7 +30,7 @@ OWN = {
     "--plain": None,
 }  # before torchrun's arguments
 START = ("torchrun", "saferun")  # how a pasted command line may begin
-_MOST_CHARACTERS = 32 << 20  # are read of a script that is checked; one of ours has 300,000
+_MOST_CHARACTERS = 32 << 20  # read of a script that is checked; one of ours has 300,000
 
 
 class ScriptRequest(NamedTuple):

@@ -159,7 +159,7 @@ def _value(key: str, name: str, leaves: Sequence[Leaf]) -> str:
 
 
 def _unless(name: str) -> str:
-    """Return the test that leaves a variable alone which the user exports, or contradicts."""
+    """Return the test that leaves a variable alone where it, or what overrules it, is exported."""
     names = [name, *filter(None, [OTHER_NAME.get(name)])]
     if name == "CUDA_DEVICE_ORDER":  # it would give the numbers to other GPUs
         names.append("CUDA_VISIBLE_DEVICES")

@@ -12,7 +12,7 @@ DRAIN = "drain"  # memory that a process has left is on its way back
 LEFTOVERS = "leftovers"  # an ended run of ours may have left processes
 RESET = "reset"  # the GPU does not come back by itself
 # What is tried after a failure of these kinds (failures.yaml), before a next attempt or at the
-# end. A failure names no GPU, so that a reset is then the driver's wish alone.
+# end. A failure names no GPU, so a reset is then left to what the driver asks for.
 AFTER: Mapping[str, frozenset[str]] = {
     "cuda-oom-other-process": frozenset({LEFTOVERS, DRAIN}),
     "cuda-oom-despite-free": frozenset({LEFTOVERS, DRAIN}),

@@ -76,7 +76,7 @@ class Card(NamedTuple):
     processes: tuple[Process, ...] = ()
 
     def get(self, name: str) -> str:
-        """Return a field's value, "" where the driver has none to say."""
+        """Return a field's value, "" where the driver gives none."""
         value = self.fields.get(name, "").strip().strip("[]").strip()
         return "" if value.lower() in _NOTHING or is_sick(value) else value
 

@@ -184,7 +184,7 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
 
 
 def remove_stale_caches(folder: str) -> list[str]:
-    """Remove the caches of ours in a directory that no run has; return what is gone.
+    """Remove those caches of ours in a directory that no run uses; return what is gone.
 
     A cache is stale where it is old, unlocked and in no process's environment. The lock is a
     flock(2) on the cache's directory itself, which its run (supervise/changes/probes.py) holds

@@ -112,7 +112,7 @@ def _start_agent(argv: "Sequence[str]") -> None:
 
     from . import agent
 
-    # Its workers are ranks of their own, whatever rank started the agent itself.
+    # The agent's workers are ranks of their own, even where a rank has started the agent.
     os.environ.pop(contract.RANK_MARK, None)
     os.environ[contract.AGENT_MARK] = agent.mark(argv)
     if _ATTEMPT in os.environ:  # else torchrun stands for itself (`--retries 0`)

@@ -1,6 +1,6 @@
 """Text that is cut for a record, before saferun masks the secrets in it.
 
-A secret of which half is left has no form by which it is known, so no word is cut in two.
+Half a secret has no form by which it is recognised, so no word is cut in two.
 """
 
 
@@ -9,7 +9,7 @@ def beginning(text: str, most: int) -> str:
 
     Args:
         text: of the job.
-        most: characters.
+        most: how many characters to keep.
     """
     if len(text) <= most:
         return text
@@ -22,6 +22,6 @@ def end(text: str, most: int) -> str:
 
     Args:
         text: of the job.
-        most: characters.
+        most: how many characters to keep.
     """
     return text if len(text) <= most else text[-most:].partition("\n")[2]

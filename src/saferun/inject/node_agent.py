@@ -90,7 +90,7 @@ def loss_name(attempt: int) -> str:
 
 
 class NodeParticipant:
-    """This agent among the others.
+    """The agent of this node, as one of those that meet.
 
     Args:
         given: the value of SAFERUN_NODES.
@@ -168,7 +168,7 @@ class NodeParticipant:
                     come = functools.partial(come, handler, self._back, self._facts, limit)
                     handler.next_rendezvous = come
                 watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
-                # In attempt 1 torch itself notices a store that is lost already.
+                # Torch itself notices a lost store in attempt 1.
                 harmlessly("the other nodes are not looked at", watch, store=self._attempt > 1)
                 return handler
             except Exception as error:
@@ -226,7 +226,7 @@ class NodeParticipant:
         self._begin(store, rank, agreement, agent)
 
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
-        """Join the rendezvous; one that is about to end is left for the one after it."""
+        """Join the rendezvous; leave one that is about to end, and join the next."""
         limit: float | None = None  # it counts from the first failure on: a spare waits for hours
         if self._attempt > 1 and not self._began:
             nodes_s = SPREAD_S * getattr(self._parameters, "min_nodes", 1)

@@ -33,8 +33,8 @@ GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its
 # A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
 # and what a stuck agent and its ranks get to end, stay below a minute.
 LOST_S = 40.0
-# A node of a name under which another one has just come is most likely gone; it is one that lives
-# where a host has two of them.
+# Where a node has just come under the name of another, the other one is most likely gone; it still
+# lives where one host has two nodes.
 RETURNED_S, RETURNED_BEATS = 8.0, 4
 RANKS_S = 4.0  # before the agent is ended: its ranks may say themselves what they saw
 STUCK_S = 8.0  # the agent's main thread may hang in a dead connection and not take the signal
@@ -52,7 +52,7 @@ def every_s(size: int) -> float:
 
 
 def first_beat_s(node: int, size: int) -> float:
-    """Return when a node beats first, in seconds from the meeting: the host gets no bursts."""
+    """Return the seconds from the meeting to a node's first beat; they spare the host bursts."""
     return every_s(size) * node / size
 
 
@@ -110,7 +110,7 @@ class NodeWatch:
         hosts: host by node rank.
         attempt: its number.
         end: ends the agent: gets what is wrong and the nodes that are lost.
-        coming: where nodes that come new leave their names (node_return.py); None for nowhere.
+        coming: where new nodes leave their names (node_return.py); None for nowhere.
     """
 
     def __init__(

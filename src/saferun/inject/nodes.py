@@ -51,7 +51,7 @@ class Start(TypedDict):
     checkpoint: Offer | None
     offers: list[Offer] | None  # all that may be used, the newest first; None: not looked for
     keys: dict[str, Any]  # the profile's keys that change what ranks do: value by dotted name
-    free: list[str]  # such keys that were different on the first nodes, and stay so
+    free: list[str]  # those keys that were different on the first nodes, and stay different
 
 
 class NodeFacts(TypedDict, total=False):
@@ -205,7 +205,7 @@ def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) 
     Args:
         offer: of one node; None for the beginning.
         other: of another one.
-        by_stamp: only the same file counts. Where names have no number nothing else can.
+        by_stamp: only the same file counts, as it must where the names have no number.
     """
     if offer is None or other is None:
         return offer is other

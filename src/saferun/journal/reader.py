@@ -208,7 +208,7 @@ def read(base: str, name: str, now_s: float) -> Run | None:
 
 
 def _attempts(log: Sequence[Event]) -> int:
-    """Return how many attempts there were, of all workers; a replaced process is none."""
+    """Return the number of attempts of all workers; replacing a process begins none."""
     last: dict[int | None, int] = {}
     for event in log:
         last[event.worker] = max(last.get(event.worker, 0), event.attempt or 0)

@@ -26,7 +26,7 @@ Key = tuple["int | None", int]  # worker and attempt
 
 
 class Notes(NamedTuple):
-    """By attempt, and of the whole run."""
+    """What a journal has to tell, by attempt and of the whole run."""
 
     lines: dict[Key, list[str]]
     hangs: dict[Key, list[Hang]]

@@ -21,7 +21,7 @@ else:
     from saferun.named_tuple import NamedTuple
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-# What a keeper ignores, and a job does not.
+# Signals that a keeper ignores; the job ignores those of `Program.ignored` alone.
 KEEPER_IGNORES = (
     *DEATH_SIGNALS,
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),

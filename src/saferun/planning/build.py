@@ -84,7 +84,7 @@ def build_plan(
     settings = profile.settings._replace(
         hooks=with_values(profile.settings.hooks, changes.hooks, "hooks.")
     )
-    # Agents of several nodes meet by way of what the hooks are loaded with.
+    # SAFERUN_INJECT and PYTHONPATH also load what lets the agents of several nodes meet.
     needs_hooks = changes.needs_hooks or (options.nodes != 1 and is_supervised(settings))
     seen = {**environ, **{name: setting.value for name, setting in merged.env.items()}}
     ours = {

@@ -16,7 +16,7 @@ WORKER = "SAFERUN_WORKER"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Variables of torch's flight recorder for NCCL. It appends the rank to their values.
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # from torch 2.8 on; before
+DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # since torch 2.8; before
 # Set only in attempts that saferun supervises; `saferun env` leaves them out.
 OF_ATTEMPT = (ATTEMPT, MITIGATIONS, WORKER)
 

@@ -63,7 +63,8 @@ class Signals:
         ]
 
     def _is_repeated(self, code: int, pid: int) -> bool:
-        # A shell's trap does not tell it whether a key has reached the whole group.
+        # A shell whose trap sends the signal on does not know whether the key has reached the whole
+        # group.
         from_parent = code != _SI_KERNEL and pid == os.getppid()
         repeated = from_parent and self._is_interrupted
         self._is_interrupted = not from_parent

@@ -289,9 +289,9 @@ def _is_outlived(
 ) -> bool:
     """Return whether a job made enough steps after a candidate's line.
 
-    A few steps show that it outlived what a line says. The end of a process takes more: it is its
-    last act to write what its stdout still holds, so that steps from before an exception stand
-    behind it.
+    A few steps after a line show that the job outlived what the line says. A line that ends a
+    process needs more of them: a process writes what its stdout still holds as its last act, so
+    that a few steps from before an exception stand behind the exception.
     """
     if not item.in_log:
         return False

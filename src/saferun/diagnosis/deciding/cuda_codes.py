@@ -17,7 +17,7 @@ from saferun.diagnosis.reading.log_lines import Line
 Numbers = Mapping[str, Mapping[int, str]]  # who defines them -> number -> name
 # A check of TensorFlow's and XLA's, whose left side is the status of CUDA or HIP.
 _CHECKED = re.compile(r"\b(?:cuda|hip)Success \((?P<number>\d{1,3}) vs\. 0\)")
-# Of ROCm's queues (hsa_status_t of hsa.h).
+# A line of ROCm's queues, with the status (hsa_status_t of hsa.h).
 _ABORTED = re.compile(
     r"\baborting with (?:status|error) ?: .{0,300}?\b0x(?P<number>[0-9a-f]{1,4})\b"
 )

@@ -37,7 +37,7 @@ _BY_SIGNAL = {
 # Any other signal that ends a process, SIGALRM above all. SIGPIPE has a cause that others report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
 _SIGPIPE, _LAST_SIGNAL = 13, 64
-# What the rank that failed first died of is the cause, not that torchrun then failed.
+# The cause is what the first failed rank died of, not that torchrun failed then.
 _OF_ROOT = 21
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
@@ -47,7 +47,7 @@ _BY_CODE = {
 _ROOT = "root cause (first observed failure)"
 _ROOT_LINES = 8  # the length of the block below that line
 AGENT_ASKED = 40  # weight of what a launcher reports that was itself asked to end
-_ECHO = 40  # what weighs no more may be an echo, or caused by the launcher
+_ECHO = 40  # a candidate of this weight or less may be an echo, or caused by the launcher
 _LISTED = "failures:"  # the line above the ranks that failed beside the root
 _TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
 _SAME_MOMENT_S = 2  # the launcher's own SIGKILL comes 30 s later (--shutdown-timeout)

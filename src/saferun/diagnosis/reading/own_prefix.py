@@ -17,7 +17,7 @@ _MOST = 4  # prefixes of one log
 _CHARS = 120  # the length of the longest prefix
 _HEAD = "Traceback (most recent call last):"
 _FRAME = re.compile(r'(?P<before>.{1,120}?) {1,2}File "[^"]{1,400}", line \d{1,9}')
-_FRAMES = 2  # so many with one prefix show it, where no head does
+_FRAMES = 2  # the frames that must share a prefix where no head shows it
 _PARTS = re.compile(r"\d+| +|[^\d ]+")
 
 

@@ -16,9 +16,10 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 64 * 1024  # searched at either end of an attempt's output
-LONG_S = 1800.0  # an attempt that ran this long, or
-LONG_STEPS = 500  # made this many steps, or
-_LONG_EPOCHS = 10  # this many epochs, was healthy for long
+# An attempt that ran this long, or made this many steps or epochs, was healthy for long.
+LONG_S = 1800.0
+LONG_STEPS = 500
+_LONG_EPOCHS = 10
 _LINES = 200  # before the failure that are searched for long progress
 _RECENT_LINES = 20  # before the failure that are searched for a diverged loss
 _START_CHARS = 2000  # searched in a line of raw output; a bar's states are lines of their own
@@ -137,10 +138,10 @@ def apart(lines: Sequence[Line]) -> Apart | None:
     """Return how the ranks of one attempt begin at different steps; None where too few lines tell.
 
     Ranks are compared by lines that are alike but for their numbers, and whose numbers grow by the
-    same amount on each. What lies nearer than that amount is no difference: ranks may take turns.
+    same amount on each. A smaller difference than that amount does not count: ranks may take turns.
 
     Args:
-        lines: from the attempt's beginning on; whose one is, its `rank` or its text says.
+        lines: from the attempt's beginning on; the `rank` of a line or its text says whose it is.
     """
     series: dict[str, dict[int, list[int]]] = {}
     for rank, text in (piece for line in lines for piece in _by_rank(line)):
@@ -179,7 +180,7 @@ def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
     if line.rank is not None:
         text = line.raw[:_START_CHARS]
         named = [*_OF_RANK.finditer(text)]
-    # Each begins as the first one does.
+    # What the ranks have printed in one line begins in the same way for each of them.
     form = _NUMBERS.sub(lambda _: r"\d+", re.escape(text[: named[0].start()]))
     places = [found.start() for found in re.finditer(form + _OF_RANK.pattern, text, re.IGNORECASE)]
     for start, end in zip(places, [*places[1:], len(text)], strict=True):
@@ -278,8 +279,10 @@ def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3)
         rank: whose steps count; None for those without a rank.
         least: the number of steps that are enough.
     """
-    count, reached = 0, -1.0  # beyond every number before, and
-    in_row, last = 0, -1.0  # one after the other: another counter may have come further before
+    # Steps count that go beyond every number before, and steps that rise one after the other: a
+    # counter of another kind may have come further before.
+    count, reached = 0, -1.0
+    in_row, last = 0, -1.0
     for step in reported[bisect_left(reported, (at,)) :]:
         if step.rank != rank:
             continue

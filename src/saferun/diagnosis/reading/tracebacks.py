@@ -37,7 +37,7 @@ _QUOTED_EXCEPTION = re.compile(
 )
 # Ranks that write at the same time lose newlines: a line of a traceback directly follows the name.
 _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
-# They lose the newline between two names, too: the same name, twice or more.
+# Such ranks lose the newline between two names, too: the same name then stands twice or more.
 _DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
 _POINTER = "❱"  # a boxed traceback (rich) marks the line that failed with it
 # What ends a message: lines that begin so are something else.

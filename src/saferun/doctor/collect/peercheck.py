@@ -117,7 +117,7 @@ class Device:
         try:
             module = self.cuda.handle("cuModuleLoadData", PTX)
             return self.cuda.handle("cuModuleGetFunction", module, b"words")
-        except CudaError:  # before sm_70
+        except CudaError:  # the GPU is older than sm_70
             return None
 
     def enter(self) -> None:

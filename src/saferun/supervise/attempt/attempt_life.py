@@ -85,7 +85,7 @@ class AttemptLife(StateMachine):
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # the last signal for the job
         self._ended_at: float | None = None
-        self.keeper_was_stopped = False  # it was ended for that
+        self.keeper_was_stopped = False  # the keeper was ended because it was stopped (SIGSTOP)
         self.launcher = 0  # its pid
         self.exact = True  # no output is lost should the keeper be killed
         self.status: int | None = None  # the launcher's, once the keeper has reported it

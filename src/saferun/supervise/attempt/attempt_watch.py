@@ -209,7 +209,7 @@ def ended_status(ended: Ended, *, torchrun: bool) -> int:
 
 
 def end_requested(ended: Ended) -> bool:
-    """Return whether a signal ended it; after SIGUSR1 or SIGUSR2 most ranks run on."""
+    """Return whether a signal ended an attempt; after SIGUSR1 or SIGUSR2 most ranks run on."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 

@@ -113,7 +113,7 @@ class OutOfMemoryKills:
                 self._groups.add(self._note(files))
 
     def since(self) -> int | None:
-        """Return how many there were; None where the counters that could be read do not tell."""
+        """Return the number of kills; None where the counters that could be read do not tell."""
         machine = self._growth(self._machine)
         if machine == 0:
             return 0

@@ -1,4 +1,4 @@
-"""Whether an attempt's keeper can answer: a stopped one (SIGSTOP) would keep all in silence.
+"""Whether an attempt's keeper can answer: a stopped one (SIGSTOP) would neither report nor end.
 
 It is judged by its state in /proc, not by the time that it takes for an answer: a machine that is
 busy makes no keeper stopped. The keeper has a session of its own, so no key at a terminal stops it.

@@ -42,13 +42,13 @@ from saferun.system import paths
 TEXT_CHARS = 4000  # the longest line of output that the other nodes get
 AGENTS = 3  # so many agents in a row may end before their nodes meet
 REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start nothing
-# Of an AttemptOutcome. The verdict stays this node's own: whether its hardware is trusted depends
-# on it.
+# The fields of an AttemptOutcome that a node takes over from another. The verdict stays its own:
+# whether this node's hardware is trusted depends on it.
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
 class PeerNodes:
-    """What this node knows of the others, over all attempts.
+    """The other nodes of a run, as this node knows them over all attempts.
 
     Args:
         gathered: the run.

@@ -1,16 +1,20 @@
 """What the nodes of a run tell each other through a directory that all of them see.
 
-Each node that keeps a journal makes a directory in it with a word of its own; path and word come to
-the agents' meeting. Where the node that compares all finds all words, node 0's directory is used.
-After a failure each node puts its report there under a name of its own, in one step. One node, the
-lowest that is left, reads them all and puts the root's there as the result, for which the others
-look, so that all decide at once and nobody has to start an agent to tell the others of its end. A
-thousand nodes so read two thousand files, and not a million. Where the lowest node does not come
-the next ones read, too; the first result stands, hence there is no lock. A file is opened only
-where a listing shows it: an NFS client keeps for up to a minute that a file is not there, and a
-listing makes it ask the server (https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results
-lie in a directory of their own, since all nodes list it. Without a shared directory the reports
-travel by the next meeting alone (inject/node_agent.py).
+Each node that keeps a journal makes a directory in it with a word of its own, and brings path and
+word to the agents' meeting. Where the node that compares them finds all words, all nodes use node
+0's directory.
+
+After a failure each node puts its report there under a name of its own, in one step. The lowest
+node that is left reads them all and writes the report of the root as the result. The others wait
+for that file, so that all decide at once and no node has to start an agent to tell the others of
+its end. A thousand nodes then read two thousand files, and not a million. Where the lowest node
+does not come, the next ones read, too; the first result stands, so that there is no lock.
+
+A file is opened only where a listing shows it: an NFS client remembers for up to a minute that a
+file is not there, and a listing makes it ask the server
+(https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results lie in a directory of their own,
+since all nodes list it. Without a shared directory the reports travel by the next meeting alone
+(inject/node_agent.py).
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ from saferun.inject import node_joining, node_watch, nodes
 from saferun.inject.nodes import Report
 from saferun.system import paths
 
-WAIT_S = 15.0  # beside a heartbeat: an agent is told of another's failure, and its ranks end
-_NEXT_S = 3.0  # after which the next node reads the reports, too
+# Reports are waited for so long, and one heartbeat longer, which tells an agent of another node's
+# failure: then its own ranks still have to end.
+WAIT_S = 15.0
+_NEXT_S = 3.0  # the next node waits so much longer before it reads the reports, too
 # Between two looks, at first and later: a look is some reads over the network, and the next attempt
 # waits for the last one.
 _LOOK_S, _SELDOM_S = 0.1, 1.0

@@ -28,11 +28,11 @@ from saferun.system.paths import PACKAGE
 _IMPORTED = ("supervise", "gpu", "journal", "planning", "diagnosis", "knowledge", "system")
 _KEEPER, _HOOKS = "keeper", "inject"
 _ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
-# Its program is read from the disk by a Python that may not be ours (keeper/warm_agent.py).
+# A Python that may not be ours reads the warm agent's program from the disk (keeper/warm_agent.py).
 _NOT_KEPT = ("warm_agent.py", "warm_agent_main.py")
 _HOOKS_PLACE = "hooks"  # a folder of the run's directory
 
-# The sources come with the command line.
+# The program of a keeper whose sources come with its command line.
 _KEPT = """
 import base64, marshal, sys, zlib
 from importlib.machinery import ModuleSpec

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping
 from saferun.system import procfs
 
 _REAP_S = 0.2  # wait for a killed py-spy; the kernel may be unable to end it
-STOPS_S = 3.0  # after which one that waits in the kernel is read without being stopped
+STOPS_S = 3.0  # a process that waits in the kernel for longer is read without being stopped
 LIMIT_S = 8.0  # time for all processes; a rank of torch takes about one second
 _MOST_BYTES = 256 * 1024  # read of each
-_HELD = ("D", "T", "t")  # cannot be stopped, or are; nothing moves in them (ptrace(2))
+# The states of a process that is stopped or cannot be; nothing moves in it (ptrace(2)).
+_HELD = ("D", "T", "t")
 _MOST_RANKS = 64  # more are not looked at
 
 

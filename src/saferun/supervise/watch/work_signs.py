@@ -13,7 +13,7 @@ from saferun.system import procfs
 from saferun.system.printable import printable
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Of x86_64, for kernels that do not show the function: asm/unistd_64.h.
+# The system calls of x86_64 (asm/unistd_64.h), for kernels that do not show the function.
 _CALLS = {
     **{0: "read", 1: "write", 7: "poll", 23: "select", 34: "pause", 35: "nanosleep"},
     **{45: "recvfrom", 47: "recvmsg", 61: "wait4", 202: "futex", 230: "clock_nanosleep"},

@@ -13,7 +13,7 @@ timeout_s. With barrier and agree both off ranks do not meet at all.
 Ranks meet *before* the original where torchrun's agent holds the store. Elsewhere (`file://`, a
 store of the script's own, mp.spawn, a store in rank 0) they meet afterwards in the group's store;
 some of those ranks may have no saferun, so that meeting is short and an absence is only a warning.
-What they train from shows later, in the first steps (first_steps.py).
+Whether they train from the same step shows later (first_steps.py).
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
 
 
 def _torch_distributed() -> ModuleType:
-    # Has the names of all stores; distributed_c10d has not.
+    # torch.distributed has the names of all stores, distributed_c10d has not.
     return sys.modules["torch.distributed"]
 
 

@@ -55,7 +55,7 @@ class Objective:
             if kind := cuda_failures.unusable_kind():  # no call of the objective's has met it yet
                 self._leave(kind, trial, None)
             return value
-        # Out of the `except`: nothing holds the frames of the objective, and so its tensors.
+        # After the `except` nothing holds the frames of the objective any more, and so its tensors.
         memory.clear_cache()
         raise optuna.TrialPruned(pruned)
 

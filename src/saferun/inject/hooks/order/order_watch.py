@@ -99,7 +99,7 @@ class OrderWatch:
         if found is None:
             return None
         text, data = found
-        # Who comes second knows that there are two; under `error` all have to know.
+        # The rank that comes second knows that there are two; under `error` all ranks have to know.
         return text if _is_shared(data, wait=self.mode == "error") else None
 
     # the group that `fix` makes

@@ -79,7 +79,7 @@ def groups(world: Any, size: int) -> list[set[int]]:
 
 
 def peers(rank: int, size: int) -> list[int]:
-    """Return the ranks whose batches a rank compares: all of a few, else some at each distance."""
+    """Return the ranks whose batches a rank compares: all, or of many some at each distance."""
     if size <= ALL_LOOK:
         return list(range(size))
     return sorted({rank, *((rank + (1 << step)) % size for step in range(size.bit_length()))})
