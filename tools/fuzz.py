@@ -191,7 +191,7 @@ def keeper(place: Path) -> Target:
 
 def journal(place: Path) -> Target:
     """A run's events and plan: listed and shown, without a control character."""
-    import desk
+    import user_machine
 
     from saferun.cli.runs import runs_view
     from saferun.journal import reader
@@ -199,7 +199,7 @@ def journal(place: Path) -> Target:
     facts = {"attempt": 1, "action": "again", "kind": "x", "status": 1, "mitigations": ["a"]}
     facts |= {"by": {"pid": 1}, "signals": [15], "fingerprint": "k", "lived_s": 1.5, "worker": 0}
     names = ("attempt", "started", "ended", "plan", "end", "fault", "workers", "recycled", "hang")
-    rows = [json.dumps(desk.event(name, **facts)).encode() + b"\n" for name in names]
+    rows = [json.dumps(user_machine.event(name, **facts)).encode() + b"\n" for name in names]
     plan = json.dumps({"script": "t.py", "env": {"A": {"value": "1"}}, "hooks": {"order": "on"}})
     seeds = [b"".join(rows), rows[0] + rows[2] + rows[4], plan.encode()]
     run_path = place / "run"
@@ -208,8 +208,8 @@ def journal(place: Path) -> Target:
     def run(content: bytes) -> None:
         (run_path / "events.jsonl").write_bytes(content)
         (run_path / "plan.json").write_bytes(content if len(content) % 2 else plan.encode())
-        found, _ = reader.find(str(place), desk.NOW)
-        shown = desk.whole_page(place) + runs_view.table(found, desk.NOW, 80)
+        found, _ = reader.find(str(place), user_machine.NOW)
+        shown = user_machine.whole_page(place) + runs_view.table(found, user_machine.NOW, 80)
         assert all(char.isprintable() or char == "\n" for char in shown)
         shown.encode()
 

@@ -13,27 +13,37 @@ import sys
 import pytest
 from cases import check_cases
 from command import call
-from desk import HUB_DOWN, KEY_ERROR, MITIGABLE, NO_SHM, NOW, OK, WRONG, Desk, finished
+from user_machine import (
+    HUB_DOWN,
+    KEY_ERROR,
+    MITIGABLE,
+    NO_SHM,
+    NOW,
+    OK,
+    WRONG,
+    UserMachine,
+    finished,
+)
 
 import saferun
 from saferun.planning.view import as_json
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
-    return Desk(home, tmp_path)
+def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
+    return UserMachine(home, tmp_path)
 
 
-def run(desk: Desk, *acts: dict, **options) -> saferun.RunResult:
-    env = {**desk.environ, "ACTS": json.dumps(acts)}
-    return saferun.run(["train.py"], env=env, cwd=desk.cwd, **options)
+def run(machine: UserMachine, *acts: dict, **options) -> saferun.RunResult:
+    env = {**machine.environ, "ACTS": json.dumps(acts)}
+    return saferun.run(["train.py"], env=env, cwd=machine.cwd, **options)
 
 
 # --- what a run returns --------------------------------------------------------------------------
 
 
-def test_a_run_that_a_mitigation_helps_is_told_attempt_by_attempt(desk):
-    result = run(desk, MITIGABLE, OK, profile="cpu")
+def test_a_run_that_a_mitigation_helps_is_told_attempt_by_attempt(machine):
+    result = run(machine, MITIGABLE, OK, profile="cpu")
     assert (result.status, result.outcome) == (0, "ok")
     first, second = result.attempts
     assert (first.number, first.status, first.action, first.mitigations) == (1, 1, "again", ())
@@ -44,12 +54,12 @@ def test_a_run_that_a_mitigation_helps_is_told_attempt_by_attempt(desk):
     assert (second.status, second.diagnosis) == (0, None)
     assert second.mitigations == result.mitigations == first.diagnosis.mitigations[:1]
     assert result.diagnosis is None
-    assert result.journal == str(desk.base / result.run_id)
-    assert desk.listed()[0]["id"] == result.run_id
+    assert result.journal == str(machine.base / result.run_id)
+    assert machine.listed()[0]["id"] == result.run_id
 
 
-def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(desk):
-    result = run(desk, WRONG)
+def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(machine):
+    result = run(machine, WRONG)
     assert (result.status, result.outcome, len(result.attempts)) == (1, "failed", 1)
     found = result.diagnosis
     assert (found.kind, found.root_line, found.root_rank) == (
@@ -60,20 +70,20 @@ def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(desk):
     assert pickle.loads(pickle.dumps(result)) == result
 
 
-def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(desk):
-    script = desk.cwd / "train.py"
+def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machine):
+    script = machine.cwd / "train.py"
     script.write_text("batch = {}\nbatch['labels']\n")
     lines = []
-    result = run(desk, settings={"launcher": "python"}, retries=1, on_line=lines.append)
+    result = run(machine, settings={"launcher": "python"}, retries=1, on_line=lines.append)
     place = f"{script}:2  batch['labels']"
     assert result.diagnosis.user_frame == place
     assert f"saferun:     at {place}" in lines
 
 
-def test_the_diagnosis_of_a_crash_has_the_python_stack(desk):
-    (desk.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
-    desk.environ["PYTHONFAULTHANDLER"] = "1"
-    found = run(desk, settings={"launcher": "python"}, retries=1).diagnosis
+def test_the_diagnosis_of_a_crash_has_the_python_stack(machine):
+    (machine.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
+    machine.environ["PYTHONFAULTHANDLER"] = "1"
+    found = run(machine, settings={"launcher": "python"}, retries=1).diagnosis
     assert found.kind == "abort-unknown"
     assert [frame.partition(", ")[2] for frame in found.stack] == [
         "line 3 in step",
@@ -81,41 +91,41 @@ def test_the_diagnosis_of_a_crash_has_the_python_stack(desk):
     ]
 
 
-def test_check_raises_with_what_failed_and_what_to_do(desk):
+def test_check_raises_with_what_failed_and_what_to_do(machine):
     with pytest.raises(
         saferun.RunError,
         match=r"status 1: user-exception; .*KeyError: 'label'; "
         "Read the traceback",
     ) as raised:
-        run(desk, WRONG, check=True)
+        run(machine, WRONG, check=True)
     again = pickle.loads(pickle.dumps(raised.value))
     assert again.result == raised.value.result
     assert str(again) == str(raised.value)
 
 
-def test_a_run_without_a_journal_has_its_status(desk):
-    env = {**desk.environ, "ACTS": json.dumps([{"status": 7}]), "SAFERUN_ATTEMPT": "1"}
-    result = saferun.run(["train.py"], env=env, cwd=desk.cwd, retries=0)
+def test_a_run_without_a_journal_has_its_status(machine):
+    env = {**machine.environ, "ACTS": json.dumps([{"status": 7}]), "SAFERUN_ATTEMPT": "1"}
+    result = saferun.run(["train.py"], env=env, cwd=machine.cwd, retries=0)
     assert result == saferun.RunResult(7, "", "failed", (), None)
 
 
-def test_the_run_is_found_among_others(desk):
+def test_the_run_is_found_among_others(machine):
     """Among those of processes that had the same pid before, and one that began meanwhile."""
     for pid in range(os.getpid(), os.getpid() + 2000):
-        (desk.base / f"20000101-101010-{pid}").mkdir(parents=True)
-        (desk.base / f"20000101-101010-{pid}" / "plan.json").write_text("{}")
-    before = set(os.listdir(desk.base))
+        (machine.base / f"20000101-101010-{pid}").mkdir(parents=True)
+        (machine.base / f"20000101-101010-{pid}" / "plan.json").write_text("{}")
+    before = set(os.listdir(machine.base))
 
     def meanwhile(_line: str) -> None:
-        if not (desk.base / "19990101-101010-1").exists():
-            finished(desk.base, "19990101-101010-1", NOW)
+        if not (machine.base / "19990101-101010-1").exists():
+            finished(machine.base, "19990101-101010-1", NOW)
 
-    result = run(desk, OK, on_line=meanwhile)
-    assert set(os.listdir(desk.base)) - before == {"19990101-101010-1", result.run_id}
+    result = run(machine, OK, on_line=meanwhile)
+    assert set(os.listdir(machine.base)) - before == {"19990101-101010-1", result.run_id}
 
 
-def test_the_job_reads_nothing(desk):
-    desk.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\ncat\n")
+def test_the_job_reads_nothing(machine):
+    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\ncat\n")
     lines: list[str] = []
     ours, kept = os.pipe(), os.dup(0)
     os.write(ours[1], b"of the caller\n")
@@ -123,23 +133,23 @@ def test_the_job_reads_nothing(desk):
     try:
         for descriptor in ours:
             os.close(descriptor)
-        run(desk, retries=0, on_line=lines.append)
+        run(machine, retries=0, on_line=lines.append)
     finally:
         os.dup2(kept, 0)
     assert "of the caller" not in lines
 
 
-def test_a_job_that_a_signal_ended_has_the_status_of_a_shell(desk):
-    desk.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n")
-    assert run(desk, retries=0).status == 137
+def test_a_job_that_a_signal_ended_has_the_status_of_a_shell(machine):
+    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n")
+    assert run(machine, retries=0).status == 137
 
 
 # --- its output ----------------------------------------------------------------------------------
 
 
-def test_output_goes_where_that_of_this_process_goes_and_nothing_is_printed(desk, capfd):
-    run(desk, WRONG)
-    saferun.plan(["train.py"], env=desk.environ, cwd=desk.cwd)
+def test_output_goes_where_that_of_this_process_goes_and_nothing_is_printed(machine, capfd):
+    run(machine, WRONG)
+    saferun.plan(["train.py"], env=machine.environ, cwd=machine.cwd)
     saferun.diagnose(KEY_ERROR)
     out, err = capfd.readouterr()
     assert out == ""
@@ -148,16 +158,16 @@ def test_output_goes_where_that_of_this_process_goes_and_nothing_is_printed(desk
     )
 
 
-def test_a_function_gets_each_line(desk, capfd):
+def test_a_function_gets_each_line(machine, capfd):
     lines: list[str] = []
-    run(desk, WRONG, on_line=lines.append)
+    run(machine, WRONG, on_line=lines.append)
     assert lines[:3] == ["saferun: profile cpu (detected: no GPU)", *KEY_ERROR.splitlines()]
     assert capfd.readouterr() == ("", "")
 
 
-def test_files_take_the_output(desk, tmp_path, capfd):
+def test_files_take_the_output(machine, tmp_path, capfd):
     with open(tmp_path / "log", "w") as file:
-        run(desk, WRONG, stdout=file, stderr=subprocess.STDOUT)
+        run(machine, WRONG, stdout=file, stderr=subprocess.STDOUT)
     assert KEY_ERROR in (tmp_path / "log").read_text()
     assert capfd.readouterr() == ("", "")
 
@@ -165,10 +175,10 @@ def test_files_take_the_output(desk, tmp_path, capfd):
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(desk):
+def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(machine):
     def refused(kind: type[Exception], text: str, argv: list[str], options: dict) -> None:
         with pytest.raises(kind) as raised:
-            saferun.run(argv, env=desk.environ, cwd=desk.cwd, **options)
+            saferun.run(argv, env=machine.environ, cwd=machine.cwd, **options)
         assert text in str(raised.value)
 
     usage, profile = saferun.UsageError, saferun.ProfileError
@@ -188,13 +198,13 @@ def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(desk):
         ],
         refused,
     )
-    assert not desk.base.exists()
+    assert not machine.base.exists()
 
 
-def test_a_mistake_names_the_callers_directory(desk, monkeypatch):
-    monkeypatch.chdir(desk.cwd)
-    with pytest.raises(saferun.UsageError, match=f"in {re.escape(str(desk.cwd))}; "):
-        saferun.run(["nope.py"], env=desk.environ)
+def test_a_mistake_names_the_callers_directory(machine, monkeypatch):
+    monkeypatch.chdir(machine.cwd)
+    with pytest.raises(saferun.UsageError, match=f"in {re.escape(str(machine.cwd))}; "):
+        saferun.run(["nope.py"], env=machine.environ)
 
 
 # --- plan and diagnose ---------------------------------------------------------------------------
@@ -216,24 +226,26 @@ def test_a_mistake_names_the_callers_directory(desk, monkeypatch):
     ],
     ids=lambda value: str(next(iter(value), "")) if isinstance(value, dict) else "",
 )
-def test_a_plan_is_that_of_the_command(desk, options, words):
-    shown = call("plan", "--json", *words, "train.py", "x y", environ=desk.environ, cwd=desk.cwd)
-    plan = saferun.plan(["train.py", "x y"], env=desk.environ, cwd=desk.cwd, **options)
+def test_a_plan_is_that_of_the_command(machine, options, words):
+    shown = call(
+        "plan", "--json", *words, "train.py", "x y", environ=machine.environ, cwd=machine.cwd
+    )
+    plan = saferun.plan(["train.py", "x y"], env=machine.environ, cwd=machine.cwd, **options)
     document = json.loads(shown.stdout)
     assert as_json(plan) == {key: document[key] for key in as_json(plan)}
 
 
-def test_a_text_and_a_file_are_diagnosed_as_by_the_command(desk):
-    log = desk.cwd / "train.log"
+def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
+    log = machine.cwd / "train.log"
     log.write_text(HUB_DOWN)
-    shown = call("diagnose", "--json", str(log), environ=desk.environ, cwd=desk.cwd)
+    shown = call("diagnose", "--json", str(log), environ=machine.environ, cwd=machine.cwd)
     for found in (saferun.diagnose(HUB_DOWN), saferun.diagnose(log)):
         assert found.kind == json.loads(shown.stdout)["kind"] == "hub-unavailable"
     assert saferun.diagnose(HUB_DOWN, exit_code=0).kind == "no-failure"
     with pytest.raises(saferun.UsageError, match=r"for the file, Path\("):
         saferun.diagnose(str(log))
     with pytest.raises(saferun.SaferunError, match="cannot be read"):
-        saferun.diagnose(desk.cwd / "none.log")
+        saferun.diagnose(machine.cwd / "none.log")
 
 
 # --- the package ---------------------------------------------------------------------------------
@@ -247,10 +259,10 @@ def test_every_name_is_there_and_others_are_not():
         saferun.fly  # noqa: B018
 
 
-def test_no_file_of_the_working_directory_is_imported(desk):
+def test_no_file_of_the_working_directory_is_imported(machine):
     for name in ("ctypes", "click", "saferun"):
-        (desk.cwd / f"{name}.py").write_text("raise SystemExit('imported')")
-    assert run(desk, OK).status == 0
+        (machine.cwd / f"{name}.py").write_text("raise SystemExit('imported')")
+    assert run(machine, OK).status == 0
 
 
 USER = """
@@ -288,7 +300,7 @@ def test_a_log_that_is_missing_or_no_text_is_an_ordinary_error(tmp_path):
 
 
 @pytest.mark.parametrize(("script", "offered"), [("trian.py", "train.py"), ("x/y.py", "")])
-def test_a_misspelt_script_is_answered_with_the_nearest_file(desk, script, offered):
+def test_a_misspelt_script_is_answered_with_the_nearest_file(machine, script, offered):
     with pytest.raises(saferun.UsageError) as raised:
-        saferun.run([script], env=desk.environ, cwd=desk.cwd)
+        saferun.run([script], env=machine.environ, cwd=machine.cwd)
     assert (f"did you mean `{offered}`?" in str(raised.value)) is bool(offered)

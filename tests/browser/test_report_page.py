@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from browser import Browser, chromium, program
 from command import call
-from desk import NOW, event, journal
 from repo import ROOT
+from user_machine import NOW, event, journal
 
 pytestmark = pytest.mark.browser
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from desk import Desk
+from user_machine import UserMachine
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
-    return Desk(home, tmp_path)
+def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
+    return UserMachine(home, tmp_path)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from desk import Desk as Machine
+from user_machine import UserMachine
 
 from saferun import __main__ as door
 
@@ -26,7 +26,7 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 """
 
 
-class Desk(Machine):
+class RecordingMachine(UserMachine):
     """A user's machine whose torchrun records what it got."""
 
     def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
@@ -66,14 +66,14 @@ class Desk(Machine):
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
-    return Desk(home, tmp_path)
+def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> RecordingMachine:
+    return RecordingMachine(home, tmp_path)
 
 
-def test_a_launch_hands_torchrun_the_users_words_and_adds_one_line(desk):
-    done = desk.run("--nnodes=1", "train.py", "--profile", "x")
-    assert desk.got["argv"] == [
-        str(desk.bin / "torchrun"),
+def test_a_launch_hands_torchrun_the_users_words_and_adds_one_line(machine):
+    done = machine.run("--nnodes=1", "train.py", "--profile", "x")
+    assert machine.got["argv"] == [
+        str(machine.bin / "torchrun"),
         "--nnodes=1",
         "train.py",
         "--profile",
@@ -83,93 +83,93 @@ def test_a_launch_hands_torchrun_the_users_words_and_adds_one_line(desk):
     assert done.stderr == "saferun: profile cpu (detected: no GPU)\njob err\n"
 
 
-def test_the_job_has_our_pid_where_there_is_one_attempt(desk):
+def test_the_job_has_our_pid_where_there_is_one_attempt(machine):
     job = subprocess.Popen(
         [sys.executable, "-m", "saferun", "--retries", "0", "train.py"],
-        cwd=desk.cwd,
-        env=desk.environ,
+        cwd=machine.cwd,
+        env=machine.environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     assert job.wait() == 0
-    assert desk.got["pid"] == job.pid
+    assert machine.got["pid"] == job.pid
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 75])
-def test_the_exit_status_is_the_jobs(desk, status):
-    desk.run("train.py", status=status, STATUS=str(status))
+def test_the_exit_status_is_the_jobs(machine, status):
+    machine.run("train.py", status=status, STATUS=str(status))
 
 
-def test_the_environment_is_the_users_own_with_the_plan_on_top(desk):
-    plan = json.loads(desk.run("plan", "--json", "--profile", "debug", "train.py").stdout)
-    desk.run("--profile", "debug", "train.py", MINE=NASTY)
-    env = desk.got["env"]
+def test_the_environment_is_the_users_own_with_the_plan_on_top(machine):
+    plan = json.loads(machine.run("plan", "--json", "--profile", "debug", "train.py").stdout)
+    machine.run("--profile", "debug", "train.py", MINE=NASTY)
+    env = machine.got["env"]
     ours = {n: s["value"] for n, s in plan["env"].items() if n != "SAFERUN_INJECT"}
     for name, value in ours.items():
         assert env[name] == value
-    added = set(env) - set(desk.environ) - set(ours) - {"LC_CTYPE"}
+    added = set(env) - set(machine.environ) - set(ours) - {"LC_CTYPE"}
     assert added == {"MINE", "SAFERUN_INJECT", "SAFERUN_AGENT_PID"}  # the last: our torchrun's own
     assert env["MINE"] == NASTY
 
 
-def test_disable_runs_torchrun_untouched_whatever_else_is_said(desk):
-    done = desk.run("--profile", "nonsense", "--nnodes=1", "missing.py", SAFERUN_DISABLE="1")
-    assert desk.got["argv"][1:] == ["--nnodes=1", "missing.py"]
-    assert set(desk.got["env"]) - {"LC_CTYPE"} == {*desk.environ, "SAFERUN_DISABLE"}
+def test_disable_runs_torchrun_untouched_whatever_else_is_said(machine):
+    done = machine.run("--profile", "nonsense", "--nnodes=1", "missing.py", SAFERUN_DISABLE="1")
+    assert machine.got["argv"][1:] == ["--nnodes=1", "missing.py"]
+    assert set(machine.got["env"]) - {"LC_CTYPE"} == {*machine.environ, "SAFERUN_DISABLE"}
     assert done.stderr == "job err\n"
 
 
 @pytest.mark.parametrize("argv", [["--dry-run", "train.py"], ["plan", "train.py"]])
-def test_a_dry_run_shows_the_plan_and_starts_nothing(desk, argv):
-    done = desk.run(*argv)
+def test_a_dry_run_shows_the_plan_and_starts_nothing(machine, argv):
+    done = machine.run(*argv)
     assert "torchrun train.py" in done.stdout
-    assert not desk.record.exists()
+    assert not machine.record.exists()
 
 
-def test_a_dry_run_can_be_asked_for_by_variable(desk):
-    desk.run("train.py", SAFERUN_DRY_RUN="1")
-    assert not desk.record.exists()
+def test_a_dry_run_can_be_asked_for_by_variable(machine):
+    machine.run("train.py", SAFERUN_DRY_RUN="1")
+    assert not machine.record.exists()
 
 
-def test_a_plan_needs_neither_script_nor_torchrun_nor_gpu(desk):
-    (desk.bin / "torchrun").unlink()
-    made = json.loads(desk.run("plan", "--profile", "h100", "--json", "nowhere.py").stdout)
+def test_a_plan_needs_neither_script_nor_torchrun_nor_gpu(machine):
+    (machine.bin / "torchrun").unlink()
+    made = json.loads(machine.run("plan", "--profile", "h100", "--json", "nowhere.py").stdout)
     assert made["torchrun_args"] == ["--nproc-per-node=gpu", "nowhere.py"]
 
 
-def test_options_have_variables_and_the_option_wins(desk):
+def test_options_have_variables_and_the_option_wins(machine):
     environ = {
         "SAFERUN_PROFILE": "debug",
         "SAFERUN_SET": "env.A='x y' retry.attempts=2",
         "SAFERUN_RETRIES": "4",
     }
-    made = json.loads(desk.run("plan", "--json", "train.py", **environ).stdout)
+    made = json.loads(machine.run("plan", "--json", "train.py", **environ).stdout)
     assert (made["profile"], made["env"]["A"]["value"]) == ("debug", "x y")
     assert made["env"]["A"]["origin"] == "SAFERUN_SET"
     assert made["retry"]["attempts"] == 5
     argv = ["plan", "--profile=cpu", "--set=env.A=z", "--retries=0", "--json", "train.py"]
-    made = json.loads(desk.run(*argv, **environ).stdout)
+    made = json.loads(machine.run(*argv, **environ).stdout)
     assert (made["profile"], made["env"]["A"]["value"]) == ("cpu", "z")
     assert made["retry"]["attempts"] == 1
 
 
-def test_retries_beyond_the_total_raise_the_total(desk):
-    made = json.loads(desk.run("plan", "--retries=50", "--json", "train.py").stdout)
+def test_retries_beyond_the_total_raise_the_total(machine):
+    made = json.loads(machine.run("plan", "--retries=50", "--json", "train.py").stdout)
     assert (made["retry"]["attempts"], made["retry"]["attempts_total"]) == (51, 51)
 
 
 @pytest.mark.parametrize("word", ["plan", "env", "doctor", "run"])
-def test_run_launches_a_script_that_is_named_like_a_command(desk, word):
-    (desk.cwd / word).write_text("")
-    desk.run("run", word, "--json")
-    assert desk.got["argv"][1:] == [word, "--json"]
+def test_run_launches_a_script_that_is_named_like_a_command(machine, word):
+    (machine.cwd / word).write_text("")
+    machine.run("run", word, "--json")
+    assert machine.got["argv"][1:] == [word, "--json"]
 
 
-def test_a_values_characters_reach_the_job_unchanged(desk):
-    (desk.cwd / "p.yaml").write_text(f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}\n")
-    desk.run("--profile", "./p.yaml", "--set", f"env.B={NASTY}", "train.py")
-    assert (desk.got["env"]["A"], desk.got["env"]["B"]) == (NASTY, NASTY)
-    assert not (desk.cwd / "x").exists()
+def test_a_values_characters_reach_the_job_unchanged(machine):
+    (machine.cwd / "p.yaml").write_text(f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}\n")
+    machine.run("--profile", "./p.yaml", "--set", f"env.B={NASTY}", "train.py")
+    assert (machine.got["env"]["A"], machine.got["env"]["B"]) == (NASTY, NASTY)
+    assert not (machine.cwd / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -204,21 +204,21 @@ def test_a_values_characters_reach_the_job_unchanged(desk):
     ],
     ids=lambda v: " ".join(v)[:60] if isinstance(v, list) else None,
 )
-def test_a_mistake_is_said_with_its_fix_and_nothing_starts(desk, argv, status, parts):
-    messages = desk.refused(*argv, status=status)
+def test_a_mistake_is_said_with_its_fix_and_nothing_starts(machine, argv, status, parts):
+    messages = machine.refused(*argv, status=status)
     for part in parts:
         assert part in messages
 
 
-def test_a_wrong_profile_file_says_file_and_line(desk):
-    (desk.cwd / "p.yaml").write_text("schema: 1\nenv:\n  A: off\n")
-    messages = desk.refused("--profile", "./p.yaml", "train.py", status=78)
+def test_a_wrong_profile_file_says_file_and_line(machine):
+    (machine.cwd / "p.yaml").write_text("schema: 1\nenv:\n  A: off\n")
+    messages = machine.refused("--profile", "./p.yaml", "train.py", status=78)
     assert messages.startswith("saferun: a boolean where text belongs; ./p.yaml, line 3")
     assert messages.count("\n") == 1
 
 
-def test_no_torch_anywhere_is_said(desk, tmp_path):
-    (desk.bin / "torchrun").unlink()
+def test_no_torch_anywhere_is_said(machine, tmp_path):
+    (machine.bin / "torchrun").unlink()
     src = pathlib.Path(door.__file__).parents[1]
     bare = "/usr/bin/python3"
     if subprocess.run([bare, "-c", "import torch"], capture_output=True).returncode == 0:
@@ -226,8 +226,8 @@ def test_no_torch_anywhere_is_said(desk, tmp_path):
     program = f"import sys; sys.path.insert(0, {str(src)!r}); from saferun.__main__ import main\n"
     done = subprocess.run(
         [bare, "-c", program + "sys.exit(main(['train.py']))"],
-        cwd=desk.cwd,
-        env=desk.environ,
+        cwd=machine.cwd,
+        env=machine.environ,
         capture_output=True,
         text=True,
     )
@@ -235,60 +235,60 @@ def test_no_torch_anywhere_is_said(desk, tmp_path):
     assert "torchrun" in done.stderr
 
 
-def test_torchruns_own_refusal_is_torchruns_to_print(desk):
-    desk.run("--nonsense", "train.py")
-    assert desk.got["argv"][1:] == ["--nonsense", "train.py"]
+def test_torchruns_own_refusal_is_torchruns_to_print(machine):
+    machine.run("--nonsense", "train.py")
+    assert machine.got["argv"][1:] == ["--nonsense", "train.py"]
 
 
-def test_use_env_gets_a_clear_word_beside_torchruns_message(desk):
-    done = desk.run("--use_env", "train.py")
+def test_use_env_gets_a_clear_word_beside_torchruns_message(machine):
+    done = machine.run("--use_env", "train.py")
     assert "--use_env belongs to torch.distributed.launch" in done.stderr
-    assert desk.got["argv"][1:] == ["--use_env", "train.py"]
+    assert machine.got["argv"][1:] == ["--use_env", "train.py"]
 
 
-def test_env_prints_only_code_that_eval_takes(desk):
-    done = desk.run("env", "--profile", "debug", "--set", f"env.A={NASTY}")
+def test_env_prints_only_code_that_eval_takes(machine):
+    done = machine.run("env", "--profile", "debug", "--set", f"env.A={NASTY}")
     code = done.stdout + 'printf %s "$A"'
-    shell = subprocess.run(["bash", "-euc", code], cwd=desk.cwd, capture_output=True, check=True)
+    shell = subprocess.run(["bash", "-euc", code], cwd=machine.cwd, capture_output=True, check=True)
     assert shell.stdout.decode() == NASTY
-    plain = desk.run("env", "--profile", "debug").stdout.splitlines()
+    plain = machine.run("env", "--profile", "debug").stdout.splitlines()
     assert all(line.startswith("export ") for line in plain)
     assert plain == sorted(plain)
 
 
-def test_env_makes_the_eval_fail_where_it_fails(desk):
-    done = desk.run("env", "--profile", "nope", status=78)
+def test_env_makes_the_eval_fail_where_it_fails(machine):
+    done = machine.run("env", "--profile", "nope", status=78)
     assert done.stdout == "false\n"
 
 
-def test_profiles_can_be_listed_shown_checked_and_described(desk):
-    listed = desk.run("profiles", "list").stdout
+def test_profiles_can_be_listed_shown_checked_and_described(machine):
+    listed = machine.run("profiles", "list").stdout
     assert "* cpu" in listed
     columns = {re.match(r"[* ] \S+ +", line).end() for line in listed.splitlines()}
     assert len(columns) == 1, "the descriptions stand in one column"
-    shown = desk.run("profiles", "show", "h100-nanochat").stdout
+    shown = machine.run("profiles", "show", "h100-nanochat").stdout
     assert "hooks.compile.autotune = off" in shown
     assert "nanochat/issues/257" in shown
-    assert json.loads(desk.run("profiles", "schema").stdout)["title"] == "saferun profile"
-    (desk.cwd / "good.yaml").write_text("schema: 1\nextends: [cuda]\n")
-    (desk.cwd / "bad.yaml").write_text("schema: 1\nx: 1\ny: 2\n")
-    (desk.cwd / "pair.yaml").write_text("schema: 1\nhooks: {cudagraph_markers: off}\n")
-    done = desk.run("profiles", "check", "good.yaml", "bad.yaml", "pair.yaml", status=78)
+    assert json.loads(machine.run("profiles", "schema").stdout)["title"] == "saferun profile"
+    (machine.cwd / "good.yaml").write_text("schema: 1\nextends: [cuda]\n")
+    (machine.cwd / "bad.yaml").write_text("schema: 1\nx: 1\ny: 2\n")
+    (machine.cwd / "pair.yaml").write_text("schema: 1\nhooks: {cudagraph_markers: off}\n")
+    done = machine.run("profiles", "check", "good.yaml", "bad.yaml", "pair.yaml", status=78)
     assert done.stdout == "good.yaml: no errors\nbad.yaml: 2 errors\npair.yaml: 1 error\n"
     assert "bad.yaml, line 2" in done.stderr
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_names_every_command_and_option(desk, word):
-    messages = desk.run(word).stdout
+def test_help_names_every_command_and_option(machine, word):
+    messages = machine.run(word).stdout
     for name in ("--profile", "--set", "--retries", "--run-dir", "--dry-run", "SAFERUN_DISABLE"):
         assert name in messages
 
 
-def test_version_is_printed(desk):
+def test_version_is_printed(machine):
     from saferun import __version__
 
-    assert desk.run("--version").stdout == f"saferun {__version__}\n"
+    assert machine.run("--version").stdout == f"saferun {__version__}\n"
 
 
 def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, capsys):
@@ -299,35 +299,39 @@ def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, cap
     assert "SAFERUN_DISABLE=1" in messages
 
 
-def test_a_reader_that_goes_away_is_no_fault(desk):
+def test_a_reader_that_goes_away_is_no_fault(machine):
     pipe = f"{sys.executable} -m saferun profiles schema | head -c 1 >/dev/null"
     command = pipe + "; echo ${PIPESTATUS[0]}"
     done = subprocess.run(
-        ["bash", "-c", command], cwd=desk.cwd, env=desk.environ, capture_output=True, text=True
+        ["bash", "-c", command],
+        cwd=machine.cwd,
+        env=machine.environ,
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() in ("0", "1", "141")  # click's own status for it is 1
     assert done.stderr == ""
 
 
-def test_a_vanished_working_directory_stops_nobody(desk):
-    gone = desk.cwd / "gone"
+def test_a_vanished_working_directory_stops_nobody(machine):
+    gone = machine.cwd / "gone"
     gone.mkdir()
-    script = desk.cwd / "train.py"
+    script = machine.cwd / "train.py"
     code = (
         "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); "
         "os.execv(sys.executable, [sys.executable, '-m', 'saferun', sys.argv[2]])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(gone), str(script)],
-        env=desk.environ,
+        env=machine.environ,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert os.path.exists(desk.record)
+    assert os.path.exists(machine.record)
 
 
-def test_a_closed_stderr_and_stdout_stop_nobody(desk):
+def test_a_closed_stderr_and_stdout_stop_nobody(machine):
     command = f"{sys.executable} -m saferun train.py 2>&- >&-"
-    subprocess.run(["bash", "-c", command], cwd=desk.cwd, env=desk.environ)
-    assert desk.got["argv"][1:] == ["train.py"]
+    subprocess.run(["bash", "-c", command], cwd=machine.cwd, env=machine.environ)
+    assert machine.got["argv"][1:] == ["train.py"]

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from desk import NOW, Desk, finished
 from terminals import Terminal
+from user_machine import NOW, UserMachine, finished
 
 from saferun.cli.completion import candidates
 from saferun.planning.torchrun.torchrun_args import COMMANDS, OWN
@@ -42,8 +42,8 @@ LINES = [
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
-    made = Desk(home, tmp_path)
+def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
+    made = UserMachine(home, tmp_path)
     for name in ("runs.log", "some.bin"):
         (made.cwd / name).touch()
     finished(made.base, "20260101-101010-7", NOW)
@@ -54,11 +54,11 @@ def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
     return made
 
 
-def typed(desk: Desk, shell: str) -> Iterator[str]:
+def typed(machine: UserMachine, shell: str) -> Iterator[str]:
     """Type each line and TAB; yield the line as the shell has completed it."""
-    terminal = Terminal({**desk.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[shell])
+    terminal = Terminal({**machine.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[shell])
     try:
-        terminal.type(f"cd {desk.cwd}\n{SOURCE[shell]}\necho LOA''DED\n")
+        terminal.type(f"cd {machine.cwd}\n{SOURCE[shell]}\necho LOA''DED\n")
         terminal.expect(rb"LOADED")
         terminal.expect(rb"READY\$ ")
         for line, whole in LINES:
@@ -71,22 +71,22 @@ def typed(desk: Desk, shell: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_person_completes_a_line_with_tab(desk, shell):
+def test_a_person_completes_a_line_with_tab(machine, shell):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this machine")
-    assert list(typed(desk, shell)) == [f"saferun {whole}" for _, whole in LINES]
-    assert not (desk.tmp / "asked").exists()
+    assert list(typed(machine, shell)) == [f"saferun {whole}" for _, whole in LINES]
+    assert not (machine.tmp / "asked").exists()
 
 
-def test_fish_completes_a_line(desk):
+def test_fish_completes_a_line(machine):
     if shutil.which("fish") is None:
         pytest.skip("no fish on this machine")
     asked = [f"complete -C 'saferun {line}'" for line, _ in LINES]
     code = "\n".join(["_SAFERUN_COMPLETE=fish_source saferun | source", *asked])
     done = subprocess.run(
         ["fish", "--no-config", "-c", code],
-        cwd=desk.cwd,
-        env=desk.environ,
+        cwd=machine.cwd,
+        env=machine.environ,
         capture_output=True,
         text=True,
     )
@@ -97,9 +97,9 @@ def test_fish_completes_a_line(desk):
 # --- the candidates ------------------------------------------------------------------------------
 
 
-def values(desk: Desk, *words: str) -> list[str]:
+def values(machine: UserMachine, *words: str) -> list[str]:
     """The candidates for the last word; <file> stands for the shell's files."""
-    found = candidates(words[:-1], words[-1], environ=desk.environ)
+    found = candidates(words[:-1], words[-1], environ=machine.environ)
     return [item.value if item.type == "plain" else f"<{item.type}>" for item in found]
 
 
@@ -124,24 +124,24 @@ def values(desk: Desk, *words: str) -> list[str]:
         ("profiles check x", ["<file>"]),
     ],
 )
-def test_the_candidates_are_those_of_the_word_in_its_place(desk, line, found):
-    assert sorted(values(desk, *line.split(" "))) == sorted(found)
+def test_the_candidates_are_those_of_the_word_in_its_place(machine, line, found):
+    assert sorted(values(machine, *line.split(" "))) == sorted(found)
 
 
-def test_every_command_and_option_is_a_candidate(desk):
-    assert set(COMMANDS) < set(values(desk, ""))
-    assert set(OWN) < set(values(desk, "--"))
+def test_every_command_and_option_is_a_candidate(machine):
+    assert set(COMMANDS) < set(values(machine, ""))
+    assert set(OWN) < set(values(machine, "--"))
 
 
-def test_what_others_have_named_reaches_no_shell(desk):
+def test_what_others_have_named_reaches_no_shell(machine):
     for name in ("$(touch x)", "a b", "a\nplain,b", "\x1b[2J"):
-        finished(desk.base, name, NOW)
-    os.environ.update(HOME=desk.environ["HOME"])
-    assert values(desk, "runs", "show", "") == ["last", "20260101-101010-7"]
+        finished(machine.base, name, NOW)
+    os.environ.update(HOME=machine.environ["HOME"])
+    assert values(machine, "runs", "show", "") == ["last", "20260101-101010-7"]
 
 
-def test_an_unknown_shell_is_refused_and_words_beside_the_variable_count(desk):
-    environ = {**desk.environ, "_SAFERUN_COMPLETE": "csh_source"}
+def test_an_unknown_shell_is_refused_and_words_beside_the_variable_count(machine):
+    environ = {**machine.environ, "_SAFERUN_COMPLETE": "csh_source"}
     done = subprocess.run(["saferun"], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "bash_source, zsh_source or fish_source" in done.stderr
@@ -149,14 +149,14 @@ def test_an_unknown_shell_is_refused_and_words_beside_the_variable_count(desk):
     assert done.stdout.startswith("saferun ")
 
 
-def test_completing_loads_no_torch(desk):
+def test_completing_loads_no_torch(machine):
     code = "import sys; from saferun.__main__ import main; main([]); print('torch' in sys.modules)"
     asked = {
         "_SAFERUN_COMPLETE": "bash_complete",
         "COMP_WORDS": "saferun --profile ",
         "COMP_CWORD": "2",
     }
-    environ = {**desk.environ, **asked}
+    environ = {**machine.environ, **asked}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )

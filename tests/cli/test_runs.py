@@ -18,10 +18,22 @@ from collections.abc import Iterator
 
 import pytest
 from cases import check_cases
-from desk import DOWN, MITIGABLE, NOW, OK, WRONG, a_run, event, finished, journal, names, whole_page
 from helpers import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from user_machine import (
+    DOWN,
+    MITIGABLE,
+    NOW,
+    OK,
+    WRONG,
+    a_run,
+    event,
+    finished,
+    journal,
+    names,
+    whole_page,
+)
 
 from saferun.cli.runs import runs_view
 from saferun.errors import UnavailableError
@@ -29,11 +41,11 @@ from saferun.journal import reader as runs
 from saferun.system import procfs
 
 
-def test_runs_are_listed_newest_first_with_how_they_ended(desk):
-    first = desk.launch(OK)
-    second = desk.launch(WRONG, command_line=("train.py", "--lr", "1"))
-    third = desk.launch(MITIGABLE, OK)
-    head, *rows = desk.ask("list").splitlines()
+def test_runs_are_listed_newest_first_with_how_they_ended(machine):
+    first = machine.launch(OK)
+    second = machine.launch(WRONG, command_line=("train.py", "--lr", "1"))
+    third = machine.launch(MITIGABLE, OK)
+    head, *rows = machine.ask("list").splitlines()
     assert head.split() == ["ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT"]
     assert [row.split()[0] for row in rows] == [third.name, second.name, first.name]
     tries_and_ends = [" ".join(row.split()[5:]) for row in rows]
@@ -44,10 +56,10 @@ def test_runs_are_listed_newest_first_with_how_they_ended(desk):
     ]
 
 
-def test_the_list_is_there_for_programs(desk):
+def test_the_list_is_there_for_programs(machine):
     began = time.time()
-    place = desk.launch(WRONG, command_line=("train.py", "--lr", "1"))
-    (run,) = desk.listed()
+    place = machine.launch(WRONG, command_line=("train.py", "--lr", "1"))
+    (run,) = machine.listed()
     assert (run["id"], run["path"]) == (place.name, str(place))
     assert (run["outcome"], run["kind"], run["status"]) == ("failed", "user-exception", 1)
     assert (run["script"], run["script_args"], run["attempts"]) == ("train.py", ["--lr", "1"], 1)
@@ -56,45 +68,45 @@ def test_the_list_is_there_for_programs(desk):
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
-def test_the_list_is_of_the_directory_that_the_launch_was_given(desk, how):
-    place = desk.tmp / "elsewhere"
+def test_the_list_is_of_the_directory_that_the_launch_was_given(machine, how):
+    place = machine.tmp / "elsewhere"
     command_line = ("--run-dir", str(place))
-    desk._popen(*command_line, "train.py", ACTS="[{}]").communicate()
-    assert desk.listed() == []
-    reported = desk.ask("list", *command_line) if how == "option" else ""
-    reported = reported or desk.ask("list", SAFERUN_RUN_DIR="../elsewhere")
+    machine._popen(*command_line, "train.py", ACTS="[{}]").communicate()
+    assert machine.listed() == []
+    reported = machine.ask("list", *command_line) if how == "option" else ""
+    reported = reported or machine.ask("list", SAFERUN_RUN_DIR="../elsewhere")
     assert "ok" in reported
 
 
-def test_a_machine_without_runs_says_so_and_is_no_error(desk):
-    done = desk._popen("runs", "list")
+def test_a_machine_without_runs_says_so_and_is_no_error(machine):
+    done = machine._popen("runs", "list")
     out, err = done.communicate()
     assert (done.returncode, out) == (0, "")
-    assert err == f"saferun: no runs in {desk.base}\n"
-    assert not desk.base.exists()
+    assert err == f"saferun: no runs in {machine.base}\n"
+    assert not machine.base.exists()
 
 
-def test_a_run_is_running_while_its_saferun_lives_and_interrupted_after_it(desk):
-    act = {"wait": str(desk.tmp / "gate")}
-    with desk.running(act, waits_for='"started"') as job:
-        (run,) = desk.listed()
+def test_a_run_is_running_while_its_saferun_lives_and_interrupted_after_it(machine):
+    act = {"wait": str(machine.tmp / "gate")}
+    with machine.running(act, waits_for='"started"') as job:
+        (run,) = machine.listed()
         assert (run["outcome"], run["status"]) == ("running", None)
         assert run["took_s"] >= 0
-        assert f"saferun's pid is {job.pid}" in desk.ask("show", "last")
+        assert f"saferun's pid is {job.pid}" in machine.ask("show", "last")
         job.kill()
         job.wait()
-        (run,) = desk.listed()
+        (run,) = machine.listed()
     assert (run["outcome"], run["took_s"]) == ("interrupted", None)
-    assert "without a record" in desk.ask("show", "last")
+    assert "without a record" in machine.ask("show", "last")
 
 
-def test_a_run_that_waits_for_its_next_attempt_is_running(desk):
-    with desk.running(DOWN, OK, waits_for='"again"') as job:
-        assert [run["outcome"] for run in desk.listed()] == ["running"]
+def test_a_run_that_waits_for_its_next_attempt_is_running(machine):
+    with machine.running(DOWN, OK, waits_for='"again"') as job:
+        assert [run["outcome"] for run in machine.listed()] == ["running"]
         until(lambda: takes_sigterm(job.pid), "it waits and takes signals", 300)
         job.terminate()
         job.wait()
-    (run,) = desk.listed()
+    (run,) = machine.listed()
     assert (run["outcome"], run["status"]) == ("interrupted", 128 + signal.SIGTERM)
 
 
@@ -105,14 +117,14 @@ def takes_sigterm(pid: int) -> bool:
     return any(bits >> (signal.SIGTERM - 1) & 1 for bits in sets)
 
 
-def test_a_run_that_was_asked_to_end_is_interrupted_and_has_not_failed(desk):
-    with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"') as job:
-        until((desk.tmp / "gate").exists, "the job runs", 300)
+def test_a_run_that_was_asked_to_end_is_interrupted_and_has_not_failed(machine):
+    with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"') as job:
+        until((machine.tmp / "gate").exists, "the job runs", 300)
         job.terminate()
         assert job.wait() == 128 + signal.SIGTERM
-    (run,) = desk.listed()
+    (run,) = machine.listed()
     assert (run["outcome"], run["kind"]) == ("interrupted", "")
-    assert "asked by SIGTERM" in desk.ask("show", "last")
+    assert "asked by SIGTERM" in machine.ask("show", "last")
 
 
 HERE = procfs.this_process()
@@ -189,15 +201,15 @@ def test_a_broken_journal_is_listed_and_shown_as_far_as_it_goes(tmp_path):
     )
 
 
-def test_a_broken_journal_is_no_traceback(desk):
+def test_a_broken_journal_is_no_traceback(machine):
     for number, content in enumerate(BROKEN.values()):
-        place = finished(desk.base, f"run-{number}", NOW)
+        place = finished(machine.base, f"run-{number}", NOW)
         (place / "events.jsonl").write_bytes(content)
         (place / "plan.json").write_bytes(content)
-        desk.ask("show", place.name)
-        desk.ask("show", place.name, "--json")
-    assert len(desk.listed()) == len(desk.ask("list").splitlines()) - 1 == len(BROKEN)
-    desk.ask("clean", "--keep", "0", "--older-than", "0")
+        machine.ask("show", place.name)
+        machine.ask("show", place.name, "--json")
+    assert len(machine.listed()) == len(machine.ask("list").splitlines()) - 1 == len(BROKEN)
+    machine.ask("clean", "--keep", "0", "--older-than", "0")
 
 
 _JSON = st.recursive(
@@ -267,11 +279,11 @@ def test_other_peoples_runs_are_counted_and_stop_nobody(strangers):
     assert refused.value.where.endswith("theirs")
 
 
-def test_a_place_that_cannot_be_listed_is_said_with_its_fix(desk):
-    (desk.tmp / "file").touch()
-    messages = desk.ask("list", "--run-dir", str(desk.tmp / "file"), status=69)
+def test_a_place_that_cannot_be_listed_is_said_with_its_fix(machine):
+    (machine.tmp / "file").touch()
+    messages = machine.ask("list", "--run-dir", str(machine.tmp / "file"), status=69)
     assert messages.count("\n") == 1
-    for part in ("Not a directory", str(desk.tmp / "file"), "--run-dir"):
+    for part in ("Not a directory", str(machine.tmp / "file"), "--run-dir"):
         assert part in messages
 
 

@@ -7,8 +7,8 @@ import shutil
 import time
 
 import pytest
-from desk import NOW, OK, a_run, event, finished, journal, names
 from helpers import until
+from user_machine import NOW, OK, a_run, event, finished, journal, names
 
 from saferun.errors import UnavailableError
 from saferun.journal import cleanup
@@ -35,14 +35,14 @@ def test_what_may_still_run_never_goes(outcome):
     assert cleanup.removable(some, NOW, older_than_days=0, keep=0) == ()
 
 
-def test_by_default_the_newest_twenty_and_two_weeks_stay(desk):
+def test_by_default_the_newest_twenty_and_two_weeks_stay(machine):
     now = time.time()
     for number in range(25):
-        finished(desk.base, f"old-{number:02}", now - (30 + number) * runs.DAY_S)
+        finished(machine.base, f"old-{number:02}", now - (30 + number) * runs.DAY_S)
     for number in range(3):
-        finished(desk.base, f"young-{number}", now - number * runs.DAY_S)
-    messages = desk.ask("clean").splitlines()
-    left = sorted(place.name for place in desk.base.iterdir())
+        finished(machine.base, f"young-{number}", now - number * runs.DAY_S)
+    messages = machine.ask("clean").splitlines()
+    left = sorted(place.name for place in machine.base.iterdir())
     assert left == [*(f"old-{n:02}" for n in range(17)), *(f"young-{n}" for n in range(3))]
     assert messages[0].startswith("removed old-17 (")
     assert messages[-1].startswith("removed 8 runs, ")
@@ -55,23 +55,23 @@ def test_a_run_that_took_long_is_as_old_as_its_end(tmp_path):
     assert cleanup.clean(str(tmp_path), NOW, keep=0).removed == ()
 
 
-def test_a_run_that_lives_is_never_removed(desk):
-    done = desk.launch(OK)
-    with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"'):
-        until(lambda: len(list(desk.base.glob("*/plan.json"))) == 2, "two runs", 300)
-        messages = desk.ask("clean", "--older-than", "0", "--keep", "0")
-        (left,) = desk.base.iterdir()
+def test_a_run_that_lives_is_never_removed(machine):
+    done = machine.launch(OK)
+    with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"'):
+        until(lambda: len(list(machine.base.glob("*/plan.json"))) == 2, "two runs", 300)
+        messages = machine.ask("clean", "--older-than", "0", "--keep", "0")
+        (left,) = machine.base.iterdir()
         assert (left / "plan.json").exists()
     assert f"removed {done.name}" in messages
     assert messages.endswith("1 kept, 1 of them not over\n")
 
 
-def test_a_dry_run_removes_nothing_and_says_the_same(desk):
-    finished(desk.base, "r", NOW - 90 * runs.DAY_S)
-    messages = desk.ask("clean", "--keep", "0", "--dry-run")
-    assert (desk.base / "r" / "plan.json").exists()
-    assert messages.replace("would remove", "removed") == desk.ask("clean", "--keep", "0")
-    assert not (desk.base / "r").exists()
+def test_a_dry_run_removes_nothing_and_says_the_same(machine):
+    finished(machine.base, "r", NOW - 90 * runs.DAY_S)
+    messages = machine.ask("clean", "--keep", "0", "--dry-run")
+    assert (machine.base / "r" / "plan.json").exists()
+    assert messages.replace("would remove", "removed") == machine.ask("clean", "--keep", "0")
+    assert not (machine.base / "r").exists()
 
 
 def test_how_much_space_is_freed_is_measured_on_the_disk(tmp_path):
@@ -146,7 +146,7 @@ def test_what_cannot_be_removed_is_said_and_stays_listed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "command_line", [["--keep", "-1"], ["--older-than", "-1"], ["--keep", "x"]]
 )
-def test_a_wrong_number_removes_nothing(desk, command_line):
-    finished(desk.base, "r", NOW - 900 * runs.DAY_S)
-    desk.ask("clean", *command_line, status=2)
-    assert (desk.base / "r").exists()
+def test_a_wrong_number_removes_nothing(machine, command_line):
+    finished(machine.base, "r", NOW - 900 * runs.DAY_S)
+    machine.ask("clean", *command_line, status=2)
+    assert (machine.base / "r").exists()

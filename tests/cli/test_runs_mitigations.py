@@ -6,7 +6,7 @@ import json
 import pathlib
 
 import pytest
-from desk import MITIGABLE, NOW, OK
+from user_machine import MITIGABLE, NOW, OK
 
 from saferun.cli.runs import runs_view
 from saferun.errors import SaferunError, UsageError
@@ -14,23 +14,23 @@ from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Entry, Key
 
 
-def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(desk):
-    desk.launch(MITIGABLE, OK, command_line=("train.py", "--lr", "1"))
-    reported = desk.ask("mitigations", "list")
-    script = str(desk.cwd / "train.py")
+def test_mitigations_are_listed_with_what_they_hold_for_and_forgotten(machine):
+    machine.launch(MITIGABLE, OK, command_line=("train.py", "--lr", "1"))
+    reported = machine.ask("mitigations", "list")
+    script = str(machine.cwd / "train.py")
     for part in (script, "nccl-shm-off, for nccl-shm-failed", "no GPU", "arguments: --lr 1"):
         assert part in reported
-    (one,) = json.loads(desk.ask("mitigations", "list", "--json"))["mitigations"]
+    (one,) = json.loads(machine.ask("mitigations", "list", "--json"))["mitigations"]
     assert (one["script"], one["mitigation"], one["kind"]) == (
         script,
         "nccl-shm-off",
         "nccl-shm-failed",
     )
     assert one["expires_at"] == one["at"] + mitigation_history.RETRY_WITHOUT_S
-    assert desk.ask("mitigations", "clear", "train.py").endswith("1 mitigation forgotten\n")
-    assert desk.ask("mitigations", "list") == ""
-    assert desk.launch(OK)
-    assert "no mitigation in the history is for `train.py`" in desk.ask(
+    assert machine.ask("mitigations", "clear", "train.py").endswith("1 mitigation forgotten\n")
+    assert machine.ask("mitigations", "list") == ""
+    assert machine.launch(OK)
+    assert "no mitigation in the history is for `train.py`" in machine.ask(
         "mitigations", "clear", "train.py", status=2
     )
 

@@ -12,7 +12,7 @@ import stat
 
 import pytest
 from command import call
-from desk import MITIGABLE, NOW, OK, WRONG, event, journal
+from user_machine import MITIGABLE, NOW, OK, WRONG, event, journal
 
 import saferun
 
@@ -43,18 +43,18 @@ class Page(html.parser.HTMLParser):
         return {tag for tag, _ in self.elements}
 
 
-def page(desk, *argv: str) -> Page:
-    return Page(desk.ask("report", "last", "--html", "-", *argv))
+def page(machine, *argv: str) -> Page:
+    return Page(machine.ask("report", "last", "--html", "-", *argv))
 
 
-def evil_journal(desk) -> None:
+def evil_journal(machine) -> None:
     facts = {"attempt": 1, "kind": EVIL, "root_line": EVIL, "reason": EVIL, "decided_by": [EVIL]}
     facts["stack"] = [EVIL]
     places = [{"rank": 0, "pid": 1, "what": EVIL, "frame": EVIL, "odd": True, "helpers": [EVIL]}]
     finding = {"level": "problem", "area": EVIL, "what": EVIL, "fix": EVIL}
     begun = {"gpus": 1, "versions": [EVIL], "gpu_names": [EVIL]}
     place = journal(
-        desk.base,
+        machine.base,
         "r",
         event("attempt", attempt=1, mitigations=[EVIL], by={"host": EVIL}, **begun),
         event("hang", silent_s=1, ranks=places),
@@ -67,9 +67,9 @@ def evil_journal(desk) -> None:
     (place / "attempt-1.stderr").write_text(f"{EVIL}\n" * 3)
 
 
-def test_a_run_is_told_attempt_by_attempt(desk):
-    place = desk.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
-    told = desk.ask("report", place.name)
+def test_a_run_is_told_attempt_by_attempt(machine):
+    place = machine.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
+    told = machine.ask("report", place.name)
     assert told.startswith("## Failed at attempt 2: user-exception on rank 1")
     first, second = told.split("\n### Attempt ")[1:]
     assert first.startswith("1: failed: nccl-shm-failed\n") or "nccl-shm-failed on rank 1" in first
@@ -78,23 +78,23 @@ def test_a_run_is_told_attempt_by_attempt(desk):
     assert "mitigation nccl-shm-off: no segment in /dev/shm is needed; cost: " in second
     assert "changed: `NCCL_SHM_DISABLE=1`" in second
     assert ">> [rank1]: KeyError: 'label'" in second
-    shown = page(desk)
+    shown = page(machine)
     assert "New here: nccl-shm-off (NCCL_SHM_DISABLE=1)" in shown.text
     assert "deciding line: [rank1]: KeyError: 'label'" in shown.text
     assert "What to do:" in shown.text
 
 
-def test_the_output_of_both_streams_is_not_called_that_of_stdout(desk):
-    place = desk.launch(WRONG)
-    assert "\nend of stderr\n" in desk.ask("report", "last")
+def test_the_output_of_both_streams_is_not_called_that_of_stdout(machine):
+    place = machine.launch(WRONG)
+    assert "\nend of stderr\n" in machine.ask("report", "last")
     (place / "attempt-1.stderr").replace(place / "attempt-1.stdout")  # as of one terminal
-    assert "\nend of output\n" in desk.ask("report", "last")
-    assert "End of output, " in page(desk).text
+    assert "\nend of output\n" in machine.ask("report", "last")
+    assert "End of output, " in page(machine).text
 
 
-def test_the_page_needs_nothing_else_and_its_policy_allows_nothing_else(desk):
-    desk.launch(OK)
-    text = desk.ask("report", "last", "--html", "-")
+def test_the_page_needs_nothing_else_and_its_policy_allows_nothing_else(machine):
+    machine.launch(OK)
+    text = machine.ask("report", "last", "--html", "-")
     shown = Page(text)
     policy = next(a["content"] for _, a in shown.elements if "http-equiv" in a)
     style = re.findall("<style>(.*?)</style>", text, re.DOTALL)
@@ -105,9 +105,9 @@ def test_the_page_needs_nothing_else_and_its_policy_allows_nothing_else(desk):
     assert not any(name in ("src", "style", "srcset") for _, a in shown.elements for name in a)
 
 
-def test_what_a_job_wrote_is_no_markup(desk):
-    evil_journal(desk)
-    text = desk.ask("report", "last", "--html", "-")
+def test_what_a_job_wrote_is_no_markup(machine):
+    evil_journal(machine)
+    text = machine.ask("report", "last", "--html", "-")
     shown = Page(text)
     assert not shown.tags & {"script", "img"}
     assert "<script>alert(1)</script>" in shown.text
@@ -116,9 +116,9 @@ def test_what_a_job_wrote_is_no_markup(desk):
     assert all(link.startswith("#attempt-") for link in links)
 
 
-def test_what_a_job_wrote_closes_no_code_in_the_markdown(desk):
-    evil_journal(desk)
-    told = desk.ask("report", "last")
+def test_what_a_job_wrote_closes_no_code_in_the_markdown(machine):
+    evil_journal(machine)
+    told = machine.ask("report", "last")
     assert all(c.isprintable() or c == "\n" for c in told)
     fence = re.search("^(`{5,})text\n(.*?)\n\\1$", told, re.DOTALL | re.MULTILINE)
     assert fence, told
@@ -129,20 +129,20 @@ def test_what_a_job_wrote_closes_no_code_in_the_markdown(desk):
     assert "<script" not in outside
 
 
-def test_no_secret_is_in_a_report(desk):
+def test_no_secret_is_in_a_report(machine):
     secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
     command_line = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
     said = {**WRONG, "says": f"token={secret}\n" + WRONG["says"]}
-    desk.launch(said, command_line=command_line)
+    machine.launch(said, command_line=command_line)
     for form in (["--html", "-"], ["--markdown"], ["--json"]):
-        told = desk.ask("report", "last", *form)
+        told = machine.ask("report", "last", *form)
         assert secret not in told
         assert "***" in told
 
 
-def test_a_run_is_reported_for_programs(desk):
-    desk.launch(MITIGABLE, OK)
-    told = json.loads(desk.ask("report", "last", "--json"))
+def test_a_run_is_reported_for_programs(machine):
+    machine.launch(MITIGABLE, OK)
+    told = json.loads(machine.ask("report", "last", "--json"))
     assert (told["schema"], told["run"]["outcome"], told["left_out"]) == (1, "ok", 0)
     first, second = told["attempts"]
     assert first["attempt"]["kind"] == "nccl-shm-failed"
@@ -153,106 +153,106 @@ def test_a_run_is_reported_for_programs(desk):
     assert told["plan"]["script"] == "train.py"
 
 
-def test_a_report_names_the_gpus_and_the_versions(desk):
-    desk.launch(OK)
-    versions = json.loads(desk.ask("report", "last", "--json"))["versions"]
+def test_a_report_names_the_gpus_and_the_versions(machine):
+    machine.launch(OK)
+    versions = json.loads(machine.ask("report", "last", "--json"))["versions"]
     assert versions[0] == f"saferun {saferun.__version__}"
-    assert f"- versions: {', '.join(versions)}\n" in desk.ask("report", "last").replace("`", "")
+    assert f"- versions: {', '.join(versions)}\n" in machine.ask("report", "last").replace("`", "")
     facts = {"gpus": 8, "gpu_names": ["NVIDIA H100"], "versions": ["torch 2.13.0"]}
-    journal(desk.base, "r", event("attempt", NOW, attempt=1, **facts))
-    assert "- GPUs: 8 (NVIDIA H100)\n" in desk.ask("report", "r")
-    assert "versions torch 2.13.0" in Page(desk.ask("report", "r", "--html", "-")).text
+    journal(machine.base, "r", event("attempt", NOW, attempt=1, **facts))
+    assert "- GPUs: 8 (NVIDIA H100)\n" in machine.ask("report", "r")
+    assert "versions torch 2.13.0" in Page(machine.ask("report", "r", "--html", "-")).text
 
 
-def test_the_stack_of_a_crash_is_shown(desk):
+def test_the_stack_of_a_crash_is_shown(machine):
     frames = [f'File "train.py", line {n} in step' for n in (7, 8)]
     ended = event("ended", attempt=1, status=1, lived_s=1, kind="abort-unknown", stack=frames)
-    journal(desk.base, "r", event("attempt", NOW, attempt=1), ended)
-    told = desk.ask("report", "r")
+    journal(machine.base, "r", event("attempt", NOW, attempt=1), ended)
+    told = machine.ask("report", "r")
     assert "".join(f"- stack: `{frame}`\n" for frame in frames) in told
-    assert " ".join(frames) in page(desk).text
-    shown = [line.split(maxsplit=1) for line in desk.ask("show", "r").splitlines()]
+    assert " ".join(frames) in page(machine).text
+    shown = [line.split(maxsplit=1) for line in machine.ask("show", "r").splitlines()]
     assert [line for line in shown if line[:1] == ["stack"]] == [["stack", f] for f in frames]
 
 
-def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(desk):
-    desk.launch(OK, command_line=("--set", "price_per_gpu_hour=2.5", "train.py"))
-    (begun,) = json.loads(desk.ask("report", "last", "--json"))["attempts"]
+def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(machine):
+    machine.launch(OK, command_line=("--set", "price_per_gpu_hour=2.5", "train.py"))
+    (begun,) = json.loads(machine.ask("report", "last", "--json"))["attempts"]
     assert begun["attempt"]["price_per_gpu_hour"] == 2.5
     facts = {"attempt": 1, "gpus": 4, "price_per_gpu_hour": 2.5}
     ended = event("end", NOW + 5400, 5400, status=0)
-    journal(desk.base, "r", event("attempt", NOW, **facts), ended)
+    journal(machine.base, "r", event("attempt", NOW, **facts), ended)
     used = "- used: 1 h 30 min, 6.00 GPU-hours, {} in money\n"
-    assert used.format("15.00") in desk.ask("report", "r")
-    assert used.format("6.00") in desk.ask("report", "r", "--price-per-gpu-hour", "1")
+    assert used.format("15.00") in machine.ask("report", "r")
+    assert used.format("6.00") in machine.ask("report", "r", "--price-per-gpu-hour", "1")
     assert (
         "6.00 in money"
-        in Page(desk.ask("report", "r", "--html", "-", "--price-per-gpu-hour", "1")).text
+        in Page(machine.ask("report", "r", "--html", "-", "--price-per-gpu-hour", "1")).text
     )
 
 
-def test_a_price_without_a_gpu_is_not_passed_over_in_silence(desk):
-    journal(desk.base, "r", event("attempt", attempt=1, gpus=0))
+def test_a_price_without_a_gpu_is_not_passed_over_in_silence(machine):
+    journal(machine.base, "r", event("attempt", attempt=1, gpus=0))
     argv = ("runs", "report", "r", "--price-per-gpu-hour", "2")
-    done = call(*argv, environ=desk.environ, cwd=desk.cwd)
+    done = call(*argv, environ=machine.environ, cwd=machine.cwd)
     assert "--price-per-gpu-hour: the run's journal knows of no GPU" in done.stderr
 
 
 @pytest.mark.parametrize("price", ["-1", "nan", "inf", "x"])
-def test_a_price_is_a_number(desk, price):
-    journal(desk.base, "r", event("attempt", attempt=1))
-    desk.ask("report", "last", "--price-per-gpu-hour", price, status=2)
+def test_a_price_is_a_number(machine, price):
+    journal(machine.base, "r", event("attempt", attempt=1))
+    machine.ask("report", "last", "--price-per-gpu-hour", price, status=2)
 
 
-def test_the_page_is_a_private_file_written_at_once(desk):
-    desk.launch(OK)
-    file = desk.cwd / "report.html"
+def test_the_page_is_a_private_file_written_at_once(machine):
+    machine.launch(OK)
+    file = machine.cwd / "report.html"
     file.write_text("old")
     file.chmod(0o644)
-    assert desk.ask("report", "last", "--html", str(file)) == ""
+    assert machine.ask("report", "last", "--html", str(file)) == ""
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text().rstrip().endswith("</html>")
-    assert [path.name for path in desk.cwd.glob("report*")] == ["report.html"]
-    told = desk.ask("report", "last", "--html", str(file), "--markdown")
+    assert [path.name for path in machine.cwd.glob("report*")] == ["report.html"]
+    told = machine.ask("report", "last", "--html", str(file), "--markdown")
     assert told.startswith("## Finished at the first attempt")
 
 
-def test_what_is_no_plain_file_is_left_alone(desk):
-    desk.launch(OK)
-    target = desk.cwd / "target"
+def test_what_is_no_plain_file_is_left_alone(machine):
+    machine.launch(OK)
+    target = machine.cwd / "target"
     target.write_text("mine")
-    (desk.cwd / "link").symlink_to(target)
-    os.mkfifo(desk.cwd / "pipe")
+    (machine.cwd / "link").symlink_to(target)
+    os.mkfifo(machine.cwd / "pipe")
     for name in ("link", "pipe", "."):
-        assert "this is no plain file" in desk.ask(
-            "report", "last", "--html", str(desk.cwd / name), status=2
+        assert "this is no plain file" in machine.ask(
+            "report", "last", "--html", str(machine.cwd / name), status=2
         )
     assert target.read_text() == "mine"
-    assert (desk.cwd / "link").is_symlink()
-    message = desk.ask("report", "last", "--html", "/proc/none/x.html", status=69)
+    assert (machine.cwd / "link").is_symlink()
+    message = machine.ask("report", "last", "--html", "/proc/none/x.html", status=69)
     assert "the report cannot be written" in message
 
 
-def test_a_run_without_any_event_makes_a_report(desk):
-    journal(desk.base, "r", plan={})
-    assert "saferun report" in page(desk).text
+def test_a_run_without_any_event_makes_a_report(machine):
+    journal(machine.base, "r", plan={})
+    assert "saferun report" in page(machine).text
 
 
-def test_a_run_that_has_just_begun_makes_a_report(desk):
-    with desk.running({"wait": str(desk.tmp / "gate")}, waits_for='"started"'):
-        assert "Runs at the first attempt" in page(desk).text
+def test_a_run_that_has_just_begun_makes_a_report(machine):
+    with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"'):
+        assert "Runs at the first attempt" in page(machine).text
 
 
-def test_missing_facts_are_left_out(desk):
-    journal(desk.base, "r", event("attempt", attempt=1), plan={})
-    shown = page(desk)
+def test_missing_facts_are_left_out(machine):
+    journal(machine.base, "r", event("attempt", attempt=1), plan={})
+    shown = page(machine)
     assert "profile" not in shown.text
     assert "GPU" not in shown.text
     assert "None" not in shown.text
 
 
-def test_trials_are_summed_up(desk):
-    place = journal(desk.base, "r", event("attempt", attempt=1), event("end", status=0))
+def test_trials_are_summed_up(machine):
+    place = journal(machine.base, "r", event("attempt", attempt=1), event("end", status=0))
     (place / "state").mkdir()
     trials = [
         {
@@ -265,7 +265,7 @@ def test_trials_are_summed_up(desk):
     ]
     lines = "".join(json.dumps(one) + "\n" for one in trials)
     (place / "state" / "trials.jsonl").write_text(lines)
-    for text in (page(desk).text, " ".join(desk.ask("report", "r").split())):
+    for text in (page(machine).text, " ".join(machine.ask("report", "r").split())):
         assert "10 trials" in text or "trials: 10" in text
         assert "5 cuda-oom" in text
         assert "batch" in text

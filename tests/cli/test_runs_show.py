@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from desk import (
+from user_machine import (
     FAILED_HOOK,
     MITIGABLE,
     NO_SHM,
@@ -21,9 +21,9 @@ from desk import (
 from saferun.journal import reader as runs
 
 
-def test_a_run_is_shown_attempt_by_attempt(desk):
-    place = desk.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
-    page = desk.ask("show", place.name)
+def test_a_run_is_shown_attempt_by_attempt(machine):
+    place = machine.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
+    page = machine.ask("show", place.name)
     for part in (
         f"run {place.name}: failed: user-exception",
         "torchrun train.py --lr 1",
@@ -44,9 +44,9 @@ def test_a_run_is_shown_attempt_by_attempt(desk):
     assert "decision  stop: the same command would fail again" in second
 
 
-def test_a_run_is_shown_for_programs(desk):
-    place = desk.launch(MITIGABLE, OK)
-    reported = json.loads(desk.ask("show", "--json", "last"))
+def test_a_run_is_shown_for_programs(machine):
+    place = machine.launch(MITIGABLE, OK)
+    reported = json.loads(machine.ask("show", "--json", "last"))
     assert (reported["schema"], reported["run"]["id"], reported["plan"]["script"]) == (
         1,
         place.name,
@@ -68,20 +68,22 @@ def test_rank_and_whole_line_are_shown_where_the_journal_has_them(tmp_path):
     assert "line      segment /dev/shm/nccl-1" in page
 
 
-def test_hooks_that_failed_are_shown(desk):
-    desk.launch({"receipt": FAILED_HOOK})
-    assert "hook compile failed in rank 3" in desk.ask("show", "last")
-    assert "no such attribute" in desk.ask("show", "last")
+def test_hooks_that_failed_are_shown(machine):
+    machine.launch({"receipt": FAILED_HOOK})
+    assert "hook compile failed in rank 3" in machine.ask("show", "last")
+    assert "no such attribute" in machine.ask("show", "last")
 
 
-def test_no_secret_is_shown(desk):
+def test_no_secret_is_shown(machine):
     secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
     command_line = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
-    desk.launch({**MITIGABLE, "says": NO_SHM + f"token={secret}\n"}, OK, command_line=command_line)
+    machine.launch(
+        {**MITIGABLE, "says": NO_SHM + f"token={secret}\n"}, OK, command_line=command_line
+    )
     reported = [
-        desk.ask(*w) for w in (["show", "last"], ["list", "--json"], ["show", "last", "--json"])
+        machine.ask(*w) for w in (["show", "last"], ["list", "--json"], ["show", "last", "--json"])
     ]
-    reported += [desk.ask("mitigations", "list"), desk.ask("mitigations", "list", "--json")]
+    reported += [machine.ask("mitigations", "list"), machine.ask("mitigations", "list", "--json")]
     assert "MY_TOKEN='***'" in reported[0]
     assert "--api-key" in reported[3]
     assert all(secret not in text for text in reported)
@@ -112,14 +114,14 @@ def test_a_run_is_named_by_id_by_its_beginning_by_last_or_by_its_path(tmp_path):
     ],
     ids=["nearly right", "too short", "far off", "empty", "a path to elsewhere", "a path"],
 )
-def test_an_unknown_run_is_said_with_the_nearest(desk, word, parts):
-    finished(desk.base, "20260101-1", NOW)
-    finished(desk.base, "20260202-1", NOW)
-    messages = desk.ask("show", word, status=2)
+def test_an_unknown_run_is_said_with_the_nearest(machine, word, parts):
+    finished(machine.base, "20260101-1", NOW)
+    finished(machine.base, "20260202-1", NOW)
+    messages = machine.ask("show", word, status=2)
     assert messages.count("\n") == 1
     assert all(part in messages for part in parts), messages
 
 
 @pytest.mark.parametrize("word", ["last", "x"])
-def test_where_no_run_is_none_can_be_shown(desk, word):
-    assert "there is no run yet" in desk.ask("show", word, status=2)
+def test_where_no_run_is_none_can_be_shown(machine, word):
+    assert "there is no run yet" in machine.ask("show", word, status=2)

@@ -8,9 +8,9 @@ import os
 import pathlib
 
 import pytest
-from desk import NOW, a_run, event, journal
 from rich.console import Console
 from runs import executable
+from user_machine import NOW, a_run, event, journal
 
 from saferun.cli import colour
 from saferun.cli.runs import runs_watch, watch_view

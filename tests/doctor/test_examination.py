@@ -34,7 +34,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Desk:
+class FakeHost:
     """A user's shell on a machine with a fake nvidia-smi, libcuda and torchrun."""
 
     def __init__(self, home: pathlib.Path, tmp_path: pathlib.Path, library: pathlib.Path) -> None:
@@ -73,8 +73,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path, libcuda: pathlib.Path) -> Desk:
-    return Desk(home, tmp_path, libcuda)
+def host(home: pathlib.Path, tmp_path: pathlib.Path, libcuda: pathlib.Path) -> FakeHost:
+    return FakeHost(home, tmp_path, libcuda)
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def problems(findings: Sequence[Finding]) -> list[Finding]:
 # A machine that is well
 
 
-def test_a_machine_of_two_gpus_that_is_well_has_no_problem(desk):
-    machine(desk.bin, report([fields(0), fields(1)]), 2)
-    found = desk.examine()
+def test_a_machine_of_two_gpus_that_is_well_has_no_problem(host):
+    machine(host.bin, report([fields(0), fields(1)]), 2)
+    found = host.examine()
     assert problems(found) == []
     assert [f.level for f in about(found, "GPU 0") + about(found, "GPU 1")] == [OK, OK]
     assert "2 transfers" in about(found, "peer to peer")[0].what
@@ -109,9 +109,9 @@ def test_a_machine_of_two_gpus_that_is_well_has_no_problem(desk):
     assert about(found, "CUDA") or about(found, "GPUs")
 
 
-def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(desk):
-    machine(desk.bin, report([fields(0), fields(1)]), 2)
-    done = desk.command(FAKE_CUDA_PEERS="0:1:copy:wrong")
+def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(host):
+    machine(host.bin, report([fields(0), fields(1)]), 2)
+    done = host.command(FAKE_CUDA_PEERS="0:1:copy:wrong")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[0].startswith("1 problem,")
     assert "GPU 0 to 1" in done.stdout
@@ -129,23 +129,23 @@ def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(d
     ],
     ids=["closed", "json-closed", "full"],
 )
-def test_a_report_that_cannot_be_written_causes_no_traceback(desk, where, status, message):
+def test_a_report_that_cannot_be_written_causes_no_traceback(host, where, status, message):
     script = f"{shlex.quote(sys.executable)} -m saferun doctor {where}"
     command = ["bash", "-c", script]
-    done = subprocess.run(command, env=desk.environ(), cwd=desk.cwd, capture_output=True, text=True)
+    done = subprocess.run(command, env=host.environ(), cwd=host.cwd, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (status, message)
 
 
-def test_driver_output_that_the_terminal_cannot_show_causes_no_traceback(desk):
-    machine(desk.bin, report([fields(0, **{"Product Name": "NVIDIA 显卡"})]), 1)
-    done = desk.command(PYTHONIOENCODING="latin-1")
+def test_driver_output_that_the_terminal_cannot_show_causes_no_traceback(host):
+    machine(host.bin, report([fields(0, **{"Product Name": "NVIDIA 显卡"})]), 1)
+    done = host.command(PYTHONIOENCODING="latin-1")
     assert "NVIDIA \\u663e\\u5361" in done.stdout
     assert done.stderr == ""
 
 
-def test_json_holds_findings_and_facts(desk):
-    machine(desk.bin, report([fields(0)]), 1)
-    document = json.loads(desk.command("--json").stdout)
+def test_json_holds_findings_and_facts(host):
+    machine(host.bin, report([fields(0)]), 1)
+    document = json.loads(host.command("--json").stdout)
     assert (document["schema"], list(document)) == (1, ["schema", "findings", "facts"])
     assert {tuple(f) for f in document["findings"]} == {("level", "area", "what", "detail", "fix")}
     card = document["facts"]["gpus"]["smi"]["report"]["cards"][0]
@@ -171,110 +171,110 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_failing_nvidia_smi_is_a_finding(desk, name):
+def test_a_failing_nvidia_smi_is_a_finding(host, name):
     command, what = BAD[name]
-    program(desk.bin, {}, command)
-    found = desk.examine()
+    program(host.bin, {}, command)
+    found = host.examine()
     assert any(what in f.what for f in about(found, "driver")), about(found, "driver")
 
 
 @pytest.mark.parametrize("text", ["index, name\\n0, H200", "", "{}"], ids=["csv", "empty", "json"])
-def test_output_of_nvidia_smi_that_is_no_report_is_a_finding(desk, text):
-    program(desk.bin, {}, f"printf '{text}'")
-    assert any("no report" in f.what for f in desk.examine())
+def test_output_of_nvidia_smi_that_is_no_report_is_a_finding(host, text):
+    program(host.bin, {}, f"printf '{text}'")
+    assert any("no report" in f.what for f in host.examine())
 
 
-def test_a_flood_of_output_is_cut_off(desk):
-    program(desk.bin, {"-L": "exit 0"}, FLOOD)
-    assert any("MiB" in f.what for f in desk.examine())
+def test_a_flood_of_output_is_cut_off(host):
+    program(host.bin, {"-L": "exit 0"}, FLOOD)
+    assert any("MiB" in f.what for f in host.examine())
 
 
 @pytest.mark.parametrize("stubborn", ["trap '' TERM; sleep 600 & wait", *slow("sleep 600")])
-def test_a_hanging_nvidia_smi_is_cut_off(desk, stubborn):
-    program(desk.bin, {}, stubborn)
-    found = desk.examine(deadline_s=4.0)
+def test_a_hanging_nvidia_smi_is_cut_off(host, stubborn):
+    program(host.bin, {}, stubborn)
+    found = host.examine(deadline_s=4.0)
     assert any("did not end" in f.what for f in about(found, "driver"))
 
 
-def test_a_gpu_that_is_lost_during_the_trial_is_named(desk):
-    machine(desk.bin, report([fields(0), fields(1)]), 2)
-    found = desk.examine(FAKE_CUDA_BAD="1:context:46")
+def test_a_gpu_that_is_lost_during_the_trial_is_named(host):
+    machine(host.bin, report([fields(0), fields(1)]), 2)
+    found = host.examine(FAKE_CUDA_BAD="1:context:46")
     assert any(f.level == PROBLEM and "GPU 1" in f.area for f in found), found
 
 
-def test_a_gpu_that_nvidia_smi_cannot_open_is_named(desk):
+def test_a_gpu_that_nvidia_smi_cannot_open_is_named(host):
     message = f"Unable to determine the device handle for GPU1: {bus(1)}: GPU is lost.\n"
-    machine(desk.bin, message + report([fields(0)]), 1)
-    found = desk.examine(FAKE_CUDA_GPUS="1")
+    machine(host.bin, message + report([fields(0)]), 1)
+    found = host.examine(FAKE_CUDA_GPUS="1")
     assert [f.level for f in about(found, "GPU 1")] == [PROBLEM]
 
 
-def test_a_driver_library_that_does_not_start_is_a_problem(desk):
-    machine(desk.bin, report([fields(0), fields(1)]), 2)
-    found = desk.examine(FAKE_CUDA_INIT="802")
+def test_a_driver_library_that_does_not_start_is_a_problem(host):
+    machine(host.bin, report([fields(0), fields(1)]), 2)
+    found = host.examine(FAKE_CUDA_INIT="802")
     assert any("802" in f"{f.what} {f.detail}" for f in problems(found)), problems(found)
 
 
-def test_a_gpu_whose_memory_is_full_is_not_touched(desk, tmp_path):
+def test_a_gpu_whose_memory_is_full_is_not_touched(host, tmp_path):
     taken = {"FB Memory Usage/Used": "143000 MiB", "FB Memory Usage/Free": "150 MiB"}
-    machine(desk.bin, report([fields(0), fields(1, **taken)]), 2)
+    machine(host.bin, report([fields(0), fields(1, **taken)]), 2)
     log = tmp_path / "log"
-    found = desk.examine(FAKE_CUDA_LOG=str(log))
+    found = host.examine(FAKE_CUDA_LOG=str(log))
     assert log.read_text() == f"{uuid(0)}\n"
     assert [f.level for f in about(found, "GPU 1")] == [PROBLEM, NOTE]
 
 
-def test_what_is_known_at_the_deadline_is_judged(desk):
-    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+def test_what_is_known_at_the_deadline_is_judged(host):
+    machine(host.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
     with_limits(
-        lambda s: desk.examine(deadline_s=s, FAKE_CUDA_INIT="hang", FAKE_CUDA_GPUS="1"),
+        lambda s: host.examine(deadline_s=s, FAKE_CUDA_INIT="hang", FAKE_CUDA_GPUS="1"),
         lambda found: any("asks for: Reset" in f.what for f in about(found, "GPU 0")),
         first_s=2,
     )
 
 
-def test_a_driver_whose_files_hang_is_named_and_not_called_absent(desk, hang, monkeypatch):
+def test_a_driver_whose_files_hang_is_named_and_not_called_absent(host, hang, monkeypatch):
     monkeypatch.setattr(all_sources, "FILES_S", 0.1)
     monkeypatch.setattr(nvidia, "driver_files", hang)
-    machine(desk.bin, report([fields(0)]), 1)
-    found = desk.examine(FAKE_CUDA_GPUS="1")
+    machine(host.bin, report([fields(0)]), 1)
+    found = host.examine(FAKE_CUDA_GPUS="1")
     assert ["the driver's files" in f.what for f in about(found, "doctor")] == [True]
     assert about(found, "driver") == []
     assert about(found, "disk")
 
 
-def test_xid_events_are_judged_although_the_drivers_files_are_not_shown(desk, monkeypatch):
+def test_xid_events_are_judged_although_the_drivers_files_are_not_shown(host, monkeypatch):
     """As in a container without /proc/driver/nvidia."""
     line = f"NVRM: Xid (PCI:{bus(0)[:-2]}): 79, pid=71, GPU has fallen off the bus."
     monkeypatch.setattr(kernellog, "read", lambda environ: kernellog.Log((line,), "x"))
-    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reboot"})]), 1)
-    found = about(desk.examine(FAKE_CUDA_GPUS="1"), "GPU 0")
+    machine(host.bin, report([fields(0, **{"GPU Recovery Action": "Reboot"})]), 1)
+    found = about(host.examine(FAKE_CUDA_GPUS="1"), "GPU 0")
     assert any(f.level == PROBLEM and "Xid 79" in f.what for f in found), found
 
 
-def test_the_report_of_nvidia_smi_is_judged_although_the_driver_hangs_then(desk, hang, monkeypatch):
+def test_the_report_of_nvidia_smi_is_judged_although_the_driver_hangs_then(host, hang, monkeypatch):
     monkeypatch.setattr(gpus, "detect", hang)
-    machine(desk.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
-    found = desk.examine(deadline_s=1.0)
+    machine(host.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+    found = host.examine(deadline_s=1.0)
     assert any("asks for: Reset" in f.what for f in about(found, "GPU 0"))
     assert any("the GPUs: no answer" in f.what for f in about(found, "doctor"))
 
 
-def test_a_command_that_did_not_answer_in_time_is_killed(desk, tmp_path):
-    program(desk.bin, {}, f"echo $$ > {tmp_path}/pid; exec sleep 60")
-    desk.examine(deadline_s=1.0)
+def test_a_command_that_did_not_answer_in_time_is_killed(host, tmp_path):
+    program(host.bin, {}, f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    host.examine(deadline_s=1.0)
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not is_alive(pid), "the command is gone")
 
 
 @pytest.mark.parametrize("asked", ["-q", "-L"])
-def test_ctrl_c_leaves_nothing_behind(desk, tmp_path, asked):
+def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     new, pid = tmp_path / "new", tmp_path / "pid"
     hangs = {asked: f"echo $$ > {new}; mv {new} {pid}; exec sleep 60"}
-    machine(desk.bin, report([fields(0)]), 1, **hangs)
+    machine(host.bin, report([fields(0)]), 1, **hangs)
     command = [sys.executable, "-m", "saferun", "doctor"]
     with subprocess.Popen(
-        command, env=desk.environ(), stderr=subprocess.PIPE, text=True
+        command, env=host.environ(), stderr=subprocess.PIPE, text=True
     ) as started:
         until(pid.exists, f"nvidia-smi {asked} runs")
         started.send_signal(signal.SIGINT)
@@ -284,28 +284,28 @@ def test_ctrl_c_leaves_nothing_behind(desk, tmp_path, asked):
     until(lambda: not is_alive(asked_pid), f"nvidia-smi {asked} is gone")
 
 
-def test_a_machine_without_anything_is_a_note(desk):
-    found = desk.examine(LD_LIBRARY_PATH="")
+def test_a_machine_without_anything_is_a_note(host):
+    found = host.examine(LD_LIBRARY_PATH="")
     assert [f.level for f in about(found, "driver")] == [NOTE]
     assert problems(found) == []
 
 
-def test_full_without_a_gpu_says_so(desk):
-    known = examination.examine(desk.environ(LD_LIBRARY_PATH=""), str(desk.cwd))
-    found = examination.measure(known, desk.environ()).findings
+def test_full_without_a_gpu_says_so(host):
+    known = examination.examine(host.environ(LD_LIBRARY_PATH=""), str(host.cwd))
+    found = examination.measure(known, host.environ()).findings
     assert [(f.level, "no GPU" in f.what) for f in about(found, "speed")] == [(NOTE, True)]
 
 
-def test_recovery_without_a_gpu_says_so(desk):
+def test_recovery_without_a_gpu_says_so(host):
     found = examination.examine(
-        desk.environ(LD_LIBRARY_PATH=""), str(desk.cwd), recover=True
+        host.environ(LD_LIBRARY_PATH=""), str(host.cwd), recover=True
     ).findings
     assert [f.level for f in about(found, "recovery")] == [NOTE]
 
 
-def test_recovery_comes_first_and_the_trial_is_reported_once(desk):
-    machine(desk.bin, report([fields(0), fields(1)]), 2)
-    found = examination.examine(desk.environ(), str(desk.cwd), recover=True).findings
+def test_recovery_comes_first_and_the_trial_is_reported_once(host):
+    machine(host.bin, report([fields(0), fields(1)]), 2)
+    found = examination.examine(host.environ(), str(host.cwd), recover=True).findings
     assert len(found) == len(set(found))
     assert sum("made a context" in f.what for f in found) == 1
 
@@ -330,10 +330,10 @@ def test_the_port_that_is_checked_is_the_one_that_the_job_would_use(environ, por
     assert all_sources.rendezvous_port(environ) == port
 
 
-def test_variables_that_are_not_text_cause_no_traceback(desk):
+def test_variables_that_are_not_text_cause_no_traceback(host):
     odd = {"HF_HOME": "/tmp/\udcff", "NCCL_SOCKET_IFNAME": "\udcff²", "SLURM_NNODES": "²"}
     strict = {"PYTHONIOENCODING": "utf-8:strict", "CUDA_VISIBLE_DEVICES": "\udcff\033[31m"}
-    done = desk.command(LD_LIBRARY_PATH="", **strict, **odd)
+    done = host.command(LD_LIBRARY_PATH="", **strict, **odd)
     assert (done.returncode, done.stderr) == (1, "")
     assert "a fault of saferun" not in done.stdout
     assert "\033" not in done.stdout
@@ -346,22 +346,22 @@ def test_a_question_that_hangs_or_fails_delays_no_other(hang):
     assert outcome.failed["fails"].startswith("ZeroDivisionError")
 
 
-def test_a_source_that_did_not_answer_is_reported_and_not_judged(desk, hang, monkeypatch):
+def test_a_source_that_did_not_answer_is_reported_and_not_judged(host, hang, monkeypatch):
     def fail(environ: object) -> kernellog.Log:
         raise OSError("x")
 
     monkeypatch.setattr(kernellog, "read", fail)
     monkeypatch.setattr(all_sources.network, "examine", hang)
-    found = examination.examine(desk.environ(), str(desk.cwd), deadline_s=2.0).findings
+    found = examination.examine(host.environ(), str(host.cwd), deadline_s=2.0).findings
     late, failed = about(found, "doctor")
     assert (late.level, "the network" in late.what) == (PROBLEM, True)
     assert (failed.level, "OSError: x" in failed.detail) == (NOTE, True)
     assert about(found, "network") == []
 
 
-def test_a_secret_in_findings_and_facts_is_masked(desk):
+def test_a_secret_in_findings_and_facts_is_masked(host):
     secret = "hunter2-0123456789abcdef"
-    program(desk.bin, {}, f"echo 'failed for {secret}'; exit 1")
-    done = desk.command("--json", WANDB_API_KEY=secret)
+    program(host.bin, {}, f"echo 'failed for {secret}'; exit 1")
+    done = host.command("--json", WANDB_API_KEY=secret)
     assert secret not in done.stdout
     assert done.stdout.count("failed for ") >= 2

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import NO_SHM
 from helpers import until
 from runs import program, run, small_torchrun
+from user_machine import NO_SHM
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 STAYS = "import signal; print('here', flush=True); signal.pause()"

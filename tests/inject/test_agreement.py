@@ -10,6 +10,7 @@ from saferun.inject import agreement
 @pytest.mark.parametrize(
     ("members", "text"),
     [
+        ([], "a process without a rank"),
         ([3], "rank 3"),
         ([1, 3], "ranks 1, 3"),
         ([0, 1, 2, 5], "ranks 0-2, 5"),

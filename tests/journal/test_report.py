@@ -7,7 +7,7 @@ import os
 import pathlib
 
 import pytest
-from desk import NOW, event, journal
+from user_machine import NOW, event, journal
 
 from saferun.cli.runs import report_html, report_text, runs_view
 from saferun.journal import reader, report, time_spent

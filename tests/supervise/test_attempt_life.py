@@ -26,7 +26,7 @@ def signalled(number: int) -> protocol.Signal:
     return protocol.Signal(number, None)
 
 
-class Stage:
+class DrivenAttempt:
     """A life with a keeper that only takes commands, and a clock that a test moves."""
 
     def __init__(
@@ -70,11 +70,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Callable[..., Stage]]:
+def driven_attempt() -> Iterator[Callable[..., DrivenAttempt]]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with subprocess.Popen(["sleep", "1000"]) as keeper:
-        yield lambda **spec: Stage(keeper, writing, reading, **spec)
+        yield lambda **spec: DrivenAttempt(keeper, writing, reading, **spec)
         keeper.kill()
     os.close(reading)
     os.close(writing)
@@ -94,11 +94,13 @@ def stage() -> Iterator[Callable[..., Stage]]:
     ],
     ids=lambda reports: " ".join(type(report).__name__ for report in reports) or "-",
 )
-def test_whatever_signals_come_the_attempt_comes_to_its_end(stage, launcher, before, after):
+def test_whatever_signals_come_the_attempt_comes_to_its_end(
+    driven_attempt, launcher, before, after
+):
     """Without a report after the signals the keeper dies."""
     pairs = list(itertools.product(attempt_life.ALL_SIGNALS, repeat=2))
     for first, *then in [*pairs, *((a, b, b, b) for a, b in pairs)]:
-        run = stage(launcher=launcher, grace_s=0.5)
+        run = driven_attempt(launcher=launcher, grace_s=0.5)
         run.reports(*before)
         for number in (first, *then[:-1]):
             run.signal(number)
@@ -114,13 +116,13 @@ def test_whatever_signals_come_the_attempt_comes_to_its_end(stage, launcher, bef
         run.sent()
 
 
-def test_report_that_no_state_expects_is_an_error_of_ours(stage):
+def test_report_that_no_state_expects_is_an_error_of_ours(driven_attempt):
     with pytest.raises(RuntimeError, match="AttemptLife: no event `Exited` in state `starting`"):
-        stage().reports(EXITED)
+        driven_attempt().reports(EXITED)
 
 
-def test_observer_hears_of_the_start_and_once_later_while_the_command_runs(stage):
-    run = stage()
+def test_observer_hears_of_the_start_and_once_later_while_the_command_runs(driven_attempt):
+    run = driven_attempt()
     run.reports(STARTED)
     assert run.calls == [(run.keeper.pid, 7)]
     run.passes(4.9)
@@ -129,15 +131,15 @@ def test_observer_hears_of_the_start_and_once_later_while_the_command_runs(stage
     run.passes(0.2)
     run.passes(100)
     assert run.calls[1:] == ["later"]
-    exited = stage()
+    exited = driven_attempt()
     exited.reports(STARTED, EXITED)
     exited.passes(6)
     assert exited.calls[1:] == []
     assert exited.life.left_ms() is None
 
 
-def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(stage):
-    run = stage()
+def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(driven_attempt):
+    run = driven_attempt()
     run.again_s = 30.0
     run.reports(STARTED)
     run.passes(5.0)
@@ -150,8 +152,8 @@ def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(stage)
     assert run.calls[1:] == ["later", "later"]
 
 
-def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(stage):
-    run = stage(grace_s=30.0)
+def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(driven_attempt):
+    run = driven_attempt(grace_s=30.0)
     run.reports(STARTED)
     run.signal(signal.SIGINT)
     run.passes(0.1 - 0.01)
@@ -164,8 +166,8 @@ def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(stage):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_job_that_was_asked_is_killed_when_its_time_is_over(stage, early):
-    run = stage(grace_s=30.0)
+def test_job_that_was_asked_is_killed_when_its_time_is_over(driven_attempt, early):
+    run = driven_attempt(grace_s=30.0)
     if not early:
         run.reports(STARTED)
     run.signal(signal.SIGTERM)
@@ -180,8 +182,8 @@ def test_job_that_was_asked_is_killed_when_its_time_is_over(stage, early):
     assert (run.life.ended_by, run.life.interrupted) == ("grace", True)
 
 
-def test_keeper_that_does_not_end_is_killed(stage):
-    run = stage(grace_s=1.0)
+def test_keeper_that_does_not_end_is_killed(driven_attempt):
+    run = driven_attempt(grace_s=1.0)
     run.reports(STARTED)
     run.signal(signal.SIGTERM)
     run.passes(1.1)
@@ -193,11 +195,11 @@ def test_keeper_that_does_not_end_is_killed(stage):
     assert (run.life.state, run.life.ended_by) == (attempt_life.LOST, "grace")
 
 
-def test_reader_is_waited_for_without_limit_unless_the_job_was_asked_to_end(stage):
-    free = stage(grace_s=600.0)
+def test_reader_is_waited_for_without_limit_unless_the_job_was_asked_to_end(driven_attempt):
+    free = driven_attempt(grace_s=600.0)
     free.reports(STARTED, EXITED)
     assert free.life.left_ms() is None
-    asked = stage(grace_s=600.0)
+    asked = driven_attempt(grace_s=600.0)
     asked.reports(STARTED)
     asked.signal(signal.SIGTERM)
     asked.reports(EXITED)
@@ -208,30 +210,30 @@ def test_reader_is_waited_for_without_limit_unless_the_job_was_asked_to_end(stag
     assert asked.life.ended_by == "job"
 
 
-def test_signal_while_only_output_is_left_ends_the_wait_for_its_reader(stage):
+def test_signal_while_only_output_is_left_ends_the_wait_for_its_reader(driven_attempt):
     for number in (signal.SIGINT, signal.SIGTERM):
-        run = stage()
+        run = driven_attempt()
         run.reports(STARTED, EXITED)
         run.signal(number)
         assert run.sent() == [KILL]
         assert (run.life.ended_by, run.life.interrupted) == ("job", True)
 
 
-def test_what_slurm_sends_to_the_whole_step_is_not_sent_again(stage):
-    run = stage()
+def test_what_slurm_sends_to_the_whole_step_is_not_sent_again(driven_attempt):
+    run = driven_attempt()
     run.reports(STARTED)
     run.signal(signal.SIGTERM, Signals.STEP)
     assert run.sent() == []
     assert run.life.forwarded == ["SIGTERM"]
-    early = stage()
+    early = driven_attempt()
     early.signal(signal.SIGTERM, Signals.STEP)
     assert early.sent() == [signalled(signal.SIGTERM)]
 
 
 def test_command_in_our_group_gets_what_no_key_sends_each_time_and_an_interrupt_sets_no_limit(
-    stage,
+    driven_attempt,
 ):
-    run = stage(launcher="python", grace_s=30.0)
+    run = driven_attempt(launcher="python", grace_s=30.0)
     run.reports(STARTED)
     run.signal(signal.SIGINT, Signals.KERNEL)
     run.passes(1)
@@ -245,8 +247,8 @@ def test_command_in_our_group_gets_what_no_key_sends_each_time_and_an_interrupt_
     assert run.life.left_ms() == pytest.approx(30_000)
 
 
-def test_time_from_the_last_signal_to_the_end_is_reported(stage):
-    run = stage()
+def test_time_from_the_last_signal_to_the_end_is_reported(driven_attempt):
+    run = driven_attempt()
     run.reports(STARTED)
     assert run.life.asked_s() is None
     run.signal(signal.SIGUSR1)
@@ -259,8 +261,8 @@ def test_time_from_the_last_signal_to_the_end_is_reported(stage):
     assert run.life.lived_s == 2.5
 
 
-def test_signal_of_the_last_moment_counts_as_an_interruption(stage):
-    run = stage()
+def test_signal_of_the_last_moment_counts_as_an_interruption(driven_attempt):
+    run = driven_attempt()
     run.reports(STARTED, EXITED, ENDED)
     run.signal(signal.SIGUSR1)
     run.signal(signal.SIGWINCH)
@@ -270,8 +272,8 @@ def test_signal_of_the_last_moment_counts_as_an_interruption(stage):
     assert run.sent() == []
 
 
-def test_keeper_that_dies_is_reported_as_the_end(stage):
-    run = stage()
+def test_keeper_that_dies_is_reported_as_the_end(driven_attempt):
+    run = driven_attempt()
     run.reports(STARTED)
     run.passes(3)
     run.life.step(attempt_life.KEEPER_GONE)

@@ -22,7 +22,7 @@ FULL = SimpleNamespace(f_favail=9, f_files=9, f_bavail=0, f_frsize=4096)
 ARGS = 'retry.resume.args=["--from={step}"]'
 
 
-class Desk:
+class ResumableJob:
     """A run in a directory, its checkpoints, and what was said."""
 
     def __init__(self, folder: Path, *sets: str, args: str = ARGS, **environ: str) -> None:
@@ -47,143 +47,143 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def job(tmp_path: Path) -> ResumableJob:
+    return ResumableJob(tmp_path)
 
 
-def test_the_next_attempt_goes_on_from_the_newest_of_this_run(desk):
-    desk.save(40, 500.0)  # an earlier training's
-    run = desk.run()
+def test_the_next_attempt_goes_on_from_the_newest_of_this_run(job):
+    job.save(40, 500.0)  # an earlier training's
+    run = job.run()
     assert run.checkpoint(1) is None
     assert run.checkpoint(2) is None
-    pattern = f"{desk.out}/ckpt-*.bin"
+    pattern = f"{job.out}/ckpt-*.bin"
     none = f"starts as you wrote it: no complete checkpoint of this run is at {pattern}"
-    assert desk.said == [f"attempt 2 {none}"]
-    desk.save(10, 1100.0)
-    newest = desk.save(20, 1200.0)
+    assert job.said == [f"attempt 2 {none}"]
+    job.save(10, 1100.0)
+    newest = job.save(20, 1200.0)
     assert run.checkpoint(3) == Checkpoint(newest, 20, 1200.0)
-    assert desk.said[1:] == [f"attempt 3 goes on from {newest} (step 20)"]
-    desk.save(40, 1300.0)
+    assert job.said[1:] == [f"attempt 3 goes on from {newest} (step 20)"]
+    job.save(40, 1300.0)
     assert run.checkpoint(4).step == 40  # written again
 
 
 @pytest.mark.parametrize(("count", "step"), [("1", 40), ("0", None), ("", None)])
 def test_a_job_that_slurm_runs_once_more_goes_on_at_its_first_attempt(tmp_path, count, step):
-    desk = Desk(tmp_path, SLURM_RESTART_COUNT=count)
-    say = desk.said.append
-    assert resumption.first_plan(desk.gathered, say) == desk.plan
-    assert desk.said == []
-    desk.save(40, 500.0)
-    plan = resumption.first_plan(desk.gathered, say)
+    job = ResumableJob(tmp_path, SLURM_RESTART_COUNT=count)
+    say = job.said.append
+    assert resumption.first_plan(job.gathered, say) == job.plan
+    assert job.said == []
+    job.save(40, 500.0)
+    plan = resumption.first_plan(job.gathered, say)
     assert plan.script_args == ((f"--from={step}",) if step else ())
     assert (plan.checkpoint and plan.checkpoint.step) == step
 
 
 def test_the_plan_of_a_second_attempt_now_takes_what_lies_there(tmp_path):
-    desk = Desk(tmp_path, '--set=retry.resume_args=["--again"]')
-    desk.save(40, 500.0)
-    plan = resumption.resumed_now(desk.gathered, desk.said.append)
-    assert (desk.plan.script_args, plan.script_args) == ((), ("--from=40", "--again"))
-    bare = Desk(tmp_path / "out", "--set=retry.resume.checkpoints=")
-    assert resumption.resumed_now(bare.gathered, desk.said.append) is None
+    job = ResumableJob(tmp_path, '--set=retry.resume_args=["--again"]')
+    job.save(40, 500.0)
+    plan = resumption.resumed_now(job.gathered, job.said.append)
+    assert (job.plan.script_args, plan.script_args) == ((), ("--from=40", "--again"))
+    bare = ResumableJob(tmp_path / "out", "--set=retry.resume.checkpoints=")
+    assert resumption.resumed_now(bare.gathered, job.said.append) is None
 
 
-def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(desk):
-    run = desk.run()
-    desk.save(10, 1100.0)
-    empty = desk.save(20, 1200.0, b"")
-    nameless = desk.save("last", 1300.0)
+def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(job):
+    run = job.run()
+    job.save(10, 1100.0)
+    empty = job.save(20, 1200.0, b"")
+    nameless = job.save("last", 1300.0)
     assert [run.checkpoint(n).step for n in (2, 3)] == [10, 10]
-    assert sorted(line for line in desk.said if "passed over" in line) == [
+    assert sorted(line for line in job.said if "passed over" in line) == [
         f"{empty} is passed over: it is empty",
         f"{nameless} is passed over: {{step}} in retry.resume.args has no value",
     ]
 
 
-def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(desk):
-    folder = desk.out / "ckpt-20.bin"
+def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(job):
+    folder = job.out / "ckpt-20.bin"
     folder.mkdir()
     for name in ("model.bin", "rng_state_0.pth"):
         (folder / name).write_bytes(b"weights of it")
     found = []
     for processes in ("1", "2"):
-        options = desk.plan.options._replace(processes=processes)
-        first = desk.plan._replace(launcher="torchrun", options=options)
-        environ = {**desk.environ, "SLURM_RESTART_COUNT": "1"}
-        run = Resumption(desk.gathered._replace(environ=environ), first, desk.said.append)
+        options = job.plan.options._replace(processes=processes)
+        first = job.plan._replace(launcher="torchrun", options=options)
+        environ = {**job.environ, "SLURM_RESTART_COUNT": "1"}
+        run = Resumption(job.gathered._replace(environ=environ), first, job.said.append)
         found.append(run.checkpoint(1))
     assert [one and one.step for one in found] == [20, None]
 
 
-def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_says_so(desk):
-    run = desk.run()
-    newest = desk.save(10, 1590.0)
-    last = run.judged(FAILED, desk.plan, ENDED)
+def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_says_so(job):
+    run = job.run()
+    newest = job.save(10, 1590.0)
+    last = run.judged(FAILED, job.plan, ENDED)
     lost = last.lost_work
     assert (last.progressed, lost.steps, lost.s, lost.checkpoint) == (True, 20, 10.0, newest)
     assert last.has_room is last.falls_back is False
-    assert not run.judged(FAILED, desk.plan, ENDED).progressed  # nothing further
-    run.judged(FAILED._replace(last_step=None), desk.plan, ENDED)
+    assert not run.judged(FAILED, job.plan, ENDED).progressed  # nothing further
+    run.judged(FAILED._replace(last_step=None), job.plan, ENDED)
     run.checkpoint(2)
-    assert desk.said[-1].endswith("(step 10); 10 s of work are done again")
-    run.judged(FAILED, desk.plan, ENDED)
+    assert job.said[-1].endswith("(step 10); 10 s of work are done again")
+    run.judged(FAILED, job.plan, ENDED)
     run.checkpoint(2)
-    assert desk.said[-1].endswith("(step 10); 20 steps, 10 s of work are done again")
-    assert run.judged(FAILED, desk.plan, ENDED._replace(wait_status=0)) == FAILED
+    assert job.said[-1].endswith("(step 10); 20 steps, 10 s of work are done again")
+    assert run.judged(FAILED, job.plan, ENDED._replace(wait_status=0)) == FAILED
 
 
 @pytest.mark.parametrize(("began_s", "further"), [(None, False), (1590.0, False), (1500.0, True)])
 def test_where_names_have_no_number_a_newer_file_than_the_first_is_further(
     tmp_path, began_s, further
 ):
-    desk = Desk(tmp_path, args="retry.resume.args=[]")
-    run = desk.run()
-    path = desk.save("last", 1590.0)
+    job = ResumableJob(tmp_path, args="retry.resume.args=[]")
+    run = job.run()
+    path = job.save("last", 1590.0)
     began = None if began_s is None else Checkpoint(path, -1, began_s)
-    last = run.judged(FAILED, desk.plan._replace(checkpoint=began), ENDED)
+    last = run.judged(FAILED, job.plan._replace(checkpoint=began), ENDED)
     assert last.progressed is further
     run.checkpoint(2)
-    assert desk.said[-1].startswith(f"attempt 2 goes on from {path}; ")
+    assert job.said[-1].startswith(f"attempt 2 goes on from {path}; ")
 
 
-def test_one_that_cannot_be_loaded_is_left_for_the_one_before_until_it_is_written_again(desk):
-    run = desk.run()
+def test_one_that_cannot_be_loaded_is_left_for_the_one_before_until_it_is_written_again(job):
+    run = job.run()
     broken = FAILED._replace(kind="checkpoint-corrupt", last_step=None)
-    older, newer = desk.save(10, 1100.0), desk.save(20, 1200.0)
-    plan = desk.plan._replace(checkpoint=Checkpoint(newer, 20, 1200.0))
+    older, newer = job.save(10, 1100.0), job.save(20, 1200.0)
+    plan = job.plan._replace(checkpoint=Checkpoint(newer, 20, 1200.0))
     assert run.judged(broken, plan, ENDED) == broken._replace(falls_back=True)
     left = "could not be loaded and is left as it is; "
-    assert desk.said == [f"{newer} {left}the one before is tried"]
+    assert job.said == [f"{newer} {left}the one before is tried"]
     assert run.checkpoint(2).step == 10
-    plan = desk.plan._replace(checkpoint=Checkpoint(older, 10, 1100.0))
+    plan = job.plan._replace(checkpoint=Checkpoint(older, 10, 1100.0))
     assert run.judged(broken, plan, ENDED) == broken
-    assert desk.said[-1] == f"{older} {left}there is none before it"
-    desk.save(20, 1300.0)
+    assert job.said[-1] == f"{older} {left}there is none before it"
+    job.save(20, 1300.0)
     assert run.checkpoint(3).step == 20
     steps = broken._replace(first_step=21, last_step=30)  # it was loaded
     assert run.judged(steps, plan, ENDED).lost_work.steps == 10
 
 
 def test_a_full_disk_with_room_again_is_tried_again(tmp_path, monkeypatch):
-    desk = Desk(tmp_path, "--set=retry.backoff_s=[0, 0]")
+    job = ResumableJob(tmp_path, "--set=retry.backoff_s=[0, 0]")
     full = FAILED._replace(kind="disk-full")
-    assert desk.run().judged(full, desk.plan, ENDED).has_room
+    assert job.run().judged(full, job.plan, ENDED).has_room
     monkeypatch.setattr(os, "statvfs", lambda folder: FULL)
-    assert not desk.run().judged(full, desk.plan, ENDED).has_room
-    assert desk.said == [f"no room for a checkpoint in {desk.out}: waiting for it, up to 0 s"]
-    several = desk.plan._replace(options=desk.plan.options._replace(nodes=2))
-    assert not desk.run().judged(full, several, ENDED).has_room
+    assert not job.run().judged(full, job.plan, ENDED).has_room
+    assert job.said == [f"no room for a checkpoint in {job.out}: waiting for it, up to 0 s"]
+    several = job.plan._replace(options=job.plan.options._replace(nodes=2))
+    assert not job.run().judged(full, several, ENDED).has_room
 
 
-def test_how_often_to_save_is_said_once_enough_is_known(desk, monkeypatch):
+def test_how_often_to_save_is_said_once_enough_is_known(job, monkeypatch):
     monkeypatch.setattr(
         checkpoints, "write_time_s", lambda path, environ: float(environ["WRITE_S"])
     )
-    desk.environ["WRITE_S"] = "10"
-    run = desk.run()
+    job.environ["WRITE_S"] = "10"
+    run = job.run()
     for number in range(3):
-        desk.save(number, 1000.0 + 3600 * number)
-    run.judged(FAILED, desk.plan, ENDED)
+        job.save(number, 1000.0 + 3600 * number)
+    run.judged(FAILED, job.plan, ENDED)
     assert run.advice([7200.0] * 2) == ""
     assert run.advice([7200.0] * 3) == (
         "3 failures had 0.0 s of work done again; with a checkpoint every 6 min 13 s it is least "
@@ -194,13 +194,13 @@ def test_how_often_to_save_is_said_once_enough_is_known(desk, monkeypatch):
 
 
 def test_without_a_place_or_with_a_fault_of_ours_nothing_resumes(tmp_path, monkeypatch):
-    desk = Desk(tmp_path, "--set=retry.resume.checkpoints={--out}/x")
-    run = desk.run()
+    job = ResumableJob(tmp_path, "--set=retry.resume.checkpoints={--out}/x")
+    run = job.run()
     unknown = "retry.resume.checkpoints: {--out} has no value here: nothing resumes"
-    assert desk.said == [unknown]
+    assert job.said == [unknown]
     assert (run.checkpoint(2), run.advice([1.0] * 3)) == (None, "")
-    assert run.judged(FAILED, desk.plan, ENDED) == FAILED
-    other = Desk(tmp_path / "out")
+    assert run.judged(FAILED, job.plan, ENDED) == FAILED
+    other = ResumableJob(tmp_path / "out")
     run = other.run()
     monkeypatch.setattr(checkpoints, "find", lambda pattern: {}["a"])
     assert run.checkpoint(2) is None
@@ -209,15 +209,15 @@ def test_without_a_place_or_with_a_fault_of_ours_nothing_resumes(tmp_path, monke
     assert other.said == [fault, fault]
 
 
-def test_what_another_process_has_saved_since_is_found(desk):
-    policy, environ = desk.plan.settings.retry.resume, desk.environ
+def test_what_another_process_has_saved_since_is_found(job):
+    policy, environ = job.plan.settings.retry.resume, job.environ
     relative = policy._replace(checkpoints="out/{NAME}-*.bin")
-    older = desk.save(10, 1100.0)
-    desk.save(20, 1200.0, b"")
+    older = job.save(10, 1100.0)
+    job.save(20, 1200.0, b"")
     for began_s, found in ((1100.0, older), (1150.0, None)):
         one = resumption.saved_since(policy, (), environ, "/nowhere", began_s)
         assert (one and one.path) == found
-    home = desk.environ["HOME"]
+    home = job.environ["HOME"]
     found = resumption.saved_since(relative, (), {**environ, "NAME": "ckpt"}, home, 0.0)
     assert found.path == older
     assert resumption.saved_since(relative, (), environ, home, 0.0) is None
@@ -227,7 +227,7 @@ def test_what_another_process_has_saved_since_is_found(desk):
     ("processes", "count"),
     [("3", 3), ("cpu", os.cpu_count()), ("gpu", 1), ("auto", 1), (None, 1)],
 )
-def test_the_ranks_of_this_machine_are_counted_where_they_are_known(desk, processes, count):
-    plan = desk.plan._replace(options=desk.plan.options._replace(processes=processes))
+def test_the_ranks_of_this_machine_are_counted_where_they_are_known(job, processes, count):
+    plan = job.plan._replace(options=job.plan.options._replace(processes=processes))
     assert resumption.ranks(plan) == 1  # plain python
     assert resumption.ranks(plan._replace(launcher="torchrun")) == count

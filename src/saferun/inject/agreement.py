@@ -163,7 +163,9 @@ def _without_ranks(facts: Mapping[int, RankFacts]) -> dict[int, list[str]]:
 
 
 def ranks_text(ranks: Collection[int]) -> str:
-    """Return "rank 3", "ranks 1, 3" or "ranks 0-2, 5"; of very many the first ones."""
+    """Return "rank 3", "ranks 0-2, 5", of very many the first ones; "a process …" for none."""
+    if not ranks:
+        return "a process without a rank"
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.evidence import RankFailure
 from saferun.inject import contract
-from saferun.journal.receipts import Receipt, ranks_text
+from saferun.inject.agreement import ranks_text
+from saferun.journal.receipts import Receipt
 from saferun.named_tuple import NamedTuple
 from saferun.system.printable import shortened
 

@@ -15,7 +15,8 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import TypeGuard
 
-from saferun.inject import agreement, contract
+from saferun.inject import contract
+from saferun.inject.agreement import ranks_text
 from saferun.inject.targets import TARGETS
 from saferun.named_tuple import NamedTuple
 from saferun.system import paths
@@ -282,8 +283,3 @@ def _one_line(text: str) -> str:
     """Return text of a job as one short line without control characters."""
     line = " ".join(text.split())[:_MAX_ERROR]
     return printable(line)
-
-
-def ranks_text(ranks: set[int]) -> str:
-    """Return "rank 3", "ranks 0-2, 5", or "a process without a rank" for none."""
-    return agreement.ranks_text(ranks) if ranks else "a process without a rank"

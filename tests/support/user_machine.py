@@ -42,7 +42,7 @@ FAILED_HOOK = {
 NOW = 1_800_000_000.0
 
 
-class Desk:
+class UserMachine:
     """A user's machine with a torchrun that does what a test wants, attempt by attempt."""
 
     def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
