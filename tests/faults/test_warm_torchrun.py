@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, SOURCES, supervised, until, warm_agent_of
+from helpers import PROGRAMS, SOURCES, awaits_its_task, supervised, until, warm_agent_of
 from ranks import SITE, hooks
 
 from saferun.supervise.ready.keeper_pool import prepare, start_keeper
@@ -55,7 +55,7 @@ def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
     standby = prepare(start_keeper(), WarmStart((str(TORCHRUN), "t.py"), env, sys.executable))
     try:
         pid = warm_agent_of(standby.pid)
-        until(lambda: _blocks(pid))
+        until(lambda: awaits_its_task(pid))
         files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         assert not [name for name in files if name.startswith("/dev/") and name != "/dev/null"]
         assert "cuda" not in Path(f"/proc/{pid}/maps").read_text().replace("torch_cuda", "")
@@ -66,12 +66,6 @@ def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
         os.close(standby.reports)
         os.waitpid(standby.pid, 0)
     until(lambda: not Path(f"/proc/{pid}").exists())
-
-
-def _blocks(pid: int) -> bool:
-    # It has imported all, and reads from the pipe that its task will come through (read: call 0).
-    loaded = "libtorch_python" in Path(f"/proc/{pid}/maps").read_text()
-    return loaded and Path(f"/proc/{pid}/syscall").read_text().split()[0] == "0"
 
 
 def _lines(file: Path) -> list[str]:

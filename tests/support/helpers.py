@@ -239,6 +239,12 @@ def warm_agent_of(keeper: int) -> int:
     return int(until(lambda: [pid for pid in children(keeper) if _waits(pid)], "no warm agent")[0])
 
 
+def awaits_its_task(agent: int) -> bool:
+    """Whether a warm agent has imported torch and reads from its task's pipe (read: call 0)."""
+    loaded = "libtorch_python" in Path(f"/proc/{agent}/maps").read_text()
+    return loaded and Path(f"/proc/{agent}/syscall").read_text().split()[0] == "0"
+
+
 def _waits(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip() == "saferun-warm"

@@ -8,10 +8,9 @@ import pathlib
 import re
 import signal
 import subprocess
-import time
 
 import pytest
-from helpers import living, until
+from helpers import awaits_its_task, living, until
 from repo import source
 from runs import run
 
@@ -106,7 +105,7 @@ def test_the_warm_agent_opens_no_gpu(tmp_path, gpus):
     )
     with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
         waiting = until(lambda: _named(job, "saferun-warm"), "the agent waits", 60)
-        time.sleep(5)  # its import is through by then
+        until(lambda: awaits_its_task(waiting), "its import is through", 60)
         opened = [
             os.readlink(f"/proc/{waiting}/fd/{fd}") for fd in os.listdir(f"/proc/{waiting}/fd")
         ]
