@@ -173,12 +173,12 @@ def run(
     if subprocess.PIPE in (stdout, stderr) or (on_line and not stdout is stderr is None):
         fix = "give on_line alone, or files"
         raise UsageError("stdout and stderr take neither a pipe nor on_line", fix=fix)
-    words, gathered, cwd = _gather(
+    line, gathered, cwd = _gather(
         argv, _Launch(profile, settings, retries, run_dir, env, cwd), starting=True
     )
     streams = (subprocess.PIPE, subprocess.STDOUT) if on_line else (stdout, stderr)
     before = _names(gathered.runs)
-    with _start(words, gathered, cwd, streams) as job:
+    with _start(line, gathered, cwd, streams) as job:
         status = _wait(job, on_line)
     result = _result(job.pid, status, gathered, before)
     if check and status:
@@ -246,20 +246,20 @@ def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str],
     """Return the command line, what its plans are computed from, and the working directory."""
     if isinstance(argv, str):
         raise TypeError("argv is a list of words, and not one str")
-    words = _words(argv, launch)
+    line = _command_line(argv, launch)
     given = launch.env
     environ = dict(os.environ if given is None else given)
     cwd = inputs.working_directory()
     if asked := launch.cwd:
         cwd = os.path.join(cwd, os.fspath(asked))
-    request = read(words, environ)
+    request = read(line, environ)
     gather = inputs.gather_for_launch if starting else inputs.gather_for_display
     gathered = gather(request, environ, cwd)
     inputs.check_accepted(gathered)
-    return words, gathered, cwd
+    return line, gathered, cwd
 
 
-def _words(argv: Words, launch: _Launch) -> list[str]:
+def _command_line(argv: Words, launch: _Launch) -> list[str]:
     """Return the command line, with the keyword arguments as options."""
     options = [("--profile", launch.profile)]
     for key, value in (launch.settings or {}).items():
@@ -268,17 +268,17 @@ def _words(argv: Words, launch: _Launch) -> list[str]:
     retries = launch.retries
     options += [("--retries", None if retries is None else str(retries))]
     options += [("--run-dir", launch.run_dir)]
-    words = [f"{name}={os.fspath(text)}" for name, text in options if text is not None]
-    return words + [os.fspath(word) for word in argv]
+    line = [f"{name}={os.fspath(text)}" for name, text in options if text is not None]
+    return line + [os.fspath(word) for word in argv]
 
 
 def _start(
-    words: list[str], gathered: RunInputs, cwd: str, streams: tuple[Stream, Stream]
+    line: list[str], gathered: RunInputs, cwd: str, streams: tuple[Stream, Stream]
 ) -> subprocess.Popen[bytes]:
     """Start saferun in a session of its own, so that Ctrl-C reaches it once, by this process.
 
     Args:
-        words: its command line.
+        line: its command line.
         gathered: has the environment.
         cwd: the working directory.
         streams: where its output and its errors go.
@@ -287,7 +287,7 @@ def _start(
         check_script(gathered, cwd)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return subprocess.Popen(  # noqa: S603 - the caller's own words, and no shell
-        [sys.executable, "-c", _SCRIPT, str(os.getpid()), package, "run", *words],
+        [sys.executable, "-c", _SCRIPT, str(os.getpid()), package, "run", *line],
         stdin=subprocess.DEVNULL,
         stdout=streams[0],
         stderr=streams[1],

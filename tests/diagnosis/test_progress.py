@@ -242,7 +242,9 @@ def test_ranks_that_begin_at_different_steps_are_told_from_those_that_take_turns
     said = {}
     for name, (log, _) in APART.items():
         found = progress.apart(log_reader.read([made(log)]).lines)
-        said[name] = found and found.told + " near" * bool(found.told and not found.is_far)
+        said[name] = found and found.difference + " near" * bool(
+            found.difference and not found.is_far
+        )
     wanted = {}
     for name, (_, text) in APART.items():
         steps = text.removesuffix(" near").split(", ") if text else []

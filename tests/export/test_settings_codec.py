@@ -27,8 +27,8 @@ def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, 
     environ = {"HOME": str(tmp_path)}
     chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
     fragments = next((doc.match for doc in reversed(chain) if doc.match), ())
-    sheet = ScriptSettings(chain[-1].name, "--profile", fragments, chain)
-    read = settings_codec.read(settings_in_bash(rendered_script(sheet)), "run.sh")
+    script_settings = ScriptSettings(chain[-1].name, "--profile", fragments, chain)
+    read = settings_codec.read(settings_in_bash(rendered_script(script_settings)), "run.sh")
     assert (read.profile, read.named, read.made_for) == (profile, True, fragments)
     for at in SOMEWHERE:
         ours = resolve(chain, (), at, named=True, origin="o")
@@ -44,10 +44,12 @@ def values(profile) -> tuple:
 
 def test_of_one_key_given_twice_each_counts_where_its_condition_holds():
     argv = ["p", "torch<2.5", "env.X", "old", "p", "torch>=2.5", "env.X", "new"]
-    sheet = settings_codec.read(argv, "run.sh")
+    script_settings = settings_codec.read(argv, "run.sh")
     for torch, value in (("2.4.0", "old"), ("2.13.0", "new")):
         at = Conditions(torch, 0, False)
-        assert resolve(sheet.chain, (), at, named=True, origin="o").env["X"].value == value
+        assert (
+            resolve(script_settings.chain, (), at, named=True, origin="o").env["X"].value == value
+        )
 
 
 def test_a_sheet_that_was_cut_is_no_fault_of_ours():

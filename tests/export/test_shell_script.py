@@ -90,8 +90,8 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
     first = Doc(path or "p", "p", "", (), (), leaves(values, (("torch", ">=2.8, <2.10"),)))
     last = Doc("q.yaml", "q", "", (), ("H100",), {"retry.resume_args": Leaf((NASTY, "-r"))})
     sets = (Given("env.LAST", Leaf(NASTY), "--set"),)
-    sheet = ScriptSettings("q", "--profile", ("H100",), (first, last), sets)
-    argv = settings_in_bash(rendered_script(sheet))
+    script_settings = ScriptSettings("q", "--profile", ("H100",), (first, last), sets)
+    argv = settings_in_bash(rendered_script(script_settings))
     read = settings_codec.read(argv, "run.sh")
     assert (read.profile, read.chosen, read.made_for) == ("q", "--profile", ("H100",))
     reported = {key: leaf.value for doc in read.chain for key, leaf in doc.leaves.items()}

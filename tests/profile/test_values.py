@@ -168,8 +168,8 @@ def test_every_value_survives_set_yaml_and_script(pair):
 def test_values_survive_a_real_bash():
     leaves = {key: Leaf(value) for key, _, value in GOOD}
     doc = Doc("p.yaml", "p", "", (), (), leaves)
-    sheet = ScriptSettings("p", "--profile", (), (doc,), ())
-    read = settings_codec.read(settings_in_bash(rendered_script(sheet)), "run.sh")
+    script_settings = ScriptSettings("p", "--profile", (), (doc,), ())
+    read = settings_codec.read(settings_in_bash(rendered_script(script_settings)), "run.sh")
     assert {key: leaf.value for key, leaf in read.chain[0].leaves.items()} == {
         key: leaf.value for key, leaf in leaves.items()
     }

@@ -25,11 +25,11 @@ def bash(text: str) -> list[str]:
 
 
 def rendered_script(
-    sheet: ScriptSettings, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")
+    script_settings: ScriptSettings, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")
 ) -> str:
     template = (ROOT / "shell" / "run.sh").read_text()
     return shell_script.render(
-        sheet, args, command=command, template=template, kit=kit, whole=bool(args)
+        script_settings, args, command=command, template=template, kit=kit, whole=bool(args)
     )
 
 

@@ -151,11 +151,11 @@ def _of_group(of: Mapping[int, Mapping[int, Call]]) -> Iterator[Finding]:
     late = tuple(rank for rank, call in calls.items() if call.state == "scheduled")
     if late and any(call.state == "started" for call in calls.values()):
         call = calls[late[0]]
-        told = f"{_names(late)} {_has(late)} not begun {_numbered(call)}"
-        yield Finding("hang", late, f"{told}: the GPU is at something before it")
+        text = f"{_names(late)} {_has(late)} not begun {_numbered(call)}"
+        yield Finding("hang", late, f"{text}: the GPU is at something before it")
     elif all(call.state != "completed" for call in calls.values()):
-        told = f"all ranks have entered {_numbered(calls[min(calls)])}, and none has left it"
-        yield Finding("hang", (), told)
+        text = f"all ranks have entered {_numbered(calls[min(calls)])}, and none has left it"
+        yield Finding("hang", (), text)
 
 
 def _form(call: Call) -> tuple[str, str]:
@@ -170,10 +170,10 @@ def _mismatch(calls: Mapping[int, Call]) -> Finding:
     others = [call for call in calls.values() if _form(call) != fewest]
     shown = [*[calls[odd[0]]], *others[:1]]
     ranks = [odd[0], next(rank for rank, call in calls.items() if call is others[0])]
-    told = [
+    texts = [
         f"rank {rank} calls {_described(call)}" for rank, call in zip(ranks, shown, strict=True)
     ]
-    line = f"number {others[0].number} of group {others[0].group}: {'; '.join(told)}"
+    line = f"number {others[0].number} of group {others[0].group}: {'; '.join(texts)}"
     return Finding("collective-mismatch", () if even else odd, line)
 
 
@@ -185,8 +185,8 @@ def _described(call: Call) -> str:
 def _behind(behind: tuple[int, ...], waits: Call, of: Mapping[int, Mapping[int, Call]]) -> str:
     there = tuple(rank for rank in of if waits.number in of[rank])
     at = f" at {waits.place}" if waits.place else ""
-    told = f"{_names(behind)} {_has(behind)} not entered {_numbered(waits)}"
-    return f"{told}, in which {_names(there)} {'waits' if len(there) == 1 else 'wait'}{at}"
+    text = f"{_names(behind)} {_has(behind)} not entered {_numbered(waits)}"
+    return f"{text}, in which {_names(there)} {'waits' if len(there) == 1 else 'wait'}{at}"
 
 
 def _numbered(call: Call) -> str:

@@ -245,23 +245,23 @@ def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
     return f"its worker (pid {helper.pid}) {what}" + (f", at {frame}" if frame else "")
 
 
-def cause(found: Sequence[Place], told: Hang | None = None) -> Hang:
+def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:
     """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere.
 
     Args:
         found: from `places`.
-        told: what torch's own record says.
+        recorded: what torch's own record says.
     """
     frames = {place.frame for place in found}
-    if told is not None and told.kind != "hang":
-        return told
+    if recorded is not None and recorded.kind != "hang":
+        return recorded
     if len(frames) > 1 and all(place.collective for place in found):
         lines = "; ".join(f"rank {place.rank} at {place.frame}" for place in found[:4])
         odd = next((place.rank for place in found if place.odd), None)
         return Hang("collective-mismatch", odd, lines)
     first = next((place for place in found if place.odd), found[0])
     at = f" at {first.frame}" if first.frame else ""
-    parts = [f"{first.what}{at}", *first.helpers[:1], *([told.line] if told else [])]
+    parts = [f"{first.what}{at}", *first.helpers[:1], *([recorded.line] if recorded else [])]
     return Hang("hang", first.rank if first.odd else None, "; ".join(parts))
 
 
@@ -343,21 +343,21 @@ def _frame(stack: str, *, own: bool = False) -> str:
 
 
 def report(
-    found: Sequence[Place], silent: str, told: Hang | None = None, *, most: int = 12
+    found: Sequence[Place], silent: str, recorded: Hang | None = None, *, most: int = 12
 ) -> list[str]:
     """Return the lines about a job that may hang, those who are elsewhere first.
 
     Args:
         found: from `places`.
         silent: the length of the silence, for people; "" where a person has asked.
-        told: what torch's own record says.
+        recorded: what torch's own record says.
         most: of the ranks to show.
     """
     lines = ["where the ranks are:"]
     if silent:
         lines = [f"no output and no input or output of any rank for {silent}: the job may hang"]
     for shown, place in enumerate(sorted(found, key=lambda place: not place.odd)):
-        if len(lines) > most - bool(told):
+        if len(lines) > most - bool(recorded):
             lines.append(f"  and {len(found) - shown} more")
             break
         name = "the job" if place.rank is None else f"rank {place.rank}"
@@ -365,6 +365,6 @@ def report(
         mark = "  <- elsewhere" if place.odd else ""
         lines.append(f"  {name} (pid {place.pid}) {place.what}{at}{mark}")
         lines += [f"    {helper}" for helper in place.helpers[:1] if place.odd]
-    if told is not None:
-        lines.append(f"  torch's flight recorder: {told.line}")
+    if recorded is not None:
+        lines.append(f"  torch's flight recorder: {recorded.line}")
     return lines

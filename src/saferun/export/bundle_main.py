@@ -84,9 +84,9 @@ def _run(kit: str, name: str, arguments: Sequence[str]) -> int:
         environ = environment(os.environ, file.read())
     with open(os.path.join(kit, "settings"), "rb") as file:
         fields = file.read().split(b"\0")
-    sheet = settings_codec.read([os.fsdecode(field) for field in fields], name)
+    script_settings = settings_codec.read([os.fsdecode(field) for field in fields], name)
     request = read_torchrun(arguments, environ)
-    gathered = gathered_for(sheet, request, environ, name)
+    gathered = gathered_for(script_settings, request, environ, name)
     if request.dry_run:
         sys.stdout.write(as_text(gathered.plan()) + "\n")
         return 0
@@ -94,12 +94,12 @@ def _run(kit: str, name: str, arguments: Sequence[str]) -> int:
 
 
 def gathered_for(
-    sheet: ScriptSettings, request: Request, environ: Mapping[str, str], name: str
+    script_settings: ScriptSettings, request: Request, environ: Mapping[str, str], name: str
 ) -> RunInputs:
     """Return what the plans of the script's attempts are computed from.
 
     Args:
-        sheet: the script's settings.
+        script_settings: the script's settings.
         request: torchrun's arguments; its `sets` and `retries` come from the environment.
         environ: the user's variables.
         name: the script's name, for messages.
@@ -107,30 +107,32 @@ def gathered_for(
     Raises:
         SaferunError: a mistake of the user's, or there is no torchrun.
     """
-    sets = (*sheet.sets, *inputs.given_settings(request))
-    origin = name if sheet.named else settings_codec.DETECTED
-    needs_gpus = not sheet.named or is_for_gpus(sheet.chain)
+    sets = (*script_settings.sets, *inputs.given_settings(request))
+    origin = name if script_settings.named else settings_codec.DETECTED
+    needs_gpus = not script_settings.named or is_for_gpus(script_settings.chain)
     gpus = gpu.detect(environ) if needs_gpus else GpuFacts()
-    remarks = tuple(_remarks(sheet, request, gpus))
-    chosen = profiles.Chosen(sheet.chain, sheet.named, origin, remarks, sets, gpus)
+    remarks = tuple(_remarks(script_settings, request, gpus))
+    chosen = profiles.Chosen(
+        script_settings.chain, script_settings.named, origin, remarks, sets, gpus
+    )
     cwd = inputs.working_directory()
     return inputs.assemble(request, chosen, environ, cwd, starting=not request.dry_run)
 
 
-def _remarks(sheet: ScriptSettings, request: Request, gpus: GpuFacts) -> list[str]:
+def _remarks(script_settings: ScriptSettings, request: Request, gpus: GpuFacts) -> list[str]:
     """Return remarks: the script is for other machines, or another profile was requested."""
     found = []
-    if request.profile and request.profile != sheet.profile:
+    if request.profile and request.profile != script_settings.profile:
         found.append(
             f"SAFERUN_PROFILE={request.profile} changes nothing: this script is profile "
-            f"{sheet.profile}; make another with saferun gen-shell"
+            f"{script_settings.profile}; make another with saferun gen-shell"
         )
     here = sorted({one.name for one in gpus.gpus if one.name})
-    foreign = [n for n in here if not any(profiles.matches(f, n) for f in sheet.made_for)]
-    if foreign and (sheet.made_for or not sheet.named):
-        meant = " or ".join(sheet.made_for) or "a machine whose GPU no profile names"
+    foreign = [n for n in here if not any(profiles.matches(f, n) for f in script_settings.made_for)]
+    if foreign and (script_settings.made_for or not script_settings.named):
+        meant = " or ".join(script_settings.made_for) or "a machine whose GPU no profile names"
         found.append(
-            f"this script is made for {meant} (profile {sheet.profile}), and here is "
+            f"this script is made for {meant} (profile {script_settings.profile}), and here is "
             f"{', '.join(foreign)}"
         )
     return found

@@ -141,27 +141,32 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
     gathered = inputs.assemble(request, chosen, environ, cwd, starting=False)
     if request.line.refusal is None:  # else the job's script is given when this one is run
         gathered.plan()
-    sheet = _sheet(chosen)
-    text = _text(wanted, sheet, gathered)
-    secrets = _secrets(sheet, wanted.args)
+    script_settings = _script_settings(chosen)
+    text = _text(wanted, script_settings, gathered)
+    secrets = _secrets(script_settings, wanted.args)
     remarks = (*chosen.remarks, *secrets)
     if wanted.slurm is None:
         return Script(text, remarks, private=bool(secrets))
-    if not sheet.named:
-        here = f"profile {sheet.profile} is for this machine; name the nodes' own with --profile"
+    if not script_settings.named:
+        name = script_settings.profile
+        here = f"profile {name} is for this machine; name the nodes' own with --profile"
         remarks = (*remarks, here)
-    with_torchrun = shell_script.launcher(sheet) != "python"
+    with_torchrun = shell_script.launcher(script_settings) != "python"
     part = bundle.template("slurm.sh")
     text = sbatch.render(text, wanted.slurm, request.line, part, torchrun=with_torchrun)
     return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)), private=bool(secrets))
 
 
-def _text(wanted: ScriptRequest, sheet: ScriptSettings, gathered: inputs.RunInputs) -> str:
+def _text(
+    wanted: ScriptRequest, script_settings: ScriptSettings, gathered: inputs.RunInputs
+) -> str:
     if wanted.plain:
         template = bundle.template(plain.TEMPLATE)
-        return plain.render(sheet, gathered, wanted.args, command=wanted.command, template=template)
+        return plain.render(
+            script_settings, gathered, wanted.args, command=wanted.command, template=template
+        )
     return shell_script.render(
-        sheet,
+        script_settings,
         wanted.args,
         command=wanted.command,
         template=bundle.template(),
@@ -170,7 +175,7 @@ def _text(wanted: ScriptRequest, sheet: ScriptSettings, gathered: inputs.RunInpu
     )
 
 
-def _sheet(chosen: Chosen) -> ScriptSettings:
+def _script_settings(chosen: Chosen) -> ScriptSettings:
     made_for = next((doc.match for doc in reversed(chosen.chain) if doc.match), ())
     by = chosen.origin if chosen.named else settings_codec.DETECTED
     by = "--profile" if by == "SAFERUN_PROFILE" else by  # as in the command that is shown
@@ -178,10 +183,10 @@ def _sheet(chosen: Chosen) -> ScriptSettings:
     return ScriptSettings(chosen.chain[-1].name, by, made_for, chosen.chain, over)
 
 
-def _secrets(sheet: ScriptSettings, arguments: Sequence[str]) -> list[str]:
+def _secrets(script_settings: ScriptSettings, arguments: Sequence[str]) -> list[str]:
     """Return a warning where the script will hold secrets, of variables or of arguments."""
-    keys = [key for doc in sheet.chain for key in doc.leaves]
-    keys += [given.key for given in sheet.sets]
+    keys = [key for doc in script_settings.chain for key in doc.leaves]
+    keys += [given.key for given in script_settings.sets]
     named = {key.partition(".")[2] for key in keys if key.startswith("env.")}
     found = ", ".join([*sorted(filter(is_secret, named)), *_secret_arguments(arguments)])
     return [f"the script holds {found}: mind who may read it"] if found else []

@@ -35,7 +35,7 @@ _COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
 
 
 def render(
-    sheet: ScriptSettings,
+    script_settings: ScriptSettings,
     gathered: RunInputs,
     args: Sequence[str],
     *,
@@ -45,7 +45,7 @@ def render(
     """Return the whole script.
 
     Args:
-        sheet: the settings, with their conditions.
+        script_settings: the settings, with their conditions.
         gathered: what the first plan is computed from here.
         args: torchrun's arguments; empty if the script takes them when it is run.
         command: `saferun gen-shell --plain …`, which makes this script.
@@ -62,8 +62,8 @@ def render(
     quoted = " ".join('"$torchrun"' if word == "$torchrun" else quote(word) for word in words)
     resume = f"  ((attempt > 1)) || job+=({' '.join(map(quote, retry.resume_args))})\n"
     parts = {
-        "#@ header\n": _header(sheet, profile, command),
-        "#@ settings\n": "".join(_settings(sheet, gathered)),
+        "#@ header\n": _header(script_settings, profile, command),
+        "#@ settings\n": "".join(_settings(script_settings, gathered)),
         "  #@ resume\n": resume if retry.resume_args else "",
         _POLICY: _policy(retry),
     }
@@ -74,7 +74,7 @@ def render(
 # --- the parts -----------------------------------------------------------------------------------
 
 
-def _header(sheet: ScriptSettings, profile: Profile, command: Sequence[str]) -> str:
+def _header(script_settings: ScriptSettings, profile: Profile, command: Sequence[str]) -> str:
     out = [
         key
         for key, note in profile.notes.items()
@@ -85,10 +85,10 @@ def _header(sheet: ScriptSettings, profile: Profile, command: Sequence[str]) -> 
     name = "python3" if python else "torchrun"
     return (
         comment(
-            f"{name} with the variables of profile {sheet.profile}, started again where {what}; "
-            "after any other failure it stops. It takes no locks, diagnoses nothing, has no hooks "
-            "in the ranks and ends no processes that an attempt left: `saferun gen-shell` without "
-            "--plain makes a script that does."
+            f"{name} with the variables of profile {script_settings.profile}, started again where "
+            f"{what}; after any other failure it stops. It takes no locks, diagnoses nothing, has "
+            "no hooks in the ranks and ends no processes that an attempt left: `saferun gen-shell` "
+            "without --plain makes a script that does."
         )
         + _one_line(f"Of the profile it leaves out {', '.join(out)}." if out else "")
         + f"# Made by saferun {__version__} with\n"
@@ -112,18 +112,18 @@ def _policy(retry: RetryPolicy) -> str:
     return f"attempts={retry.attempts} wait_s={wait_s} longest_s={longest_s}"
 
 
-def _settings(sheet: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
-    keys = [key for doc in sheet.chain for key in doc.leaves]
-    keys += [given.key for given in sheet.sets]
+def _settings(script_settings: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
+    keys = [key for doc in script_settings.chain for key in doc.leaves]
+    keys += [given.key for given in script_settings.sets]
     for key in dict.fromkeys(keys):
-        yield from _variable(key, sheet, gathered)
+        yield from _variable(key, script_settings, gathered)
     settings, options = _profile(gathered).settings, gathered.request.options
     own = for_torchrun(settings, options, gathered.identity, {}, ())
     if SHARE_STORE in own:
         yield _one_line(own[SHARE_STORE].why) + f"{_unless(SHARE_STORE)}export {SHARE_STORE}=1\n"
 
 
-def _variable(key: str, sheet: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
+def _variable(key: str, script_settings: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
     """Yield the lines of a variable, or of an option of torchrun's as torchrun reads it from one.
 
     The first line that applies counts, so the profile that was named comes before its ancestors.
@@ -131,15 +131,15 @@ def _variable(key: str, sheet: ScriptSettings, gathered: RunInputs) -> Iterator[
     section, _, name = key.partition(".")
     if section == "torchrun":
         options = gathered.request.options
-        if not sheet.named or _profile(gathered).settings.launcher != "torchrun":
+        if not script_settings.named or _profile(gathered).settings.launcher != "torchrun":
             return
         if name == "nproc-per-node" and (options.nodes != 1 or options.processes is not None):
             return
         name = f"PET_{name.upper().replace('-', '_')}"
     elif section != "env":
         return
-    given = [one.leaf for one in sheet.sets if one.key == key]
-    every = [doc.leaves[key] for doc in sheet.chain if key in doc.leaves] + given
+    given = [one.leaf for one in script_settings.sets if one.key == key]
+    every = [doc.leaves[key] for doc in script_settings.chain if key in doc.leaves] + given
     for place in range(len(every) - 1, -1, -1):
         leaf, before = every[place], [one for one in every[:place] if not one.when]
         value = _value(key, name, [*before, leaf])

@@ -41,7 +41,7 @@ class ScriptSettings(NamedTuple):
         return self.chosen != DETECTED
 
 
-# --- the whole sheet -----------------------------------------------------------------------------
+# --- all settings of a script ------------------------------------------------------------------
 
 
 def conditions(leaf: Leaf) -> tuple[str, ...]:

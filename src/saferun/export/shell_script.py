@@ -128,7 +128,7 @@ def _lines(kit: tuple[str, str]) -> Iterator[str]:
 
 
 def render(
-    sheet: ScriptSettings,
+    script_settings: ScriptSettings,
     args: Sequence[str],
     *,
     command: Sequence[str],
@@ -139,7 +139,7 @@ def render(
     """Return the whole script.
 
     Args:
-        sheet: the settings.
+        script_settings: the settings.
         args: torchrun's arguments; empty if the script takes them when it is run.
         command: `saferun gen-shell …`, which makes this script.
         template: the hand-written part, shell/run.sh.
@@ -147,9 +147,9 @@ def render(
         whole: `args` name the job's script; else this is given when the script is run.
     """
     parts = {
-        "header": _header(sheet, command, whole),
-        "settings": "".join(_settings(sheet)).lstrip("\n"),
-        "job": _job_comment(sheet, whole),
+        "header": _header(script_settings, command, whole),
+        "settings": "".join(_settings(script_settings)).lstrip("\n"),
+        "job": _job_comment(script_settings, whole),
         "kit": "".join(f"{_PACKED}{line}\n" for line in _lines(kit)),
     }
     head, job, tail = template.partition(_JOB)
@@ -178,13 +178,13 @@ def without_bundle(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
-def _header(sheet: ScriptSettings, command: Sequence[str], whole: bool) -> str:
+def _header(script_settings: ScriptSettings, command: Sequence[str], whole: bool) -> str:
     usage = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
-            f"A training job under profile {sheet.profile}, and it survives: the environment fits "
-            "the GPU, what can pass is tried again, what a setting avoids is tried again with it, "
-            "and the rest is explained."
+            f"A training job under profile {script_settings.profile}, and it survives: the "
+            "environment fits the GPU, what can pass is tried again, what a setting avoids is "
+            "tried again with it, and the rest is explained."
         )
         + f"#\n{INDENT}bash THIS-FILE {usage}\n#\n# Made by saferun {__version__} with\n#\n"
         + f"{INDENT}{' '.join(map(quote, command))}\n#\n"
@@ -196,34 +196,36 @@ def _header(sheet: ScriptSettings, command: Sequence[str], whole: bool) -> str:
     )
 
 
-def _job_comment(sheet: ScriptSettings, whole: bool) -> str:
+def _job_comment(script_settings: ScriptSettings, whole: bool) -> str:
     how = "What this script is given "
     how += "follows the script's own arguments." if whole else "are torchrun's arguments."
-    if launcher(sheet) == "python":
+    if launcher(script_settings) == "python":
         how += " Under `launcher: python` they start plain python, without torchrun."
     return comment(how)
 
 
-def launcher(sheet: ScriptSettings) -> str:
+def launcher(script_settings: ScriptSettings) -> str:
     """Return the launcher that the settings name; "" if they name none."""
-    found = [doc.leaves["launcher"].value for doc in sheet.chain if "launcher" in doc.leaves]
-    found += [given.leaf.value for given in sheet.sets if given.key == "launcher"]
+    found = [
+        doc.leaves["launcher"].value for doc in script_settings.chain if "launcher" in doc.leaves
+    ]
+    found += [given.leaf.value for given in script_settings.sets if given.key == "launcher"]
     return str(found[-1]) if found else ""
 
 
-def _settings(sheet: ScriptSettings) -> Iterator[str]:
-    yield f"profile {quote(sheet.profile)} {quote(sheet.chosen)}\n"
-    if sheet.made_for:
-        yield f"made_for {' '.join(map(quote, sheet.made_for))}\n"
-    for place, doc in enumerate(sheet.chain):
-        leaves = _counting(doc, sheet.chain[place + 1 :], sheet.sets)
+def _settings(script_settings: ScriptSettings) -> Iterator[str]:
+    yield f"profile {quote(script_settings.profile)} {quote(script_settings.chosen)}\n"
+    if script_settings.made_for:
+        yield f"made_for {' '.join(map(quote, script_settings.made_for))}\n"
+    for place, doc in enumerate(script_settings.chain):
+        leaves = _counting(doc, script_settings.chain[place + 1 :], script_settings.sets)
         if leaves:
             yield f"\nfrom {quote(doc.path)}\n"
         for key, leaf in leaves.items():
             yield "\n" + comment(leaf.why) + _source(leaf.source) + _line(key, leaf, "default")
-    if sheet.sets:
+    if script_settings.sets:
         yield f"\nfrom {settings_codec.SET}\n\n"
-        yield from (_line(given.key, given.leaf, "always") for given in sheet.sets)
+        yield from (_line(given.key, given.leaf, "always") for given in script_settings.sets)
 
 
 def _counting(doc: Doc, later: Sequence[Doc], sets: Sequence[Given]) -> Mapping[str, Leaf]:

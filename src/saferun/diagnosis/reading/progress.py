@@ -130,7 +130,7 @@ def first_step(head: bytes) -> int | None:
 class Apart(NamedTuple):
     """Ranks of one attempt that begin at different steps."""
 
-    told: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
+    difference: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
     is_far: bool = False  # a line that was lost would not explain the difference
 
 
@@ -151,7 +151,7 @@ def apart(lines: Sequence[Line]) -> Apart | None:
             numbers, number = by_rank.setdefault(rank, []), int(text[begin:end])
             if number not in numbers[-1:]:
                 numbers.append(number)
-    told = None
+    result = None
     for by_rank in series.values():
         begun = {rank: numbers for rank, numbers in sorted(by_rank.items()) if len(numbers) > 1}
         amounts = {numbers[1] - numbers[0] for numbers in begun.values()}
@@ -162,8 +162,8 @@ def apart(lines: Sequence[Line]) -> Apart | None:
         if by >= 1:
             parts = [f"rank {rank} at {numbers[0]}" for rank, numbers in begun.items()]
             return Apart(", ".join(parts[:8]), by > 1)
-        told = Apart("")
-    return told
+        result = Apart("")
+    return result
 
 
 def _by_rank(line: Line) -> Iterator[tuple[int, str]]:

@@ -113,10 +113,10 @@ class FirstSteps:
         if found is None:
             return
         self._left = 0
-        line = f"ranks begin at different steps: {found.told}"
+        line = f"ranks begin at different steps: {found.difference}"
         if found.is_far and self._ends:
             self._apart = Hang(_KIND, None, line, "the steps that the ranks print")
-        elif found.told:
+        elif found.difference:
             self._say(
                 f"{line}. If they train one model, its weights become wrong: have all ranks load "
                 "the same checkpoint"

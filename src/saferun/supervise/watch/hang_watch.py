@@ -202,7 +202,7 @@ class HangWatch:
         written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
         by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
         finding = flight_record.compare(asked.flight.take())
-        told = flight_record.cause(finding) if finding else None
+        recorded = flight_record.cause(finding) if finding else None
         found: list[Place] = silence.places(
             since,
             asked.before,
@@ -213,9 +213,9 @@ class HangWatch:
         )
         wanted, self._is_wanted = self._is_wanted, False
         silent = "" if wanted else seconds(now.at_s - since.at_s)
-        self._say("\n".join(silence.report(found, silent, told)))
+        self._say("\n".join(silence.report(found, silent, recorded)))
         if self._ends and not wanted:
-            self.cause = silence.cause(found, told)
+            self.cause = silence.cause(found, recorded)
         silent_s = round(now.at_s - since.at_s, 1)
         if path := self._record.hang(found, silent_s, native, asked=wanted):
             self._say(f"  all stacks, those of C++ too: {path}")
