@@ -157,7 +157,7 @@ def _in_release(name: str, by: tuple[Reader, ...], torch: str | None, text: str)
 
 
 def _rccl(name: str, torch: str | None) -> bool:
-    """Return whether AMD's RCCL would read it; the names that RCCL reads are not in our data."""
+    """Return whether AMD's RCCL may read a variable: our data has not the names that it reads."""
     return name.startswith("NCCL_") and "rocm" in (torch or "")
 
 

@@ -205,6 +205,6 @@ def _names(ranks: tuple[int, ...], most: int = 4) -> str:
 
 
 def cause(finding: Finding) -> Hang:
-    """Return what ends an attempt of which the recorder has told this."""
+    """Return a finding as the hang for which an attempt is ended."""
     rank = finding.ranks[0] if finding.ranks else None
     return Hang(finding.kind, rank, finding.line)

@@ -189,7 +189,7 @@ class NodeParticipant:
         if self._watch is not None:
             self._watch.stop()
         if getattr(spec.rdzv_handler, "_bootstrap_store_info", None) is not None:
-            # Where the host stays the same torch does not tell the place of its store in a second
+            # Where the host stays the same, torch does not tell the place of its store in a second
             # round (dynamic_rendezvous.py), and a node that comes new waits for it in vain.
             spec.rdzv_handler._bootstrap_store_info = None
         self._join(original, agent, *rest)

@@ -35,7 +35,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "tensorflow.python.distribute.mirrored_strategy": ("tensorflow",),
 }
 
-# The modules of hooks that have a folder; each other one has the hook's name.
+# The modules of hooks that have a folder; the module of every other hook has its name.
 MODULES = {
     "compile": "compile.hook",
     "cudagraph_markers": "compile.cudagraph_markers",

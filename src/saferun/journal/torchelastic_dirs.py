@@ -27,9 +27,9 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def remove(receipts: Iterable[Receipt]) -> None:
-    """Remove what the ranks' receipts name, as far as it is empty but for saferun's own files.
+    """Remove the directories that the ranks' receipts name and that hold only saferun's own files.
 
-    That of a job which was detached on purpose, and so lives on, stays.
+    The directory of a job that was detached on purpose, and so lives on, stays.
     """
     named = [(path, receipt.pid) for receipt in receipts if (path := _place(receipt))]
     used = {path for path, pid in named if os.path.exists(f"/proc/{pid}")}

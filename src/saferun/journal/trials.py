@@ -71,7 +71,7 @@ def read(run_path: str) -> tuple[Trial, ...]:
 
 
 def replaced(run_path: str) -> dict[str, int]:
-    """Return how often a process of the run was replaced, by reason; numbers left out of these."""
+    """Return how often a process of the run was replaced, by reason without its numbers."""
     asked = [event.facts for event in events.read(run_path)]
     whys = [facts.why for facts in asked if isinstance(facts, Recycled)]
     return dict(Counter(_NUMBER.sub("", why.partition(" in trial ")[0]) for why in whys))

@@ -1,4 +1,4 @@
-"""Trials that a run has left behind when it ended in the middle of them: failed, not running.
+"""Mark the trials in whose middle a run has ended as failed, so that none counts as running.
 
 The next process of a run does this itself (inject/hooks/optuna/account.py). Where there is none,
 the job's own Python is started once more: saferun's environment may have no Optuna.

@@ -352,7 +352,7 @@ def mitigations(entries: Iterable[Entry], now_s: float) -> str:
 
 
 def expires_at(entry: Entry) -> float | None:
-    """Return when the next run is tried without it, in seconds since the epoch; None: never."""
+    """Return when a run is first tried without a mitigation, in Unix seconds; None: never."""
     return None if entry.arguments is None else entry.at + RETRY_WITHOUT_S
 
 

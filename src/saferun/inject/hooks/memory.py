@@ -64,7 +64,7 @@ def clear_cache(context: Context | None = None) -> None:
     Never raises: after a sticky error each of these calls fails.
 
     Args:
-        context: of whose receipts one is to say what was freed.
+        context: gets a receipt that says what was freed; None for no receipt.
     """
     try:
         cuda = sys.modules["torch"].cuda

@@ -129,7 +129,7 @@ def _home(target: Any) -> str:
 
 
 def _calls(wanted: tuple[str, ...]) -> dict[Any, Call]:
-    """Return how each function is called that a graph of dynamo's may have for those wanted."""
+    """Return the functions that a graph of dynamo holds for those wanted, and their calls."""
     import torch
 
     own = torch.nn.functional
