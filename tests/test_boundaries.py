@@ -21,12 +21,12 @@ SOURCE = ROOT / "src" / "saferun"
 ROOMS = (
     *("__main__", "cli", "api", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
     *("planning", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
-    *("model", "settings", "errors", "named_tuple"),
+    *("model", "settings", "errors"),
 )
 SITE = "inject/site"  # no package: a directory on PYTHONPATH
 # What runs elsewhere and may lack the rest of saferun: room -> the rooms that it may import.
 HOOKED = {"torch", "optuna", "numpy"}  # what a hook finds loaded where it runs
-APART = {"inject": {"inject"}, "keeper": {"keeper", "named_tuple"}}
+APART = {"inject": {"inject"}, "keeper": {"keeper"}}
 WORLD = {"os", "subprocess", "time", "random", "click", "filelock", "signal", "socket", "shutil"}
 
 

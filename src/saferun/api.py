@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
@@ -27,7 +27,6 @@ from saferun.journal import reader
 from saferun.journal.attempts import Attempt as RecordedAttempt
 from saferun.journal.attempts import attempts
 from saferun.model import LaunchPlan
-from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
 from saferun.planning.inputs import RunInputs
 from saferun.planning.request import read

@@ -8,9 +8,8 @@ construction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from saferun.named_tuple import NamedTuple
 from saferun.settings import Settings
 
 

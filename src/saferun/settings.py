@@ -11,9 +11,7 @@ hooks of a rank read all follow from these declarations. A rank has no defaults 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
-
-from saferun.named_tuple import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 Group = TypeVar("Group")
 
@@ -98,6 +96,7 @@ def group(kind: type[Group]) -> type[Group]:
     defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
     _KEYS[kind] = {name: key for name, key in defaults.items() if isinstance(key, Key)}
     defaults.update({name: key.default for name, key in _KEYS[kind].items()})
+    kind.__new__.__defaults__ = tuple(defaults.values())
     return kind
 
 

@@ -50,12 +50,9 @@ def test_messages_arrive_as_they_were_sent_whatever_the_pieces():
 
 def test_message_has_all_its_fields_by_name():
     assert protocol.Signal(number=3, ranks=None) == protocol.Signal(3, None)
-    assert repr(protocol.Signal(3, None)) == "Signal(number=3, ranks=None)"
-    for wrong in (lambda: protocol.Signal(3), lambda: protocol.Signal(3, None, 1)):
-        with pytest.raises(TypeError, match=r"Signal.*number.*ranks"):
-            wrong()
-    with pytest.raises(TypeError, match="Signal: "):
-        protocol.Signal(3, rank=1)
+    for values, named in (((3,), {}), ((3, None, 1), {}), ((3,), {"rank": 1})):
+        with pytest.raises(TypeError, match="Signal has the fields number, ranks"):
+            protocol.Signal(*values, **named)
 
 
 def test_every_command_is_expected_while_there_is_a_job():
@@ -86,5 +83,5 @@ def test_keeper_loads_neither_typing_nor_anything_of_saferun_but_its_room():
     loaded = set(done.stdout.split())
     assert not loaded & {"typing", "dataclasses", "subprocess", "re", "contextlib"}
     ours = {name for name in loaded if name.startswith("saferun.")}
-    assert {name.split(".")[1] for name in ours} == {"keeper", "named_tuple"}
+    assert {name.split(".")[1] for name in ours} == {"keeper"}
     assert "saferun.keeper.warm_agent" not in loaded

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 from saferun.journal import event_types
 from saferun.journal.events import read_raw as read_events
 from saferun.journal.writer import Journal
-from saferun.named_tuple import NamedTuple
 from saferun.system.redact import Masker
 
 SECRET = "s3cr3t-value-0123"
@@ -30,7 +30,7 @@ def names(journal: Journal) -> list[str]:
 
 def noted(name: str, /, **facts: object) -> Any:
     """Return an event that no run writes."""
-    kind = type("Noted", (NamedTuple,), {"__annotations__": dict.fromkeys(facts, "object")})
+    kind = namedtuple("Noted", facts)
     event_types.NAMES[kind] = name
     return kind(**facts)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
 from saferun.knowledge import loader
-from saferun.named_tuple import NamedTuple
 
 
 class Remark(NamedTuple):

@@ -15,10 +15,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.audit import variable_index
 from saferun.audit.variable_index import Reader
-from saferun.named_tuple import NamedTuple
 
 FAMILIES = (
     *("TORCH", "PYTORCH", "CUDA", "NCCL_", "GLOO_", "TF_", "OMP_", "GOMP_", "KMP_"),

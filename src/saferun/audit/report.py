@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.audit import conflicts, effects, variable_index
 from saferun.audit.effects import Effect, Remark
@@ -19,7 +20,6 @@ from saferun.audit.script_ast import Calls
 from saferun.audit.variable_index import Reader
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
-from saferun.named_tuple import NamedTuple
 from saferun.system import redact
 from saferun.system.printable import printable
 from saferun.system.spelling import nearest

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-
-from saferun.named_tuple import NamedTuple
+from typing import NamedTuple
 
 _CONFIG = "torch._inductor.config"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from saferun.model import Request
-from saferun.named_tuple import NamedTuple
 
 SECONDS = 0.15  # a search ends after these
 MOST_BYTES = 1 << 20  # are read of one file

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-
-from saferun.named_tuple import NamedTuple
+from typing import NamedTuple
 
 NOBODY = "nobody"  # instead of readers: a well-known name without a reader in any release looked at
 

@@ -9,10 +9,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.cli.options import echo
-from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import json
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import click
 
@@ -21,7 +22,6 @@ from saferun.cli.usage import HELP
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 from saferun.profile import files as profiles
 from saferun.profile.schema import Doc

@@ -7,9 +7,10 @@ written to the disk.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.work_lost import WorkLost
-from saferun.named_tuple import NamedTuple
 
 
 class AttemptOutcome(NamedTuple):

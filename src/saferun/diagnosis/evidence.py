@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from saferun.diagnosis.reading.log_lines import Log
-from saferun.named_tuple import NamedTuple
 
 
 class RankFailure(NamedTuple):

@@ -13,10 +13,9 @@ import itertools
 import json
 import pickle
 from collections.abc import Iterator, Mapping
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from saferun.diagnosis.evidence import Hang
-from saferun.named_tuple import NamedTuple
 
 _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # alike on all ranks
 # The limit for characters, frames, tensors and their sizes. Where something large stands again and

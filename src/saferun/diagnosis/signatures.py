@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
 from saferun.knowledge import loader
-from saferun.named_tuple import NamedTuple
 
 VERDICTS = ("retry", "mitigate", "stop-user", "stop-hardware", "unknown")
 # What weighs most in one log wins. An exception of the user's own weighs USER and wins over less.

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.evidence import Hang
-from saferun.named_tuple import NamedTuple
 
 LEAST_S = 600.0  # the least limit, where none is given
 _GAPS = 10  # times the longest ordinary gap, where no limit is given

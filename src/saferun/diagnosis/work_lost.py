@@ -11,9 +11,9 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.model import Checkpoint
-from saferun.named_tuple import NamedTuple
 
 ENOUGH = 3  # failures; an interval from fewer would be a guess
 _WORTH = 1.5  # the factor by which the present interval must differ to be worth a line

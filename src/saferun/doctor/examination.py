@@ -9,6 +9,7 @@ within 20 s (except for `--full` and `--recover`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from saferun.audit import report as audit
 from saferun.doctor import full, xid
@@ -24,7 +25,6 @@ from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals,
 from saferun.gpu import nvidia_smi
 from saferun.gpu.preflight import preflight_gate
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
-from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
 from saferun.planning.request import read
 from saferun.system import paths

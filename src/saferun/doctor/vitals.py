@@ -7,10 +7,9 @@ its default, and no check judges it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from saferun.gpu import nvidia_smi
-from saferun.named_tuple import NamedTuple
 
 
 class CudaDevice(TypedDict, total=False):

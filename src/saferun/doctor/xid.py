@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.gpu.nvidia_smi import bus_id
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
-from saferun.named_tuple import NamedTuple
 
 SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 _XID = r"NVRM:.*?\bXid \(([^)]*)\): (\d{1,6})(?:, (.*))?"

@@ -24,7 +24,7 @@ ROOMS = (
     *("diagnosis", "knowledge", "system", "inject"),
 )
 FILES = (
-    *("model.py", "settings.py", "errors.py", "named_tuple.py"),
+    *("model.py", "settings.py", "errors.py"),
     *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
 )
 UNUSED = (

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
 from saferun.export import bundle, plain, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import ScriptSettings
 from saferun.model import Request
-from saferun.named_tuple import NamedTuple
 from saferun.planning import inputs
 from saferun.planning.request import read as read_request
 from saferun.planning.request import read_torchrun

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.model import CommandLine
-from saferun.named_tuple import NamedTuple
 from saferun.planning.torchrun.torchrun_args import whole
 from saferun.settings import KEYS
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.errors import ProfileError
-from saferun.named_tuple import NamedTuple
 from saferun.profile.merge import Given
 from saferun.profile.schema import WHEN_WORDS, Doc, Leaf, is_range
 from saferun.profile.values import read_value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from saferun.knowledge import loader
-from saferun.named_tuple import NamedTuple
 
 # What recovery can do about an error, least invasive first (recovery.py).
 DRAIN = "drain"  # memory that a process has left is on its way back

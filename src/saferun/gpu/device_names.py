@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.model import Gpu
-from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
 SHORT_UUID = len("GPU-00000000")

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
 from saferun.system import paths
 from saferun.system.printable import printable

@@ -20,11 +20,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.gpu import nvidia_smi, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
-from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 from saferun.system.gpus import minors
 

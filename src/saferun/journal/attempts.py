@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.reading import crash_stack
@@ -12,7 +13,6 @@ from saferun.journal import events, receipts
 from saferun.journal.event_types import AttemptBegun, PlanChanged, Recycled, Started
 from saferun.journal.events import Event
 from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
-from saferun.named_tuple import NamedTuple
 from saferun.planning.own_variables import OF_ATTEMPT
 
 

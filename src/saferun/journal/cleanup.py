@@ -12,13 +12,13 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.errors import UnavailableError
 from saferun.journal import file_lock
 from saferun.journal import reader as runs
 from saferun.journal.reader import Run
 from saferun.journal.run_directory import LOCK_FILE
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
 KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares by default

@@ -6,13 +6,12 @@ those in _OF_OUTCOME do.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
 from saferun.inject.nodes import Report
 from saferun.model import Finding, as_tree
-from saferun.named_tuple import NamedTuple
 from saferun.system.procfs import ProcessRecord
 
 

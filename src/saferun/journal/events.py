@@ -12,14 +12,13 @@ import math
 import os
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeGuard, TypeVar, get_type_hints
 
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject.nodes import Report
 from saferun.journal.event_types import NAMES, EventFacts, line_fields
 from saferun.model import Finding
-from saferun.named_tuple import NamedTuple
 from saferun.system.procfs import ProcessRecord
 
 T = TypeVar("T")
@@ -76,7 +75,7 @@ def record(kind: Callable[..., T], value: object) -> T:
 @functools.cache
 def _readers(kind: Callable[..., object]) -> list[tuple[str, str, Callable[[object], object]]]:
     """Return the name in a line, the field and the reader of its type, for each field."""
-    types = get_type_hints(kind, localns={"Any": Any})  # the base class does not import it
+    types = get_type_hints(kind)
     return [(name, field, _AS[types[field]]) for name, field in line_fields(kind).items()]
 
 

@@ -13,12 +13,11 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import file_lock
 from saferun.journal.disk import BoundedDisk
-from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import nearest
 from saferun.system import paths
 from saferun.system.redact import Masker

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.evidence import RankFailure
 from saferun.inject import contract
 from saferun.inject.agreement import ranks_text
 from saferun.journal.receipts import Receipt
-from saferun.named_tuple import NamedTuple
 from saferun.system.printable import shortened
 
 _EACH = 16  # up to so many ranks have a row each

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
@@ -19,7 +19,6 @@ from saferun.journal import events
 from saferun.journal.event_types import AttemptBegun, Recycled, WorkersBegun
 from saferun.journal.events import Event
 from saferun.journal.run_directory import ALIVE_FILE
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths, procfs
 from saferun.system.procfs import ProcessRecord
 from saferun.system.spelling import nearest

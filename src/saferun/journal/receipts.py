@@ -13,12 +13,11 @@ import json
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from saferun.inject import contract
 from saferun.inject.agreement import ranks_text
 from saferun.inject.targets import TARGETS
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 from saferun.system.printable import printable
 

@@ -6,9 +6,9 @@ import json
 import os
 import re
 import stat
+from typing import NamedTuple
 
 from saferun.inject import contract
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
 _NAME = r"a(\d{1,9})-r\d{1,9}-rank(?:\d{1,9}|none)-pid\d{1,9}" + re.escape(contract.RECYCLE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.reading import progress
@@ -32,7 +33,6 @@ from saferun.journal.run_notes import Notes
 from saferun.journal.tail_excerpt import Excerpt, excerpt
 from saferun.journal.time_spent import Spent, Times
 from saferun.journal.trials import Trial
-from saferun.named_tuple import NamedTuple
 from saferun.planning import mitigation_catalog
 from saferun.planning.mitigation_catalog import Mitigation
 from saferun.system.printable import seconds

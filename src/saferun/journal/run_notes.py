@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.journal.event_types import (
@@ -16,7 +17,6 @@ from saferun.journal.event_types import (
 )
 from saferun.journal.events import Event
 from saferun.model import OK
-from saferun.named_tuple import NamedTuple
 
 _LINES = 12  # the most for one attempt
 _HANGS = 4

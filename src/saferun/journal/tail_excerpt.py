@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import log_reader
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.named_tuple import NamedTuple
 from saferun.system.printable import shortened
 
 _BEFORE, _AFTER, _END = 24, 8, 16  # lines around the deciding one, and at the end

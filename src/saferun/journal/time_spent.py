@@ -8,13 +8,13 @@ time that it took.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import progress
 from saferun.journal import events, trials
 from saferun.journal.attempts import Attempt
 from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
 from saferun.journal.trials import Trial
-from saferun.named_tuple import NamedTuple
 
 
 class Spent(NamedTuple):

@@ -11,11 +11,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.journal import events
 from saferun.journal.event_types import Recycled
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
 FILE = "trials.jsonl"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from saferun.keeper import protocol
 else:
-    from saferun.named_tuple import NamedTuple
+    from saferun.keeper.named_tuple import NamedTuple
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 # Signals that a keeper ignores; the job ignores those of `Program.ignored` alone.

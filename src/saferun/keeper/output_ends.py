@@ -13,7 +13,7 @@ import os
 import stat
 import termios
 
-from saferun.named_tuple import NamedTuple
+from saferun.keeper.named_tuple import NamedTuple
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:

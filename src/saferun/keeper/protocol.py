@@ -14,7 +14,7 @@ from __future__ import annotations
 import marshal
 import os
 
-from saferun.named_tuple import NamedTuple
+from saferun.keeper.named_tuple import NamedTuple
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:

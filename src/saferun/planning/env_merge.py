@@ -7,10 +7,10 @@ are merged item by item, so that a profile's allocator setting never removes one
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine, item_name, items
 from saferun.model import Setting
-from saferun.named_tuple import NamedTuple
 
 
 class Merged(NamedTuple):

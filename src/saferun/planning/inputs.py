@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.errors import UnavailableError, UsageError
 from saferun.model import (
@@ -20,7 +21,6 @@ from saferun.model import (
     Profile,
     Request,
 )
-from saferun.named_tuple import NamedTuple
 from saferun.planning.build import build_plan, conditions, disabled_plan
 from saferun.planning.own_variables import is_supervised
 from saferun.planning.torchrun import torchrun_install

@@ -9,12 +9,11 @@ mitigation_overlay.py decides where one can be used and what it changes in a pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.inject.targets import NEEDS, NEEDS_ASSIGN, NEEDS_DIRECTORIES
 from saferun.knowledge import loader
 from saferun.model import ProcessLimits
-from saferun.named_tuple import NamedTuple
 
 CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
 # Names in mitigations.yaml of values that supervise/changes/probes.py finds out.

@@ -12,10 +12,10 @@ those. The origin of each value in the plan names the mitigation. Values that de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Changes, CommandLine, LaunchPlan, ProcessLimits, Setting
-from saferun.named_tuple import NamedTuple
 from saferun.planning.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
 from saferun.profile.schema import in_range
 from saferun.settings import HookSettings, with_values

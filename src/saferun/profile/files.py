@@ -7,11 +7,11 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from saferun.errors import ProfileError
 from saferun.knowledge.variable_names import loads_code
 from saferun.model import GpuFacts
-from saferun.named_tuple import NamedTuple
 from saferun.profile import cache
 from saferun.profile.merge import Conditions, Given, resolve
 from saferun.profile.schema import MAX_BYTES, Doc, nearest

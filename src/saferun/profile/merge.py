@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.errors import ProfileError
 from saferun.knowledge.variable_names import LISTS, combine
 from saferun.model import Profile, Setting
-from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import Doc, Leaf, in_range
 from saferun.settings import KEYS, Settings, with_values
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.named_tuple import NamedTuple
 from saferun.settings import KEYS, Key, Value
 from saferun.system import spelling
 

@@ -22,9 +22,9 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.errors import ProfileError
-from saferun.named_tuple import NamedTuple
 from saferun.profile.schema import OPEN, TORCHRUN_FLAGS, Leaf, groups, nearest
 from saferun.settings import KEYS, Key, Value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
@@ -20,7 +20,6 @@ from saferun.gpu.lock.gpu_locks import Held
 from saferun.journal.event_types import Preflight, Recovery, Recycled
 from saferun.journal.writer import Journal
 from saferun.model import Finding, LaunchPlan
-from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
 from saferun.supervise.attempt.attempt_runner import run_attempt

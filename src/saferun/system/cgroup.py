@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
 PROC = "/proc"

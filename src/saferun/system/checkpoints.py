@@ -13,9 +13,9 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.model import Checkpoint
-from saferun.named_tuple import NamedTuple
 from saferun.system import checkpoint_files, command
 
 Stamp = tuple[int, int]

@@ -18,8 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-
-from saferun.named_tuple import NamedTuple
+from typing import NamedTuple
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused

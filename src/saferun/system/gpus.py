@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.model import Gpu, GpuFacts
-from saferun.named_tuple import NamedTuple
 from saferun.system import command, paths
 from saferun.system.printable import printable
 

@@ -12,8 +12,8 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
 from saferun.system import paths
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from typing import NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -16,7 +17,6 @@ from saferun import __version__
 from saferun.cli.runs import report_text, runs_view, trials_view
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
-from saferun.named_tuple import NamedTuple
 from saferun.system.printable import seconds
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))

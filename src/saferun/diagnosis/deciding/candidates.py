@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
@@ -19,7 +20,6 @@ from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_fr
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
-from saferun.named_tuple import NamedTuple
 
 # After so many lines without another candidate the job had survived what stands before them.
 _GAP_LINES = 400

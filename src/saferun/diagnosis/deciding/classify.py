@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.deciding import (
     candidates,
@@ -30,7 +31,6 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Kind, Knowledge, says
 from saferun.inject import nodes
-from saferun.named_tuple import NamedTuple
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import digit_masks
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.named_tuple import NamedTuple
 
 _SIGNALS = {
     "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,

@@ -12,9 +12,9 @@ the retries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.named_tuple import NamedTuple
 from saferun.settings import RetryPolicy, Settings
 
 # Two attempts failed at the same age if their durations differ by at most this share of the longer

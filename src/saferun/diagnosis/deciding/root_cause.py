@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
-from saferun.named_tuple import NamedTuple
 
 _MESSAGE_LINES = 8  # an exception has; what follows may be output already
 _SEPARATE_LINES = 3  # normal output between a handled exception and the one that ended the job

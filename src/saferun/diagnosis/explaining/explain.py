@@ -6,13 +6,13 @@ For `saferun diagnose --explain`: for people who doubt a diagnosis, and for thos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.classify import Reading
 from saferun.diagnosis.deciding.nearest import misses
 from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.signatures import Knowledge, says
-from saferun.named_tuple import NamedTuple
 
 LINE_CHARS = 160
 _SHOWN = 30  # lines, and as many near misses

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import log_reader
 from saferun.diagnosis.reading.log_lines import Log
-from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 128 * 1024
 TAIL_BYTES = 512 * 1024

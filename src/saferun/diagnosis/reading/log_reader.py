@@ -10,10 +10,10 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import own_prefix, records
 from saferun.diagnosis.reading.log_lines import Line, Log
-from saferun.named_tuple import NamedTuple
 
 BAR_PARTS = 12  # kept of a progress bar that rewrites its line: the first states, as many last ones
 LINE_CHARS = 4000  # a longer line is cut into pieces of this length

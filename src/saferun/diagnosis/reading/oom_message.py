@@ -7,8 +7,7 @@ Fragmentation, a full card, memory of another process and a refusal despite free
 from __future__ import annotations
 
 import re
-
-from saferun.named_tuple import NamedTuple
+from typing import NamedTuple
 
 _UNITS = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 1024.0, "tib": 1024.0**2}
 _SIZE = r"(?P<n>\d{1,12}(?:\.\d{1,6})?)\s?(?P<u>bytes|[KMGT]iB)"

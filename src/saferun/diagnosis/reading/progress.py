@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.named_tuple import NamedTuple
 
 HEAD_BYTES = 64 * 1024  # searched at either end of an attempt's output
 # An attempt that ran this long, or made this many steps or epochs, was healthy for long.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from saferun.named_tuple import NamedTuple
+from typing import NamedTuple
 
 # The line of source that raised an exception whose own line is missing.
 THROWN = re.compile(r"raise (?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})\(")

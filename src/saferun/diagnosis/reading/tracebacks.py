@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import cpp_exceptions, digit_masks
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import THROWN, Raised
-from saferun.named_tuple import NamedTuple
 
 MESSAGE_LINES = 24  # kept of one exception's message
 FRAME_LINES = 80

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.doctor.collect import host, network, nvidia, together, torchfacts
 from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
 from saferun.gpu import nvidia_smi
 from saferun.gpu.preflight import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM, Finding, GpuFacts
-from saferun.named_tuple import NamedTuple
 from saferun.system import command as bounded
 from saferun.system import gpus, kernellog
 from saferun.system.redact import Masker

@@ -10,9 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from saferun.named_tuple import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Outcome(NamedTuple):

@@ -33,6 +33,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.errors import BusyError
 from saferun.gpu.device_names import VARIABLE, Ancestor, Device, ancestors, device_name, to_lock
@@ -41,7 +42,6 @@ from saferun.gpu.lock.lock_dir import BlockedError, LockDirectory, UnusableError
 from saferun.gpu.lock.lock_owner import Holder, unlink, write
 from saferun.gpu.lock.slot_memory import SlotMemory
 from saferun.model import Gpu
-from saferun.named_tuple import NamedTuple
 from saferun.settings import LockPolicy
 from saferun.system import procfs
 

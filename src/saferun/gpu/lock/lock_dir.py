@@ -10,8 +10,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

@@ -14,10 +14,9 @@ import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.gpu.lock.lock_dir import OPEN, LockDirectory, Umask
-from saferun.named_tuple import NamedTuple
 from saferun.system import procfs
 from saferun.system.printable import printable
 

@@ -7,6 +7,7 @@ all runs. A worker that gets a slot sees no other GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.errors import BusyError
 from saferun.gpu.device_names import visible_without
@@ -14,7 +15,6 @@ from saferun.gpu.lock import gpu_locks
 from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.lock.lock_owner import Holder
 from saferun.model import Gpu
-from saferun.named_tuple import NamedTuple
 from saferun.settings import LockPolicy
 
 

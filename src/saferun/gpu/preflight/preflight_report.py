@@ -8,13 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.gpu import cuda_errors
 from saferun.gpu.device_names import visible_without
 from saferun.gpu.preflight import preflight
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
-from saferun.named_tuple import NamedTuple
 from saferun.system.printable import printable
 
 CUDA, ALL = "CUDA", "GPUs"  # areas of what is not one GPU's

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.model import CommandLine, LaunchOptions, Option
-from saferun.named_tuple import NamedTuple
 from saferun.system.spelling import nearest
 
 COMMANDS = (

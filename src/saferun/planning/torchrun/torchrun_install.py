@@ -15,9 +15,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from saferun.errors import UnavailableError
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 from saferun.system.paths import on_path
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.model import ProcessLimits
-from saferun.named_tuple import NamedTuple
 
 TAIL_BYTES = 256 * 1024
 

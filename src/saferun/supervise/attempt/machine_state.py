@@ -11,12 +11,12 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Evidence, Observation
 from saferun.gpu import nvidia_smi
 from saferun.model import Gpu
-from saferun.named_tuple import NamedTuple
 from saferun.system import gpus, kernellog
 
 SMI_S = 3.0  # time for nvidia-smi to answer one question

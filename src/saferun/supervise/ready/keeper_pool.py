@@ -13,11 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.keeper import output_ends, protocol
 from saferun.keeper.output_ends import OutputPipes
 from saferun.keeper.process_tree import read_stat
-from saferun.named_tuple import NamedTuple
 from saferun.planning.torchrun.torchrun_install import Launcher
 from saferun.supervise.ready import warm_start
 from saferun.supervise.ready.warm_start import WarmStart

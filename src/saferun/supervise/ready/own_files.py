@@ -182,7 +182,6 @@ def keep(environ: Mapping[str, str]) -> None:
 def _paths() -> Iterator[str]:
     """Return the paths of our files."""
     yield os.path.join(PACKAGE, "__init__.py")
-    yield os.path.join(PACKAGE, "named_tuple.py")
     for room in _ROOMS:
         for folder, folders, files in os.walk(os.path.join(PACKAGE, room)):
             folders[:] = [name for name in folders if name != "__pycache__"]

@@ -8,10 +8,10 @@ only if one started now would not differ from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.inject import contract
 from saferun.keeper import protocol
-from saferun.named_tuple import NamedTuple
 from saferun.planning.torchrun.torchrun_install import Launcher
 
 _HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value

@@ -15,12 +15,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
 from saferun.model import LaunchPlan
-from saferun.named_tuple import NamedTuple
 from saferun.supervise.ready import keeper_pool
 from saferun.system import paths
 from saferun.system.printable import printable, seconds

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import Call
 from saferun.diagnosis.silence import RankSign
-from saferun.named_tuple import NamedTuple
 from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.system import paths, procfs
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
@@ -22,7 +23,6 @@ from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.event_types import Started
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
-from saferun.named_tuple import NamedTuple
 from saferun.settings import ResumePolicy
 from saferun.supervise.changes import resumption
 from saferun.supervise.watch import live_output, work_signs

@@ -13,13 +13,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.lock.slots import Slot
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
-from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.loop import Say, run
 from saferun.supervise.records import record

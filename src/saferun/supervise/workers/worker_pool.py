@@ -15,6 +15,7 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu.lock import gpu_locks, lock_owner
@@ -23,7 +24,6 @@ from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
 from saferun.keeper.job import DEATH_SIGNALS
-from saferun.named_tuple import NamedTuple
 from saferun.planning.inputs import RunInputs
 from saferun.planning.own_variables import VISIBLE
 from saferun.planning.view import announcement, as_json
