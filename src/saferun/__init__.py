@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a launch imports the package, and needs none of them: see `__getattr__`
     from saferun.api import Attempt, RunError, RunResult, diagnose, plan, run
     from saferun.diagnosis.diagnosis import Diagnosis
     from saferun.errors import ProfileError, SaferunError, UnavailableError, UsageError

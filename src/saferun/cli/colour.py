@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from saferun.cli.options import echo
 from saferun.system.printable import printable
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich takes 50 ms, and only a terminal gets colours
     from rich.text import Text
 
 OUTCOMES = {"ok": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
@@ -52,8 +52,8 @@ def echo_page(page: str, styles: Mapping[str, str] = PAGE) -> None:
     if not is_wanted():
         echo(page)
         return
-    from rich.console import Console
-    from rich.text import Text
+    from rich.console import Console  # see the top
+    from rich.text import Text  # see the top
 
     text = Text(printable(page, kept="\n\t"))
     for pattern, style in styles.items():
@@ -71,7 +71,7 @@ def echo_table(table: str) -> None:
 
 def drawn(lines: Iterable[Line]) -> Text:
     """Return lines of a watched run for a console of rich; each is cut at the terminal's edge."""
-    from rich.text import Text
+    from rich.text import Text  # see the top
 
     whole = Text(no_wrap=True, overflow="ellipsis")
     for line in lines:

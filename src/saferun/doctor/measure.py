@@ -20,6 +20,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: else torchrun's ranks outlive it
+    del sys.path[0]  # our own folder: its modules must not shadow those that torch imports
+
+import torch
+import torch.distributed as dist
+
 SIDE = 8192  # rows and columns of a matrix: 1.1 TFLOP, a millisecond or two on an H100
 ELEMENTS = 1 << 28  # 512 MiB of float16
 SECONDS = 1.0  # each measurement takes that long
@@ -34,8 +41,6 @@ def emit(**fields: Any) -> None:
 
 def seconds_each(work: Callable[[], object]) -> float:
     """Return the seconds that one round takes on the current GPU."""
-    import torch
-
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -51,8 +56,6 @@ def seconds_each(work: Callable[[], object]) -> float:
 
 def measure_one(device: int) -> dict[str, Any]:
     """Measure a GPU by itself."""
-    import torch
-
     torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
@@ -64,24 +67,18 @@ def measure_one(device: int) -> dict[str, Any]:
 
 
 def _matmul() -> float:
-    import torch
-
     a, b = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.float16) for _ in range(2))
     out = torch.empty_like(a)
     return seconds_each(lambda: torch.mm(a, b, out=out))
 
 
 def _copy() -> float:
-    import torch
-
     here, there = (torch.empty(ELEMENTS, device="cuda", dtype=torch.float16) for _ in range(2))
     return seconds_each(lambda: there.copy_(here))
 
 
 def to_next(device: int, count: int) -> float:
     """Return the speed from a GPU to the next one, in GB/s."""
-    import torch
-
     torch.cuda.set_device(device)
     here = torch.empty(ELEMENTS, device=f"cuda:{device}", dtype=torch.float16)
     there = torch.empty(ELEMENTS, device=f"cuda:{(device + 1) % count}", dtype=torch.float16)
@@ -97,8 +94,6 @@ def to_next(device: int, count: int) -> float:
 
 def alone() -> None:
     """Measure all GPUs at once, as a job loads them, then the links between them one by one."""
-    import torch
-
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def one(device: int) -> None:
@@ -122,9 +117,6 @@ def alone() -> None:
 
 def together() -> None:
     """Measure the all-reduce over all ranks, and check its result."""
-    import torch
-    import torch.distributed as dist
-
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))
@@ -147,6 +139,4 @@ def together() -> None:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: else torchrun's ranks outlive it
-    del sys.path[0]  # our own folder: its modules must not shadow those that torch imports
     alone() if sys.argv[1:] == ["alone"] else together()

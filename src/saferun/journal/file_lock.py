@@ -20,11 +20,11 @@ import fcntl
 import os
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from saferun.journal.run_directory import NO_FLOCK
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # see `_acquire`
     from filelock import BaseFileLock
 
 
@@ -52,7 +52,7 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
 
 
 def _acquire(path: str, wait_s: float) -> BaseFileLock:
-    from filelock import FileLock, SoftFileLock, Timeout
+    from filelock import FileLock, SoftFileLock, Timeout  # 25 ms, which a launch would wait for
 
     # A FileLock without flock(2) would empty what is there before it says so.
     kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock

@@ -21,7 +21,7 @@ from saferun.supervise.attempt.end_requests import USER_SIGNALS
 from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the keeper's room defines it for type checkers alone
     from saferun.keeper.state_machine import Table
 
 # States.
