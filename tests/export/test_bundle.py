@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import stat
 
 import yaml
 from repo import ROOT
@@ -83,3 +84,26 @@ def test_what_the_script_imports_is_packed_and_nothing_else():
     modules = {path for path in packed_files if path.count("/") > 1 and "/inject/" not in path}
     left = {path for path in modules - wanted if not path.endswith("/__init__")}
     assert {path.rpartition("/")[2] for path in left} == STARTED
+
+
+def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, monkeypatch):
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    packed = bundle.pack(environ)
+    (kept,) = tmp_path.rglob("kit")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert bundle.pack(environ) == packed
+    key, program, _ = kept.read_text().split("\n")
+    kept.write_text(f"{key}\n{program}\nKEPT")
+    assert bundle.pack(environ) == (program, "KEPT")
+    monkeypatch.setattr(bundle, "_MAIN", f"{bundle._MAIN}\n")
+    changed = bundle.pack(environ)
+    assert changed[0] == program
+    assert changed[1] not in ("KEPT", packed[1])
+    kept.write_text(kept.read_text()[:70])
+    assert bundle.pack(environ) == changed
+
+
+def test_without_a_cache_the_same_is_packed(tmp_path):
+    place = tmp_path / "cache"
+    place.write_text("no directory")
+    assert bundle.pack({"XDG_CACHE_HOME": str(place)}) == bundle.pack(os.environ)

@@ -3,12 +3,16 @@
 It is a JSON object from path to text, compressed by bzip2 (smaller and quicker than LZMA for text),
 in base85. export/unpack.py reads it where the script runs. The commands, and what only they use,
 are left out. Knowledge is packed as JSON, since the target may have no YAML parser.
+
+Packing takes 0.3 s, so the user's cache directory keeps the last bundle, under a hash of all that
+it was made of.
 """
 
 from __future__ import annotations
 
 import base64
 import bz2
+import hashlib
 import json
 import os
 import re
@@ -49,6 +53,7 @@ UNUSED = (
     "profile/yaml_nodes.py",
     "profile/yaml_reader.py",
 )
+_PROGRAM = os.path.join(paths.PACKAGE, "export", "unpack.py")
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
 # Code with its strings, up to a comment; lines inside of a long string do not match as a whole.
@@ -61,13 +66,20 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     Args:
         environ: names the user's cache directory.
     """
-    program = bare(_read(os.path.join(paths.PACKAGE, "export", "unpack.py"))).encode()
-    data = json.dumps(files(environ), sort_keys=True, separators=(",", ":")).encode()
-    return _packed(program), _packed(data)
+    program, sources = _read(_PROGRAM), _sources(environ)
+    made_of = "\0".join((_read(__file__), program, *sources, *sources.values()))
+    key = hashlib.sha256(made_of.encode()).hexdigest()
+    entry = os.path.join(paths.cache_dir(environ), "kit")
+    kept = (paths.read_private(entry) or b"").decode("ascii", "replace").split("\n")
+    if len(kept) != 3 or kept[0] != key:
+        data = json.dumps(_bare(sources), sort_keys=True, separators=(",", ":"))
+        kept = [key, _packed(bare(program)), _packed(data)]
+        paths.write_private(entry, "\n".join(kept).encode())
+    return kept[1], kept[2]
 
 
-def _packed(data: bytes) -> str:
-    return base64.b85encode(bz2.compress(data)).decode()
+def _packed(text: str) -> str:
+    return base64.b85encode(bz2.compress(text.encode())).decode()
 
 
 def template(name: str = "run.sh") -> str:
@@ -77,13 +89,19 @@ def template(name: str = "run.sh") -> str:
 
 def files(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the files that a bundle holds, path -> text."""
+    return _bare(_sources(environ))
+
+
+def _bare(sources: Mapping[str, str]) -> dict[str, str]:
+    return {path: bare(text) if path.endswith(".py") else text for path, text in sources.items()}
+
+
+def _sources(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a bundle with their comments."""
     found = {"__main__.py": _MAIN, "saferun/__init__.py": _PACKAGE}
-    for name in FILES:
-        found[f"saferun/{name}"] = bare(_read(os.path.join(paths.PACKAGE, name)))
-    for room in ROOMS:
-        found.update(_room(room))
-    for name in UNUSED:
-        del found[f"saferun/{name}"]
+    for name in (*FILES, *(file for room in ROOMS for file in _room(room))):
+        if name not in UNUSED:
+            found[f"saferun/{name}"] = _read(os.path.join(paths.PACKAGE, name))
     for name, document in loader.load_for_bundle(environ).items():
         text = json.dumps(document, separators=(",", ":"))
         found[f"saferun/knowledge/{name}.json"] = text
@@ -111,12 +129,11 @@ def bare(text: str) -> str:
     return "\n".join(lines)
 
 
-def _room(name: str) -> Iterator[tuple[str, str]]:
+def _room(name: str) -> Iterator[str]:
     for folder, _, names in os.walk(os.path.join(paths.PACKAGE, name)):
         for file in names:
             if file.endswith(".py"):
-                path = os.path.join(folder, file)
-                yield f"saferun/{os.path.relpath(path, paths.PACKAGE)}", bare(_read(path))
+                yield os.path.relpath(os.path.join(folder, file), paths.PACKAGE)
 
 
 def _read(path: str) -> str:
