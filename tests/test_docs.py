@@ -18,8 +18,8 @@ import click
 import pytest
 
 from saferun import errors
+from saferun.cli import gen_shell
 from saferun.cli.commands import command_named
-from saferun.export import generate, sbatch
 from saferun.planning import request
 from saferun.planning.torchrun import torchrun_args
 from saferun.settings import HOOKS, KEYS, Key
@@ -57,7 +57,7 @@ def click_commands() -> dict[str, click.Command]:
 
 def test_every_command_and_option_is_listed():
     named = [f"saferun {name}" for name in torchrun_args.COMMANDS]
-    named += [*torchrun_args.OWN, *request.COMMAND_OPTIONS, *sbatch.OPTIONS, *generate.OWN]
+    named += [*torchrun_args.OWN, *request.COMMAND_OPTIONS]
     for name, command in click_commands().items():
         named += [word.split(" ")[-1] for word in words_of(command, f"saferun {name}")]
     assert not {word for word in named if not re.search(rf"(?<![\w-]){word}(?![\w-])", MANUAL)}
@@ -229,7 +229,7 @@ def problem(example: Example) -> str:
         if first == "plan":
             request.read_command(tuple(rest), {})
         elif first == "gen-shell":
-            generate.read(tuple(rest), {})
+            gen_shell.read(tuple(rest), {})
         elif first in torchrun_args.COMMANDS and first != "run":
             parse_command(click_commands()[first], rest)
         else:

@@ -46,8 +46,6 @@ def test_what_follows_its_own_options_is_torchruns(machine, argv, args):
     [
         (["--profile", "h10"], 78, "unknown profile `h10`; did you mean `h100`?"),
         (["--profile", "./no.yaml"], 78, "there is no profile file `./no.yaml`"),
-        (["--profile"], 2, "--profile needs a value"),
-        (["-o"], 2, "-o needs a value"),
         (["--set", "retry.atempts=3"], 78, "unknown key `retry.atempts`"),
         (["--", "--nproc"], 2, "torchrun would refuse this: ambiguous option"),
         (["--", "--frobnicate", "train.py"], 2, "unrecognized arguments: --frobnicate"),
@@ -61,6 +59,19 @@ def test_a_mistake_is_one_line_and_no_script(machine, argv, status, message):
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--profile", "-o", "--nodes"])
+def test_an_option_without_its_value_is_refused_by_its_name(machine, option):
+    done = machine.gen_shell(option)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"Error: Option '{option}' requires an argument.\n")
+    for text in ("", "--plain"):
+        done = machine.gen_shell(option, text)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert (
+            f"Invalid value for '{option}': it takes a value, and `{text}` is none" in done.stderr
+        )
 
 
 def test_it_needs_neither_the_script_nor_torchrun_nor_a_gpu(machine):

@@ -119,19 +119,19 @@ def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("given", "message"),
     [
-        ([("--nodes", "2")], "--nodes is for Slurm; saferun gen-shell --slurm --nodes"),
-        ([("--slurm", ""), ("--nodes", "two")], "--nodes takes a number of nodes, not `two`"),
-        ([("--slurm", ""), ("--nodes", "0")], "--nodes takes a number of nodes, not `0`"),
-        ([("--slurm", ""), ("--sbatch", "account=x")], "--sbatch takes an option of sbatch"),
-        ([("--slurm", ""), ("--partition", "p\n#SBATCH --uid=0")], "--partition takes one line"),
+        ({"slurm": False, "nodes": "2"}, "--nodes is for Slurm; saferun gen-shell --slurm --nodes"),
+        ({"nodes": "two"}, "--nodes takes a number of nodes, not `two`"),
+        ({"nodes": "0"}, "--nodes takes a number of nodes, not `0`"),
+        ({"extra": ["account=x"]}, "--sbatch takes an option of sbatch"),
+        ({"partition": "p\n#SBATCH --uid=0"}, "--partition takes one line"),
     ],
     ids=["alone", "word", "none", "no option", "two lines"],
 )
-def test_what_a_directive_cannot_hold_is_refused(own, message):
+def test_what_a_directive_cannot_hold_is_refused(given, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        sbatch.read(own)
+        sbatch.read(**{"slurm": True, **given})
 
 
 @pytest.mark.parametrize("line", ["--cpus-per-task=8", "-c 8", "--exclusive"])

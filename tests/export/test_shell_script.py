@@ -15,7 +15,8 @@ from scripts import NASTY
 from shell_text import DUMP, bash, rendered_script, settings_in_bash
 
 import saferun
-from saferun.export import settings_codec, shell_script
+from saferun.cli import gen_shell
+from saferun.export import generate, settings_codec, shell_script
 from saferun.export.settings_codec import ScriptSettings
 from saferun.profile.merge import Given
 from saferun.profile.schema import Doc, Leaf
@@ -141,21 +142,17 @@ RECORDED = [
 
 
 def test_a_whole_script_is_as_recorded(tmp_path):
-    from saferun.export import generate
-
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    text = generate.make(generate.read(RECORDED, environ), environ, str(tmp_path)).text
+    text = generate.make(gen_shell.read(RECORDED, environ), environ, str(tmp_path)).text
     assert shell_script.without_bundle(text) == RECORD.read_text()
 
 
 def test_the_linters_have_nothing_to_say(tmp_path):
-    from saferun.export import generate
-
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     files = []
     for profile in ("debug", "h100-llava", "rtx4090", "cpu"):
         argv = ["--profile", profile, "--set", "env.A=$B `c`", "--", "train.py", NASTY]
-        text = generate.make(generate.read(argv, environ), environ, str(tmp_path)).text
+        text = generate.make(gen_shell.read(argv, environ), environ, str(tmp_path)).text
         files.append(tmp_path / f"{profile}.sh")
         files[-1].write_text(
             shell_script.without_bundle(text) + "#: " + shell_script.packed(text)[:96] + "\n"

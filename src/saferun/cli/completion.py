@@ -18,8 +18,8 @@ from click.shell_completion import CompletionItem
 
 from saferun.cli.commands import command_named
 from saferun.cli.completers import profiles
+from saferun.cli.gen_shell import command as gen_shell
 from saferun.errors import SaferunError, UsageError
-from saferun.export import generate
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning.request import COMMAND_OPTIONS
 from saferun.planning.torchrun.torchrun_args import COMMANDS, OWN, parse
@@ -32,7 +32,12 @@ VARIABLE = "_SAFERUN_COMPLETE"
 _LAUNCHES: dict[str, Mapping[str, str | None]] = {
     "run": OWN,
     "plan": {**OWN, **COMMAND_OPTIONS},
-    "gen-shell": {**OWN, **generate.OWN},
+    "gen-shell": {
+        name: None if option.is_flag else str(option.metavar)
+        for option in gen_shell.params
+        if isinstance(option, click.Option)
+        for name in option.opts
+    },
 }
 _CHOICES = {
     "--nproc-per-node": ("gpu", "cpu", "auto"),

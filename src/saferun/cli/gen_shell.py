@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from saferun.cli.options import TORCHRUN_ARGUMENTS, echo
-from saferun.export import generate
+from saferun.cli.options import HELP, TORCHRUN_ARGUMENTS, echo
+from saferun.errors import UsageError
+from saferun.export import generate, sbatch
+from saferun.export.generate import ScriptRequest
 from saferun.planning import inputs
+from saferun.planning.request import read as read_request
 
-GEN_SHELL = """\
-Usage: saferun gen-shell [-o FILE] [--plain] [SAFERUN OPTIONS] [-- TORCHRUN COMMAND LINE]
-       saferun gen-shell --slurm [SLURM OPTIONS] [THE SAME]...
-       saferun gen-shell --check FILE
-
-Print the run as one bash script that needs no saferun. Without a command line
-the script takes torchrun's arguments when it is run.
-
-  -o FILE             write it there, executable
-  --check FILE        check that FILE is what its own command makes today; else status 1
-  --plain             at most 60 lines, without saferun's own code: variables, and torchrun again
-                      where a signal ended a rank; no locks, no diagnosis, no hooks
-
-  --slurm             make a file for sbatch: one torchrun on each node
-  --nodes N           number of nodes; 1 if it is not given
-  --gpus-per-node G   as sbatch takes it: 8, a100:8
-  --time T            as sbatch takes it; Slurm signals the job two minutes before
-  --partition P       as sbatch takes it
-  --sbatch=LINE       another directive, such as --sbatch=--account=physics; may be repeated"""
+_START = ("torchrun", "saferun")  # how a pasted command line may begin
 
 
-@click.command(context_settings=TORCHRUN_ARGUMENTS)
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-def command(argv: tuple[str, ...]) -> int:
-    """Print the run as a bash script that needs no saferun."""
-    if argv in (("--help",), ("-h",)):
-        click.echo(GEN_SHELL)
-        return 0
+def _value(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Refuse a value that is empty, as an unset variable is, or the next option."""
+    if text is not None and (not text or text.startswith("-")):
+        raise click.BadParameter(f"it takes a value, and `{text}` is none")
+    return text
 
-    request, cwd = generate.read(argv, os.environ), inputs.working_directory()
+
+@click.command(context_settings={**TORCHRUN_ARGUMENTS, **HELP})
+@click.option("-o", "output", callback=_value, metavar="FILE", help="Write it there, executable.")
+@click.option(
+    "--check",
+    callback=_value,
+    metavar="FILE",
+    help="Check that FILE is what its own command makes today; else status 1.",
+)
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="At most 60 lines, without saferun's own code: variables, and torchrun again where a "
+    "signal ended a rank; no locks, no diagnosis, no hooks.",
+)
+@click.option("--slurm", is_flag=True, help="Make a file for sbatch: one torchrun on each node.")
+@click.option(
+    "--nodes",
+    callback=_value,
+    metavar="N",
+    help="With --slurm: number of nodes; 1 if it is not given.",
+)
+@click.option(
+    "--gpus-per-node", callback=_value, metavar="G", help="As sbatch takes it: 8, a100:8."
+)
+@click.option(
+    "--time",
+    callback=_value,
+    metavar="T",
+    help="As sbatch takes it; Slurm signals the job two minutes before.",
+)
+@click.option("--partition", callback=_value, metavar="P", help="As sbatch takes it.")
+@click.option(
+    "--sbatch",
+    metavar="LINE",
+    multiple=True,
+    help="Another directive, such as --sbatch=--account=physics; may be repeated.",
+)
+@click.option("--profile", callback=_value, metavar="NAME|FILE", help="As for a launch.")
+@click.option("--set", metavar="KEY=VALUE", multiple=True, help="As for a launch; may be repeated.")
+@click.option("--retries", callback=_value, metavar="N", help="As for a launch.")
+@click.option("--run-dir", callback=_value, metavar="DIR", help="As for a launch.")
+@click.option("--dry-run", is_flag=True, hidden=True)  # nothing is started anyway
+@click.argument("line", nargs=-1, type=click.UNPROCESSED, metavar="[-- TORCHRUN COMMAND LINE]")
+def command(**given: Any) -> int:
+    """Print the run as one bash script that needs no saferun.
+
+    Without a command line the script takes torchrun's arguments when it is run.
+    """
+    request, cwd = _request(given, os.environ), inputs.working_directory()
     if request.check is not None:
-        why = generate.stale(request.check, os.environ, cwd, request)
+        why = generate.stale(request.check, os.environ, cwd, request, read)
         echo(f"{request.check}: {f'stale: {why}' if why else 'up to date'}")
         return 1 if why else 0
     script = generate.make(request, os.environ, cwd)
@@ -52,3 +86,39 @@ def command(argv: tuple[str, ...]) -> int:
     else:
         generate.write(request.output, script.text, private=script.private)
     return 0
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
+    """Read the arguments of `gen-shell`: its own options, then torchrun's command line.
+
+    Raises:
+        click.UsageError: an option without its value.
+        SaferunError: arguments that saferun or torchrun would refuse.
+    """
+    return _request(command.make_context("saferun gen-shell", list(argv)).params, environ)
+
+
+def _request(given: Mapping[str, Any], environ: Mapping[str, str]) -> ScriptRequest:
+    slurm = sbatch.read(
+        slurm=given["slurm"],
+        nodes=given["nodes"],
+        gpus=given["gpus_per_node"],
+        time=given["time"],
+        partition=given["partition"],
+        extra=given["sbatch"],
+    )
+    if given["plain"] and slurm is not None:
+        raise UsageError("--plain is for one machine", fix="leave --slurm or --plain out")
+    once = {"--profile": "profile", "--retries": "retries", "--run-dir": "run_dir"}
+    ours = [f"{name}={given[key]}" for name, key in once.items() if given[key] is not None]
+    ours += [f"--set={text}" for text in given["set"]]
+    line = given["line"][1:] if given["line"][:1] and given["line"][0] in _START else given["line"]
+    return ScriptRequest(
+        read_request([*ours, "SCRIPT"], environ),
+        generate.checked(line, environ),
+        given["output"],
+        given["check"],
+        bare=not ours and not line and slurm is None and not given["plain"],
+        slurm=slurm,
+        plain=given["plain"],
+    )

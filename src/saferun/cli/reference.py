@@ -17,7 +17,6 @@ import click
 
 from saferun.audit import effects, variable_index
 from saferun.cli.commands import command_named
-from saferun.cli.gen_shell import GEN_SHELL
 from saferun.cli.usage import HELP
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
@@ -278,9 +277,9 @@ def _all_commands() -> dict[str, tuple[str, tuple[str, ...]]]:
     for name, does in COMMANDS.items():
         if name != "run":
             command = command_named(name)
-            found[name] = (does, _own_options(name, command))
+            found[name] = (does, _own_options(command))
             for path, one in _below(name, command):
-                found[path] = (one.get_short_help_str(200), _own_options(path, one))
+                found[path] = (one.get_short_help_str(200), _own_options(one))
     return found
 
 
@@ -290,15 +289,12 @@ def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Comma
         yield from _below(f"{path} {name}", one)
 
 
-def _own_options(path: str, command: click.Command) -> tuple[str, ...]:
+def _own_options(command: click.Command) -> tuple[str, ...]:
     """Return a command's own options, a line for each: names, two blanks, what it does."""
-    if path == "gen-shell":
-        text = re.sub(r"\n {10,}", " ", GEN_SHELL)
-        return tuple(re.findall(r"(?m)^  (-.+?  +.+)$", text))
     return tuple(
         f"{', '.join(one.opts)}  {one.help or ''}"
         for one in command.params
-        if isinstance(one, click.Option) and "--help" not in one.opts
+        if isinstance(one, click.Option) and one.help and "--help" not in one.opts
     )
 
 

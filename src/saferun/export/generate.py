@@ -6,7 +6,7 @@ Nothing is started. Neither the job's script nor a GPU need exist.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from saferun import __version__
@@ -15,21 +15,12 @@ from saferun.export import bundle, plain, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import ScriptSettings
 from saferun.model import Request
 from saferun.planning import inputs
-from saferun.planning.request import read as read_request
 from saferun.planning.request import read_torchrun
-from saferun.planning.torchrun import torchrun_args
 from saferun.profile.files import Chosen
 from saferun.system import paths
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
-OWN = {
-    **sbatch.OPTIONS,
-    "-o": "FILE",
-    "--check": "FILE",
-    "--plain": None,
-}  # before torchrun's arguments
-START = ("torchrun", "saferun")  # how a pasted command line may begin
 _MOST_CHARACTERS = 32 << 20  # read of a script that is checked; one of ours has 300,000
 
 
@@ -68,42 +59,7 @@ class Script(NamedTuple):
 # --- the arguments -------------------------------------------------------------------------------
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
-    """Read the arguments of `gen-shell`: its own options, then torchrun's command line.
-
-    Raises:
-        UsageError: an option without its value, or arguments that torchrun would refuse.
-    """
-    argv = list(argv)
-    at = _count_own(argv)
-    # --standalone takes no value, and is none of our last option's.
-    parsed = torchrun_args.parse(
-        [*argv[:at], "--standalone", "SCRIPT"], own={**torchrun_args.OWN, **OWN}
-    )
-    given = dict(parsed.own)
-    slurm = sbatch.read(parsed.own)
-    ours = [f"{name}={text}" for name, text in parsed.own if name not in OWN and text]
-    line = argv[at + 1 :] if argv[at : at + 1] == ["--"] else argv[at:]
-    line = line[1:] if line[:1] and line[0] in START else line
-    request = read_request([*ours, "SCRIPT"], environ)
-    args = _checked(line, environ)
-    plain = "--plain" in given
-    if plain and slurm is not None:
-        raise UsageError("--plain is for one machine", fix="leave --slurm or --plain out")
-    bare = not ours and not line and slurm is None and not plain
-    return ScriptRequest(request, args, given.get("-o"), given.get("--check"), bare, slurm, plain)
-
-
-def _count_own(argv: Sequence[str]) -> int:
-    """Return how many of the first arguments are our own options and their values."""
-    own = {**torchrun_args.OWN, **OWN}
-    at = 0
-    while at < len(argv) and (name := argv[at].partition("=")[0]) in own:
-        at += 1 if own[name] is None or "=" in argv[at] else 2
-    return min(at, len(argv))
-
-
-def _checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+def checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return torchrun's arguments as torchrun takes them; the job's script may be missing.
 
     Raises:
@@ -224,7 +180,13 @@ def write(path: str, text: str, *, private: bool = False) -> None:
         raise _cannot("written", path, error) from None
 
 
-def stale(path: str, environ: Mapping[str, str], cwd: str, given: ScriptRequest) -> str:
+def stale(
+    path: str,
+    environ: Mapping[str, str],
+    cwd: str,
+    given: ScriptRequest,
+    read: Callable[[Sequence[str], Mapping[str, str]], ScriptRequest],
+) -> str:
     """Return why a script is not what saferun would make today; "" if it is.
 
     Args:
@@ -232,6 +194,7 @@ def stale(path: str, environ: Mapping[str, str], cwd: str, given: ScriptRequest)
         environ: the user's variables.
         cwd: the working directory.
         given: the arguments beside the check; if there are none, those of the script's header.
+        read: reads the arguments of a `gen-shell`, with the user's variables.
 
     Raises:
         UnavailableError: there is no such file.

@@ -22,15 +22,6 @@ from saferun.model import CommandLine
 from saferun.planning.torchrun.torchrun_args import whole
 from saferun.settings import KEYS
 
-# gen-shell's options for Slurm, with what stands for their value.
-OPTIONS: dict[str, str | None] = {
-    "--slurm": None,
-    "--nodes": "N",
-    "--gpus-per-node": "G",
-    "--time": "T",
-    "--partition": "P",
-    "--sbatch": "LINE",
-}
 # Seconds before the time limit at which the ranks get SIGUSR2; it may be 60 s earlier still
 # (sbatch(1), --signal).
 NOTICE_S = 120
@@ -71,34 +62,47 @@ class Job(NamedTuple):
         return (*argv, *(f"--sbatch={line}" for line in self.extra))
 
 
-def read(own: Sequence[tuple[str, str]]) -> Job | None:
+def read(
+    *,
+    slurm: bool,
+    nodes: str | None = None,
+    gpus: str | None = None,
+    time: str | None = None,
+    partition: str | None = None,
+    extra: Sequence[str] = (),
+) -> Job | None:
     """Return what the options of `gen-shell` request from Slurm; None if none is for Slurm.
 
     Args:
-        own: saferun's options as (option, value), in order.
+        slurm: whether --slurm was given.
+        nodes: the value of --nodes; None for an option that was not given, here and below.
+        gpus: of --gpus-per-node.
+        time: of --time.
+        partition: of --partition.
+        extra: of each --sbatch.
 
     Raises:
         UsageError: a value that a directive cannot hold, or an option without --slurm.
     """
-    given = {name: text for name, text in own if name in OPTIONS}
-    if not given:
+    named = {"--nodes": nodes, "--gpus-per-node": gpus, "--time": time, "--partition": partition}
+    given = [(name, text) for name, text in named.items() if text is not None]
+    given += [("--sbatch", line) for line in extra]
+    if not slurm:
+        for name, _ in given:
+            raise UsageError(f"{name} is for Slurm", fix=f"saferun gen-shell --slurm {name} …")
         return None
-    if "--slurm" not in given:
-        name = next(iter(given))
-        raise UsageError(f"{name} is for Slurm", fix=f"saferun gen-shell --slurm {name} …")
-    nodes = given.get("--nodes", "1")
-    if not whole(nodes):
-        raise UsageError(f"--nodes takes a number of nodes, not `{nodes[:40]}`", fix="such as 2")
-    for name, text in own:
-        if name in OPTIONS and not text.isprintable():
+    count = 1 if nodes is None else whole(nodes)
+    if not count:
+        raise UsageError(f"--nodes takes a number of nodes, not `{nodes!s:.40}`", fix="such as 2")
+    for name, text in given:
+        if not text.isprintable():
             raise UsageError(f"{name} takes one line, not {text!r}", fix="one option a line")
-    extra = tuple(text.strip() for name, text in own if name == "--sbatch")
-    for line in extra:
+    directives = tuple(line.strip() for line in extra)
+    for line in directives:
         if not line.startswith("-"):
             fix = "such as --sbatch=--account=physics"
             raise UsageError(f"--sbatch takes an option of sbatch, not `{line}`", fix=fix)
-    gpus, time, partition = map(given.get, ("--gpus-per-node", "--time", "--partition"))
-    return Job(int(nodes), gpus, time, partition, extra)
+    return Job(count, gpus, time, partition, directives)
 
 
 def remarks(job: Job) -> tuple[str, ...]:
