@@ -131,9 +131,8 @@ def bare(text: str) -> str:
 
 def _room(name: str) -> Iterator[str]:
     for folder, _, names in os.walk(os.path.join(paths.PACKAGE, name)):
-        for file in names:
-            if file.endswith(".py"):
-                yield os.path.relpath(os.path.join(folder, file), paths.PACKAGE)
+        place = os.path.relpath(folder, paths.PACKAGE)
+        yield from (f"{place}/{file}" for file in names if file.endswith(".py"))
 
 
 def _read(path: str) -> str:
