@@ -8,23 +8,21 @@ import os
 import pathlib
 
 import pytest
-from rich.console import Console
-from runs import executable
 from user_machine import NOW, a_run, event, journal
+from fake_nvml import MIB, Nvml, gpu
+from rich.console import Console
 
 from saferun.cli import colour
 from saferun.cli.runs import runs_watch, watch_view
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.errors import UsageError
-from saferun.gpu.nvidia_smi import Load, parse_load
+from saferun.gpu.nvml import Load
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt
 from saferun.journal.event_types import AttemptBegun, Started
 from saferun.model import Checkpoint
 from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
-
-SMI = "GPU-a, 0, 98, 62771, 81559, 64\nGPU-b, 1, [N/A], 4, 81559, 91\nnonsense\n"
 
 
 def snapshot(job: Job, **facts) -> Snapshot:
@@ -117,22 +115,24 @@ def test_what_a_retry_would_do_is_what_the_run_has_recorded():
     assert text_of(last, "retry") == "no attempt is left if this one makes no progress"
 
 
-def test_nvidia_smi_says_how_busy_gpus_are():
-    found = parse_load(SMI)
-    assert found == {"GPU-a": Load(0, 98, 62771, 81559, 64), "GPU-b": Load(1, None, 4, 81559, 91)}
-    now = snapshot(Job(attempt(1)), gpus=tuple(found.values()))
+def test_the_load_of_gpus_is_shown():
+    gpus = (Load(0, 98, 62771, 81559, 64), Load(1, None, 4, 81559, 91))
+    now = snapshot(Job(attempt(1)), gpus=gpus)
     assert text_of(now, "GPU 0") == "98 %, 61.3 of 79.6 GiB, 64 °C"
     assert [line.style for line in watch_view.lines(now) if line.label == "GPU 1"] == ["red"]
 
 
 def test_the_gpus_of_the_run_are_asked_for_and_no_others(tmp_path):
-    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{SMI}END\n")
+    nvml = Nvml(tmp_path / "nvml")
+    hot = {"GetUtilizationRates": "!3", "GetTemperature": "91"}
+    sizes = " ".join(str(mib * MIB) for mib in (81559, 0, 81555, 4))
+    nvml.reports(gpu(0, GetUUID="GPU-a"), gpu(1, GetUUID="GPU-b", GetMemoryInfo_v2=sizes, **hot))
     begun = event("attempt", attempt=1, mitigations=[], by=this_process(), left=2)
     plan = {"script": "t.py", "locks": {"devices": ["GPU-b"]}}
     place = journal(tmp_path / "runs", "r1", begun, plan=plan)
     run = reader.named(str(place.parent), "r1", NOW)
-    now = LiveRun(run, {"PATH": f"{tmp_path}:{os.environ['PATH']}"}).snapshot()
-    assert [gpu.place for gpu in now.gpus] == [1]
+    now = LiveRun(run, {**os.environ, "LD_LIBRARY_PATH": str(nvml.folder)}).snapshot()
+    assert now.gpus == (Load(1, None, 4, 81559, 91),)
     assert now.jobs[0].attempt.begun.left == 2
     assert json.loads(json.dumps(watch_view.as_json(now)))["gpus"][0]["celsius"] == 91
 

@@ -1,3 +1,20 @@
 """What the tests of doctor share."""
 
-from fake_smi import libcuda  # noqa: F401 - a fixture
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from fake_nvml import Nvml
+from fakecuda import SOURCE, compiled
+
+
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A directory with a CUDA driver library whose GPUs are host memory (tests/support/fakes)."""
+    return compiled(tmp_path_factory.mktemp("libcuda"), SOURCE.with_name("peers.c"))
+
+
+@pytest.fixture
+def nvml(tmp_path: pathlib.Path) -> Nvml:
+    return Nvml(tmp_path / "nvml")

@@ -6,12 +6,12 @@ import time
 
 import pytest
 from cases import with_limits
-from fake_smi import FILES, bus, fields, program, report, reported
+from fake_nvml import FILES, answer, bus, gpu
 
 from saferun.doctor.checks import checks_driver
 from saferun.doctor.collect import nvidia
-from saferun.doctor.vitals import Cuda, Files, Smi, Torch
-from saferun.gpu import nvidia_smi
+from saferun.doctor.vitals import Cuda, Files, Torch
+from saferun.gpu.nvml import LIBRARY, Answer, Lost
 from saferun.model import NOTE, OK, PROBLEM
 from saferun.system import command as bounded
 
@@ -35,17 +35,13 @@ TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_
 def test_the_driver_must_support_the_cuda_of_torch(build, driver, level, clause):
     cuda = Cuda(driver=driver)
     torch = TORCH._replace(cuda=build)
-    found = [
-        f
-        for f in checks_driver.versions(FILES, reported(fields(0)), cuda, torch)
-        if f.area == "driver"
-    ]
+    found = [f for f in checks_driver.versions(FILES, answer(1), cuda, torch) if f.area == "driver"]
     assert [(f.level, clause in f.what) for f in found] == [(level, True)], found
     assert level != PROBLEM or "580" in found[0].fix
 
 
-def test_without_libcuda_the_version_of_nvidia_smi_counts():
-    found = [*checks_driver.versions(FILES, reported(fields(0)), Cuda(), TORCH)]
+def test_without_libcuda_the_version_of_nvml_counts():
+    found = [*checks_driver.versions(FILES, answer(1), Cuda(), TORCH)]
     assert any("has CUDA 13.0" in f.what for f in found)
 
 
@@ -62,8 +58,8 @@ def test_without_libcuda_the_version_of_nvidia_smi_counts():
     ids=["fits", "CPU build with GPUs", "CPU build without", "none", "broken", "slow disk"],
 )
 def test_torch_must_be_there_and_of_the_right_kind(torch, gpus, level):
-    smi_told = reported(fields(0)) if gpus else Smi()
-    found = [*checks_driver.versions(Files(), smi_told, Cuda(), torch)]
+    known = answer(1) if gpus else Answer()
+    found = [*checks_driver.versions(Files(), known, Cuda(), torch)]
     assert [f.level for f in found if f.area == "torch"] == [level]
     slow = "python -c 'import torch'"  # a torchrun that is another program's is not the reason
     assert all((slow in f.fix) == ("did not end" in f.what) for f in found if f.area == "torch")
@@ -96,7 +92,7 @@ def test_which_code_runs_on_which_gpu(capability, archs, runs):
     ids=["code", "PTX only", "none", "unknown"],
 )
 def test_torch_must_have_code_for_the_gpus(archs, level):
-    seen = reported(fields(0), capabilities={bus(0): "9.0"})
+    seen = answer(1, capabilities={bus(0): "9.0"})
     found = checks_driver.architectures(seen, Cuda(), TORCH._replace(archs=archs))
     assert [f.level for f in found] == ([level] if level else [])
 
@@ -104,86 +100,96 @@ def test_torch_must_have_code_for_the_gpus(archs, level):
 # a driver that does not answer
 
 
-def failed(messages, status=255, **changed):
-    read = nvidia_smi.parse(messages)
-    return Smi("/usr/bin/nvidia-smi", read, status, f"exit status {status}", messages, **changed)
+def asked(nvml, *, known=(), end_s=300.0):
+    environ = {"LD_LIBRARY_PATH": str(nvml.folder)}
+    return nvidia.ask_nvml(environ, known, time.monotonic() + end_s)
 
 
-SAYINGS = {
-    "mismatch": ("Failed to initialize NVML: Driver/library version mismatch", 18, "reboot"),
-    "not loaded": (
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        9,
-        "modprobe",
-    ),
-    "no devices": ("No devices were found", 6, "--gpus all"),
-    "no library": (
-        "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system",
-        12,
-        "utility",
-    ),
-    "permission": ("Failed to initialize NVML: Insufficient Permissions", 4, "groups"),
-    "bus": ("Error", 15, "reboot"),
-    "power": ("Error", 8, "attached"),
-    "infoROM": ("Error", 14, "replaced"),
-    "garbage": ("index,name\x01", 1, "by hand"),
+FAILURES = {
+    "mismatch": ({"Init_v2": "!18"}, "reboot"),
+    "not loaded": ({"Init_v2": "!9"}, "modprobe"),
+    "no devices": ({"GetCount_v2": "0"}, "--gpus all"),
+    "permission": ({"Init_v2": "!4"}, "groups"),
+    "bus": ({"Init_v2": "!15"}, "reboot"),
+    "power": ({"Init_v2": "!8"}, "attached"),
+    "another status": ({"Init_v2": "!999"}, "by hand"),
+    "dies": ({"Init_v2": "crash"}, "by hand"),
 }
 
 
-@pytest.mark.parametrize("name", SAYINGS)
-def test_each_message_of_a_failing_nvidia_smi_has_a_fix(name):
-    messages, status, fix = SAYINGS[name]
-    (found,) = checks_driver.presence(FILES, failed(messages, status), Cuda())
+@pytest.mark.parametrize(("behaviour", "fix"), FAILURES.values(), ids=FAILURES)
+def test_each_way_in_which_nvml_fails_has_a_fix(nvml, behaviour, fix):
+    nvml.reports(**behaviour)
+    (found,) = checks_driver.presence(FILES, asked(nvml), Cuda())
     assert (found.level, fix in found.fix) == (PROBLEM, True), found
 
 
-def test_an_nvidia_smi_that_prints_nothing_and_exits_with_0_is_a_finding():
-    silent = Smi("/opt/nvidia-smi")
-    (found,) = checks_driver.presence(FILES, silent, Cuda())
-    assert found.level == NOTE
-    assert "/opt/nvidia-smi" in found.detail
+def test_a_library_without_its_driver_is_a_note_on_a_machine_without_gpus(nvml):
+    nvml.reports(Init_v2="!9")
+    (found,) = checks_driver.presence(Files(), asked(nvml), Cuda())
+    assert (found.level, found.what) == (NOTE, "the driver is not loaded")
 
 
-def test_a_hanging_nvidia_smi_is_a_problem():
-    hung = Smi("/usr/bin/nvidia-smi", status=None, trouble="it did not end within 6 s")
+def test_a_library_that_cannot_be_loaded_is_a_note(nvml):
+    (nvml.folder / LIBRARY).unlink()
+    (nvml.folder / LIBRARY).write_text("no library")
+    (found,) = checks_driver.presence(FILES, asked(nvml), Cuda())
+    assert found.what == f"{LIBRARY} cannot be loaded: the GPUs' health cannot be read"
+    assert (found.level, "utility" in found.fix) == (NOTE, True)
+
+
+def test_a_hanging_nvml_is_a_problem():
+    hung = Answer(LIBRARY, status=None, trouble="it did not end within 6 s")
     found = [*checks_driver.presence(FILES, hung, Cuda())]
     assert (found[0].level, "did not end" in found[0].what) == (PROBLEM, True)
 
 
-@pytest.mark.parametrize(
-    "trouble", ["cannot be run (Exec format error)", "it wrote more than 8 MiB"]
-)
-def test_a_program_that_is_not_nvidia_smi_is_not_reported_as_hanging(trouble):
-    broken = Smi("/opt/nvidia-smi", status=None, trouble=trouble, message="y" * 300)
+def test_a_child_that_cannot_be_started_is_not_reported_as_hanging():
+    broken = Answer(LIBRARY, status=None, trouble="cannot be run (Exec format error)")
     (found,) = checks_driver.presence(FILES, broken, Cuda())
-    assert (found.level, "by hand" in found.fix, len(found.detail) < 100) == (PROBLEM, True, True)
+    assert (found.level, "by hand" in found.fix) == (PROBLEM, True)
 
 
-def test_a_message_beside_a_report_is_kept_without_the_report(tmp_path):
-    (tmp_path / "q.txt").write_text(report([fields(0)]))
-    complaint = "WARNING: infoROM is corrupted at gpu 0000:1A:00.0"
-    program(tmp_path, {"-q": f"cat {tmp_path}/q.txt; echo '{complaint}' >&2; exit 14"})
-    seen = nvidia.ask_smi({"PATH": f"{tmp_path}:/bin"}, (), time.monotonic() + 10)
-    assert seen.message == complaint
-    assert len(seen.report.cards) == 1
+def test_a_gpu_whose_information_memory_is_corrupted_is_a_problem_beside_its_report(nvml):
+    nvml.reports(gpu(0), gpu(1, ValidateInforom="!14"))
+    seen = asked(nvml)
+    (found,) = checks_driver.presence(FILES, seen, Cuda())
+    assert (found.level, "replaced" in found.fix, len(seen.report.cards)) == (PROBLEM, True, 2)
 
 
 def test_the_only_gpu_that_hangs_is_named():
-    hung = reported(fields(0), status=None, trouble="it did not end within 6 s", silent=(bus(1),))
+    hung = answer(1, status=None, trouble="it did not end within 6 s", silent=(bus(1),))
     found = {f.area: f for f in checks_driver.presence(FILES, hung, Cuda())}
     assert found[f"GPU at {bus(1)}"].level == PROBLEM
 
 
-def test_a_lost_gpu_is_named_by_its_number():
-    messages = f"Unable to determine the device handle for GPU1: {bus(1)}: Unknown Error\n"
-    read = nvidia_smi.parse(messages + report([fields(0)]))
-    lost = Smi("/usr/bin/nvidia-smi", read, 15, "exit status 15")
-    (found,) = checks_driver.presence(FILES, lost, Cuda())
+@pytest.mark.parametrize("why", ["15", "999"], ids=["lost", "unknown"])
+def test_a_lost_gpu_is_named_by_its_number_and_the_others_are_kept(nvml, why):
+    nvml.reports(gpu(0), gpu(1, GetHandle=f"!{why}"), gpu(2))
+    seen = asked(nvml, known=[bus(n) for n in range(3)])
+    (found,) = checks_driver.presence(FILES, seen, Cuda())
     assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))
+    assert seen.report.numbers() == {bus(n): n for n in range(3)}
+    assert seen.peers == {(0, 2): "OK", (2, 0): "OK"}
 
 
-def test_a_slow_nvidia_smi_is_a_note_where_each_gpu_answers_alone():
-    slow = reported(fields(0), fields(1), status=None, trouble="it did not end within 8 s")
+def test_gpus_that_were_not_given_to_this_container_are_none(nvml):
+    nvml.reports(gpu(0, GetHandle="!4"), gpu(1))
+    seen = asked(nvml)
+    assert ([card.bus for card in seen.report.cards], seen.report.lost) == ([bus(1)], ())
+    assert [f.level for f in checks_driver.presence(FILES, seen, Cuda())] == [OK]
+
+
+def test_a_machine_whose_only_gpu_is_lost_says_so(nvml):
+    nvml.reports(gpu(0, GetHandle="!15"))
+    seen = asked(nvml)
+    assert seen.report.lost == (Lost("", "GPU is lost", 0),)
+    found = {f.area: f for f in checks_driver.presence(FILES, seen, Cuda())}
+    assert "GPU is lost" in found["GPU 0"].what
+
+
+def test_a_slow_nvml_is_a_note_where_each_gpu_answers_alone():
+    slow = answer(2, status=None, trouble="it did not end within 8 s")
     (found,) = checks_driver.presence(FILES, slow, Cuda())
     assert (found.level, "-pm 1" in found.fix) == (NOTE, True)
 
@@ -194,12 +200,12 @@ def test_a_slow_nvidia_smi_is_a_note_where_each_gpu_answers_alone():
         (Files(), NOTE, "no NVIDIA driver"),
         (Files(amd=True), NOTE, "AMD GPUs"),
         (Files(pci=8), PROBLEM, "8 NVIDIA GPUs on the PCI bus, and no driver"),
-        (Files(nodes={"nvidiactl": "ok"}), PROBLEM, "neither nvidia-smi nor /proc/driver/nvidia"),
+        (Files(nodes={"nvidiactl": "ok"}), PROBLEM, "neither NVML nor /proc/driver/nvidia"),
     ],
     ids=["nothing", "AMD", "no driver", "nodes alone"],
 )
 def test_a_machine_without_a_driver_differs_from_one_without_gpus(files, level, clause):
-    (found,) = checks_driver.presence(files, Smi(), Cuda())
+    (found,) = checks_driver.presence(files, Answer(), Cuda())
     assert (found.level, clause in found.what) == (level, True)
 
 
@@ -263,19 +269,16 @@ def test_an_empty_machine_shows_nothing(tmp_path):
     assert seen_in(tmp_path) == Files()
 
 
-def test_each_gpu_is_asked_alone_if_the_whole_report_does_not_come(tmp_path, monkeypatch):
+def test_each_gpu_is_asked_alone_if_the_whole_report_does_not_come(nvml, monkeypatch):
     monkeypatch.setattr(nvidia, "REPORT_S", 0.3)
-    (tmp_path / "one.txt").write_text(report([fields(0)]))
-    answers = {f"-q -i {bus(0)}": f"cat {tmp_path}/one.txt"}
-    program(tmp_path, answers, "exec sleep 30")
-    environ = {"PATH": f"{tmp_path}:/bin"}
+    nvml.reports(gpu(0), gpu(1, GetName="hang"))
 
-    def asked(limit_s):
+    def alone(limit_s):
         monkeypatch.setattr(nvidia, "ALONE_S", limit_s)
-        return nvidia.ask_smi(environ, (bus(0), bus(1)), time.monotonic() + 300)
+        return asked(nvml, known=(bus(0), bus(1)))
 
     with bounded.questions():  # as doctor asks them: an earlier examination has closed the door
-        seen = with_limits(asked, lambda seen: bool(seen.report.cards))
+        seen = with_limits(alone, lambda seen: bool(seen.report.cards))
     assert seen.silent == (bus(1),)
     assert [card.bus for card in seen.report.cards] == [bus(0)]
 

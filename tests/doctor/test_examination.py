@@ -1,11 +1,13 @@
-"""`saferun doctor` as a whole: real processes on machines whose nvidia-smi and libcuda are fakes.
+"""`saferun doctor` as a whole: real processes on machines whose driver libraries are fakes.
 
 Whatever these do (hang, lie, die), there are findings, no traceback, and an end within 20 s.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -16,8 +18,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from cases import slow, with_limits
-from fake_smi import bus, fields, machine, program, report, uuid
+from cases import with_limits
+from fake_nvml import Nvml, bus, gpu, listing
+from fakecuda import uuid
 from helpers import is_alive, until
 from runs import executable
 
@@ -35,14 +38,16 @@ def free_port() -> int:
 
 
 class FakeHost:
-    """A user's shell on a machine with a fake nvidia-smi, libcuda and torchrun."""
+    """A user's shell on a machine with a fake NVML, libcuda, nvidia-smi and torchrun."""
 
     def __init__(self, home: pathlib.Path, tmp_path: pathlib.Path, library: pathlib.Path) -> None:
         self.bin = tmp_path / "bin"
         self.bin.mkdir()
         self.cwd = tmp_path / "work"
         self.cwd.mkdir()
-        self.library = library
+        self.nvml = Nvml(tmp_path / "nvml")
+        self.nvml.reports(Init_v2="!9")
+        self.libraries = f"{self.nvml.folder}:{library}"
         self.home = home
         self.port = free_port()
         executable(self.bin / "torchrun", "#!/bin/sh\nexit 1\n")  # a shim: other tests ask torch
@@ -51,10 +56,15 @@ class FakeHost:
         return {
             "HOME": str(self.home),
             "PATH": f"{self.bin}:/usr/bin:/bin",
-            "LD_LIBRARY_PATH": str(self.library),
+            "LD_LIBRARY_PATH": self.libraries,
             "MASTER_PORT": str(self.port),
             **changed,
         }
+
+    def has(self, *gpus: dict[str, str], **general: str) -> None:
+        """Give it these GPUs."""
+        self.nvml.reports(*gpus, **general)
+        listing(self.bin, len(gpus))
 
     def examine(self, deadline_s: float = 19.0, **environ: str) -> tuple[Finding, ...]:
         found = examination.examine(self.environ(**environ), str(self.cwd), deadline_s=deadline_s)
@@ -85,9 +95,6 @@ def hang() -> Iterator[Callable[..., None]]:
     over.set()
 
 
-FLOOD = "head -c 64M /dev/zero; exec sleep 30"  # more than is kept, less than the memory
-
-
 def about(findings: Sequence[Finding], area: str) -> list[Finding]:
     return [f for f in findings if f.area == area]
 
@@ -100,7 +107,7 @@ def problems(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def test_a_machine_of_two_gpus_that_is_well_has_no_problem(host):
-    machine(host.bin, report([fields(0), fields(1)]), 2)
+    host.has(gpu(0), gpu(1))
     found = host.examine()
     assert problems(found) == []
     assert [f.level for f in about(found, "GPU 0") + about(found, "GPU 1")] == [OK, OK]
@@ -110,7 +117,7 @@ def test_a_machine_of_two_gpus_that_is_well_has_no_problem(host):
 
 
 def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(host):
-    machine(host.bin, report([fields(0), fields(1)]), 2)
+    host.has(gpu(0), gpu(1))
     done = host.command(FAKE_CUDA_PEERS="0:1:copy:wrong")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[0].startswith("1 problem,")
@@ -137,14 +144,14 @@ def test_a_report_that_cannot_be_written_causes_no_traceback(host, where, status
 
 
 def test_driver_output_that_the_terminal_cannot_show_causes_no_traceback(host):
-    machine(host.bin, report([fields(0, **{"Product Name": "NVIDIA 显卡"})]), 1)
+    host.has(gpu(0, GetName="NVIDIA 显卡"))
     done = host.command(PYTHONIOENCODING="latin-1")
     assert "NVIDIA \\u663e\\u5361" in done.stdout
     assert done.stderr == ""
 
 
 def test_json_holds_findings_and_facts(host):
-    machine(host.bin, report([fields(0)]), 1)
+    host.has(gpu(0))
     document = json.loads(host.command("--json").stdout)
     assert (document["schema"], list(document)) == (1, ["schema", "findings", "facts"])
     assert {tuple(f) for f in document["findings"]} == {("level", "area", "what", "detail", "fix")}
@@ -164,60 +171,54 @@ def test_only_a_problem_makes_the_status_1(level, status):
 # A machine that is not
 
 BAD = {
-    "fails": ('echo "No devices were found"; exit 6', "finds no GPU"),
-    "garbage": ("head -c 5000 /dev/urandom; exit 1", "exit status 1"),
-    "dies": ("kill -SEGV $$", "SIGSEGV"),
+    "finds none": ({"GetCount_v2": "0"}, "finds no GPU"),
+    "fails": ({"Init_v2": "!999"}, "Unknown Error"),
+    "dies": ({"Init_v2": "crash"}, "SIGABRT"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_failing_nvidia_smi_is_a_finding(host, name):
-    command, what = BAD[name]
-    program(host.bin, {}, command)
+def test_a_failing_nvml_is_a_finding(host, name):
+    behaviour, what = BAD[name]
+    host.has(**behaviour)
     found = host.examine()
     assert any(what in f.what for f in about(found, "driver")), about(found, "driver")
 
 
-@pytest.mark.parametrize("text", ["index, name\\n0, H200", "", "{}"], ids=["csv", "empty", "json"])
-def test_output_of_nvidia_smi_that_is_no_report_is_a_finding(host, text):
-    program(host.bin, {}, f"printf '{text}'")
-    assert any("no report" in f.what for f in host.examine())
-
-
-def test_a_flood_of_output_is_cut_off(host):
-    program(host.bin, {"-L": "exit 0"}, FLOOD)
-    assert any("MiB" in f.what for f in host.examine())
-
-
-@pytest.mark.parametrize("stubborn", ["trap '' TERM; sleep 600 & wait", *slow("sleep 600")])
-def test_a_hanging_nvidia_smi_is_cut_off(host, stubborn):
-    program(host.bin, {}, stubborn)
+@pytest.mark.parametrize(
+    ("of", "behaviour"),
+    [("library", "hang"), ("listing", "trap '' TERM; sleep 600 & wait")],
+    ids=["NVML", "nvidia-smi"],
+)
+def test_a_hanging_driver_is_cut_off(host, of, behaviour):
+    host.has(gpu(0), gpu(1), **({"Init_v2": behaviour} if of == "library" else {}))
+    if of == "listing":
+        listing(host.bin, 2, behaviour)
     found = host.examine(deadline_s=4.0)
-    assert any("did not end" in f.what for f in about(found, "driver"))
+    assert any("did not end" in f"{f.what} {f.detail}" for f in found), found
 
 
 def test_a_gpu_that_is_lost_during_the_trial_is_named(host):
-    machine(host.bin, report([fields(0), fields(1)]), 2)
+    host.has(gpu(0), gpu(1))
     found = host.examine(FAKE_CUDA_BAD="1:context:46")
     assert any(f.level == PROBLEM and "GPU 1" in f.area for f in found), found
 
 
-def test_a_gpu_that_nvidia_smi_cannot_open_is_named(host):
-    message = f"Unable to determine the device handle for GPU1: {bus(1)}: GPU is lost.\n"
-    machine(host.bin, message + report([fields(0)]), 1)
+def test_a_gpu_that_nvml_cannot_open_is_named(host):
+    host.has(gpu(0), gpu(1, GetHandle="!15"))
+    listing(host.bin, 1)
     found = host.examine(FAKE_CUDA_GPUS="1")
     assert [f.level for f in about(found, "GPU 1")] == [PROBLEM]
 
 
 def test_a_driver_library_that_does_not_start_is_a_problem(host):
-    machine(host.bin, report([fields(0), fields(1)]), 2)
+    host.has(gpu(0), gpu(1))
     found = host.examine(FAKE_CUDA_INIT="802")
     assert any("802" in f"{f.what} {f.detail}" for f in problems(found)), problems(found)
 
 
 def test_a_gpu_whose_memory_is_full_is_not_touched(host, tmp_path):
-    taken = {"FB Memory Usage/Used": "143000 MiB", "FB Memory Usage/Free": "150 MiB"}
-    machine(host.bin, report([fields(0), fields(1, **taken)]), 2)
+    host.has(gpu(0), gpu(1, used=143000))
     log = tmp_path / "log"
     found = host.examine(FAKE_CUDA_LOG=str(log))
     assert log.read_text() == f"{uuid(0)}\n"
@@ -225,7 +226,7 @@ def test_a_gpu_whose_memory_is_full_is_not_touched(host, tmp_path):
 
 
 def test_what_is_known_at_the_deadline_is_judged(host):
-    machine(host.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+    host.has(gpu(0, **{"value.230": "1"}))
     with_limits(
         lambda s: host.examine(deadline_s=s, FAKE_CUDA_INIT="hang", FAKE_CUDA_GPUS="1"),
         lambda found: any("asks for: Reset" in f.what for f in about(found, "GPU 0")),
@@ -236,7 +237,7 @@ def test_what_is_known_at_the_deadline_is_judged(host):
 def test_a_driver_whose_files_hang_is_named_and_not_called_absent(host, hang, monkeypatch):
     monkeypatch.setattr(all_sources, "FILES_S", 0.1)
     monkeypatch.setattr(nvidia, "driver_files", hang)
-    machine(host.bin, report([fields(0)]), 1)
+    host.has(gpu(0))
     found = host.examine(FAKE_CUDA_GPUS="1")
     assert ["the driver's files" in f.what for f in about(found, "doctor")] == [True]
     assert about(found, "driver") == []
@@ -247,41 +248,55 @@ def test_xid_events_are_judged_although_the_drivers_files_are_not_shown(host, mo
     """As in a container without /proc/driver/nvidia."""
     line = f"NVRM: Xid (PCI:{bus(0)[:-2]}): 79, pid=71, GPU has fallen off the bus."
     monkeypatch.setattr(kernellog, "read", lambda environ: kernellog.Log((line,), "x"))
-    machine(host.bin, report([fields(0, **{"GPU Recovery Action": "Reboot"})]), 1)
+    host.has(gpu(0, **{"value.230": "2"}))
     found = about(host.examine(FAKE_CUDA_GPUS="1"), "GPU 0")
     assert any(f.level == PROBLEM and "Xid 79" in f.what for f in found), found
 
 
-def test_the_report_of_nvidia_smi_is_judged_although_the_driver_hangs_then(host, hang, monkeypatch):
+def test_the_report_of_nvml_is_judged_although_the_driver_hangs_then(host, hang, monkeypatch):
     monkeypatch.setattr(gpus, "detect", hang)
-    machine(host.bin, report([fields(0, **{"GPU Recovery Action": "Reset"})]), 1)
+    host.has(gpu(0, **{"value.230": "1"}))
     found = host.examine(deadline_s=1.0)
     assert any("asks for: Reset" in f.what for f in about(found, "GPU 0"))
     assert any("the GPUs: no answer" in f.what for f in about(found, "doctor"))
 
 
-def test_a_command_that_did_not_answer_in_time_is_killed(host, tmp_path):
-    program(host.bin, {}, f"echo $$ > {tmp_path}/pid; exec sleep 60")
-    host.examine(deadline_s=1.0)
-    pid = int((tmp_path / "pid").read_text())
-    until(lambda: not is_alive(pid), "the command is gone")
+def children(parent):
+    """Return the pids of the processes that ask NVML for a process."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+            status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if b"ask_nvml" in argv and int(status[1]) == parent:
+                found.append(int(pid))
+    return found
 
 
-@pytest.mark.parametrize("asked", ["-q", "-L"])
+def test_a_question_that_was_not_answered_in_time_leaves_no_process(host):
+    host.has(gpu(0), Init_v2="hang")
+    with_limits(lambda s: host.examine(deadline_s=s), lambda _: host.nvml.asked, first_s=2)
+    until(lambda: not children(os.getpid()), "the child is gone")
+
+
+@pytest.mark.parametrize("asked", ["NVML", "nvidia-smi"])
 def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     new, pid = tmp_path / "new", tmp_path / "pid"
-    hangs = {asked: f"echo $$ > {new}; mv {new} {pid}; exec sleep 60"}
-    machine(host.bin, report([fields(0)]), 1, **hangs)
+    host.has(gpu(0), **({"Init_v2": "hang"} if asked == "NVML" else {}))
+    if asked == "nvidia-smi":
+        listing(host.bin, 1, f"echo $$ > {new}; mv {new} {pid}; exec sleep 60")
     command = [sys.executable, "-m", "saferun", "doctor"]
     with subprocess.Popen(
         command, env=host.environ(), stderr=subprocess.PIPE, text=True
     ) as started:
-        until(pid.exists, f"nvidia-smi {asked} runs")
+        hangs = {"NVML": lambda: host.nvml.asked, "nvidia-smi": pid.exists}
+        until(hangs[asked], f"{asked} is asked")
+        pids = children(started.pid) if asked == "NVML" else [int(pid.read_text())]
         started.send_signal(signal.SIGINT)
         _, error = started.communicate(timeout=200)
     assert (started.returncode, "Traceback" in error) == (130, False)
-    asked_pid = int(pid.read_text())
-    until(lambda: not is_alive(asked_pid), f"nvidia-smi {asked} is gone")
+    assert pids
+    until(lambda: not any(map(is_alive, pids)), f"{asked} is gone")
 
 
 def test_a_machine_without_anything_is_a_note(host):
@@ -304,7 +319,7 @@ def test_recovery_without_a_gpu_says_so(host):
 
 
 def test_recovery_comes_first_and_the_trial_is_reported_once(host):
-    machine(host.bin, report([fields(0), fields(1)]), 2)
+    host.has(gpu(0), gpu(1))
     found = examination.examine(host.environ(), str(host.cwd), recover=True).findings
     assert len(found) == len(set(found))
     assert sum("made a context" in f.what for f in found) == 1
@@ -361,7 +376,7 @@ def test_a_source_that_did_not_answer_is_reported_and_not_judged(host, hang, mon
 
 def test_a_secret_in_findings_and_facts_is_masked(host):
     secret = "hunter2-0123456789abcdef"
-    program(host.bin, {}, f"echo 'failed for {secret}'; exit 1")
+    host.has(gpu(0, GetName=f"failed for {secret}"))
     done = host.command("--json", WANDB_API_KEY=secret)
     assert secret not in done.stdout
     assert done.stdout.count("failed for ") >= 2

@@ -1,91 +1,87 @@
-"""What doctor makes of the report on each GPU."""
+"""What doctor makes of NVML's answers about each GPU."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from cases import check_cases
-from fake_smi import FILES, fields, reported
+from fake_nvml import FILES, MIB, RESERVED_MIB, TOTAL_MIB, Nvml, gpu
+from fakecuda import uuid
 
 from saferun.doctor.checks import checks_gpu
+from saferun.doctor.collect import nvidia
 from saferun.model import NOTE, OK, PROBLEM
 
 
-def judged(changed, mine=(), processes=None):
-    """Judge one GPU whose report has some fields changed."""
-    return checks_gpu.judge(reported(fields(0, **changed), processes=processes), FILES, mine)
+@pytest.fixture
+def judged(nvml: Nvml):
+    """Return what is found of one GPU, some of whose answers differ."""
+
+    def judged(changed=None, mine=(), **more):
+        nvml.reports(gpu(0, **more, **(changed or {})))
+        environ = {"LD_LIBRARY_PATH": str(nvml.folder)}
+        return checks_gpu.judge(nvidia.ask_nvml(environ, (), time.monotonic() + 300), FILES, mine)
+
+    return judged
 
 
-def test_a_healthy_gpu_is_one_finding():
-    (found,) = judged({})
+def test_a_healthy_gpu_is_one_finding(judged):
+    (found,) = judged()
     assert (found.level, found.area) == (OK, "GPU 0")
     assert "H200" in found.what
 
 
+OLD = {"value.230": "!2"}  # before 565
+SRAM = "0 0 0 {parity} 0 0 0 0 0 0 0 {exceeded}"
 FAULTS = {
-    "recovery action": ({"GPU Recovery Action": "Reset"}, PROBLEM, "asks for: Reset"),
-    "reboot": ({"GPU Recovery Action": "Reboot"}, PROBLEM, "asks for: Reboot"),
-    "reset required": ({"GPU Reset Status/Reset Required": "Yes"}, PROBLEM, "asks for: Reset"),
-    "drain": (
-        {"GPU Reset Status/Drain and Reset Recommended": "Yes"},
-        PROBLEM,
-        "asks for: Drain and Reset",
-    ),
-    "remap pending": ({"Remapped Rows/Pending": "Yes"}, PROBLEM, "waits to be replaced"),
-    "remap failed": (
-        {"Remapped Rows/Remapping Failure Occurred": "Yes"},
-        PROBLEM,
-        "could not be replaced",
-    ),
-    "rows remapped": ({"Remapped Rows/Uncorrectable Error": "2"}, NOTE, "2 bad rows"),
-    "page pending": ({"Retired Pages/Pending Page Blacklist": "Yes"}, PROBLEM, "bad page"),
-    "channel repair": ({"ECC Errors/Channel Repair Pending": "Yes"}, PROBLEM, "memory channel"),
-    "unrepairable": ({"ECC Errors/Unrepairable Memory": "Yes"}, PROBLEM, "cannot be repaired"),
+    "recovery action": ({"value.230": "1"}, PROBLEM, "asks for: Reset"),
+    "reboot": ({"value.230": "2"}, PROBLEM, "asks for: Reboot"),
+    "drain and reset": ({"value.230": "4"}, PROBLEM, "asks for: Drain and Reset"),
+    "reset required": ({**OLD, "value.226": "1"}, PROBLEM, "asks for: Reset"),
+    "drain": ({**OLD, "value.227": "1"}, PROBLEM, "asks for: Drain and Reset"),
+    "remap pending": ({"GetRemappedRows": "0 0 1 0"}, PROBLEM, "waits to be replaced"),
+    "remap failed": ({"GetRemappedRows": "0 0 0 1"}, PROBLEM, "could not be replaced"),
+    "rows remapped": ({"GetRemappedRows": "1 2 0 0"}, NOTE, "2 bad rows"),
+    "pages retired": ({"GetRetiredPages": "3"}, NOTE, "3 bad pages"),
+    "page pending": ({"GetRetiredPagesPendingStatus": "1"}, PROBLEM, "bad page"),
+    "channel repair": ({"GetRepairStatus": "1 0"}, PROBLEM, "memory channel"),
+    "TPC repair": ({"GetRepairStatus": "0 1"}, PROBLEM, "part of the processor"),
+    "unrepairable": ({"GetUnrepairableMemoryFlag_v1": "1"}, PROBLEM, "cannot be repaired"),
     "SRAM threshold": (
-        {"ECC Errors/Aggregate/SRAM Threshold Exceeded": "Yes"},
+        {"GetSramEccErrorStatus": SRAM.format(parity=0, exceeded=1)},
         PROBLEM,
         "more SRAM errors",
     ),
-    "errors once": ({"ECC Errors/Aggregate/DRAM Uncorrectable": "7"}, NOTE, "7 uncorrectable"),
-    "ECC off": ({"ECC Mode/Current": "Disabled", "ECC Mode/Pending": "Disabled"}, NOTE, "is off"),
-    "ECC changes": ({"ECC Mode/Pending": "Disabled"}, NOTE, "after the next reset"),
-    "hot": (
-        {
-            "Clocks Event Reasons/HW Slowdown": "Active",
-            "Clocks Event Reasons/HW Slowdown/HW Thermal Slowdown": "Active",
-        },
-        PROBLEM,
-        "too hot",
-    ),
-    "hot, before 535": ({"Clocks Throttle Reasons/HW Thermal Slowdown": "Active"}, PROBLEM, "hot"),
-    "power brake": (
-        {"Clocks Event Reasons/HW Slowdown/HW Power Brake Slowdown": "Active"},
-        PROBLEM,
-        "power supply",
-    ),
+    "errors once": ({"GetMemoryErrorCounter.1.1.2": "7"}, NOTE, "7 uncorrectable"),
+    "ECC off": ({"GetEccMode": "0 0"}, NOTE, "is off"),
+    "ECC changes": ({"GetEccMode": "1 0"}, NOTE, "after the next reset"),
+    "slow": ({"GetCurrentClocksThrottleReasons": f"{0x08}"}, PROBLEM, "at least halved"),
+    "hot": ({"GetCurrentClocksThrottleReasons": f"{0x08 | 0x40}"}, PROBLEM, "too hot"),
+    "power brake": ({"GetCurrentClocksThrottleReasons": f"{0x80}"}, PROBLEM, "power supply"),
     "slowed by the driver": (
-        {"Clocks Event Reasons/SW Thermal Slowdown": "Active"},
+        {"GetCurrentClocksThrottleReasons": f"{0x20}"},
         NOTE,
         "temperature limit",
     ),
-    "was hot": (
-        {"Clocks Event Reasons Counters/HW Thermal Slowdown": "600000000 us"},
-        NOTE,
-        "600 s",
-    ),
-    "MIG": ({"MIG Mode/Current": "Enabled"}, NOTE, "cut by MIG"),
-    "exclusive": ({"Compute Mode": "Exclusive_Process"}, NOTE, "one process"),
-    "prohibited": ({"Compute Mode": "Prohibited"}, PROBLEM, "Prohibited"),
-    "fewer lanes": ({"PCI/GPU Link Info/Link Width/Current": "4x"}, NOTE, "4 of 16 lanes"),
-    "no persistence": ({"Persistence Mode": "Disabled"}, NOTE, "persistence mode is off"),
-    "fabric not started": ({"Fabric/State": "Not Started"}, PROBLEM, "error 802"),
-    "fabric starting": ({"Fabric/State": "In Progress"}, PROBLEM, "not ready"),
-    "fabric failed": ({"Fabric/Status": "Unknown Error (0x3)"}, PROBLEM, "joined"),
-    "fabric unhealthy": ({"Fabric/Health/Summary": "Unhealthy"}, PROBLEM, "health: Unhealthy"),
-    "lost": ({"Fan Speed": "[GPU is lost]"}, PROBLEM, "does not answer"),
+    "was hot": ({"value.270": "600000000000"}, NOTE, "600 s (heat)"),
+    "was braked": ({"value.271": "600000000000"}, NOTE, "600 s (power)"),
+    "MIG": ({"GetMigMode": "1 1"}, NOTE, "cut by MIG"),
+    "exclusive": ({"GetComputeMode": "3"}, NOTE, "one process"),
+    "prohibited": ({"GetComputeMode": "2"}, PROBLEM, "Prohibited"),
+    "fewer lanes": ({"GetCurrPcieLinkWidth": "4"}, NOTE, "4 of 16 lanes"),
+    "no persistence": ({"GetPersistenceMode": "0"}, NOTE, "persistence mode is off"),
+    "fabric not started": ({"GetGpuFabricInfoV": "3 0 1 0"}, PROBLEM, "error 802"),
+    "fabric starting": ({"GetGpuFabricInfoV": "3 0 2 0"}, PROBLEM, "not ready"),
+    "fabric starting, before 570": ({"GetGpuFabricInfoV": "2 0 2 0"}, PROBLEM, "not ready"),
+    "fabric failed": ({"GetGpuFabricInfoV": "3 999 3 0"}, PROBLEM, "with: Unknown Error"),
+    "fabric unhealthy": ({"GetGpuFabricInfoV": "3 0 3 2"}, PROBLEM, "health: Unhealthy"),
+    "lost": ({"GetTemperature": "!15"}, PROBLEM, "Current Temp: GPU is lost"),
+    "unknown": ({"GetEccMode": "!999"}, PROBLEM, "does not answer: ECC Mode, Current: Unknown"),
 }
 
 
-def test_each_fault_in_the_report_is_one_finding():
+def test_each_fault_in_the_answers_is_one_finding(judged):
     def check(changed, level, clause):
         (found,) = judged(changed)
         assert (found.level, found.area) == (level, "GPU 0")
@@ -95,36 +91,43 @@ def test_each_fault_in_the_report_is_one_finding():
     check_cases(FAULTS, check)
 
 
+GEFORCE = {"GetName": "NVIDIA GeForce RTX 4090", "GetEccMode": "0 0", "GetPersistenceMode": "0"}
+
+
 @pytest.mark.parametrize(
     "changed",
     [
-        {"Clocks Event Reasons/SW Power Cap": "Active"},
-        {"Clocks Event Reasons/Idle": "Not Active"},
-        {"Clocks Event Reasons Counters/SW Power Capping": "33921903067 us"},
-        {"FB Memory Usage/Used": "570 MiB"},
-        {"PCI/GPU Link Info/PCIe Generation/Current": "1"},
-        {"ECC Errors/Volatile/DRAM Correctable": "177"},
-        {"Product Brand": "GeForce", "ECC Mode/Current": "N/A", "Persistence Mode": "Disabled"},
-        {name: "N/A" for name in fields(0) if name != "Product Name"},
+        {"GetCurrentClocksThrottleReasons": f"{0x04}"},
+        {"GetCurrentClocksThrottleReasons": "0"},
+        {"used": 570},
+        GEFORCE,
+        {name: "!3" for name in gpu() if name != "GetPciInfo_v3"},
+        {name: "!4" for name in gpu() if name != "GetPciInfo_v3"},
     ],
-    ids=["capped", "busy", "was capped", "a desktop", "idle link", "corrected", "GeForce", "vGPU"],
+    ids=["capped", "busy", "a desktop", "GeForce", "nothing is supported", "nothing is allowed"],
 )
-def test_normal_values_are_no_fault(changed):
-    assert [found.level for found in judged(changed)] == [OK]
+def test_normal_values_are_no_fault(judged, changed):
+    assert [found.level for found in judged(**changed)] == [OK]
 
 
-def test_memory_errors_are_a_problem_unless_the_driver_needs_no_recovery():
-    errors = {"ECC Errors/Volatile/SRAM Uncorrectable Parity": "3"}
+def test_memory_errors_are_a_problem_unless_the_driver_needs_no_recovery(judged):
+    errors = {"GetSramEccErrorStatus": SRAM.format(parity=3, exceeded=0)}
     (well,) = judged(errors)
-    (unknown,) = judged({**errors, "GPU Recovery Action": "N/A"})
+    (unknown,) = judged({**errors, **OLD})
     assert (well.level, unknown.level) == (NOTE, PROBLEM)
     assert "3 uncorrectable memory errors" in unknown.what
     assert "SRAM Uncorrectable Parity: 3" in unknown.detail
 
 
-def test_a_problem_of_another_jobs_gpu_is_a_note():
-    other = judged({"GPU Recovery Action": "Reset"}, mine=["GPU-of-ours"])
-    own = judged({"GPU Recovery Action": "Reset"}, mine=[fields(0)["GPU UUID"]])
+def test_an_older_driver_counts_sram_errors_as_one(judged):
+    errors = {"GetSramEccErrorStatus": "!13", "GetMemoryErrorCounter.1.0.7": "5"}
+    (found,) = judged(errors)
+    assert "SRAM Uncorrectable: 5" in found.detail
+
+
+def test_a_problem_of_another_jobs_gpu_is_a_note(judged):
+    other = judged({"value.230": "1"}, mine=["GPU-of-ours"])
+    own = judged({"value.230": "1"}, mine=[uuid(0)])
     assert [found.level for found in other] == [NOTE]
     assert "not visible to your job" in other[0].what
     assert [found.level for found in own] == [PROBLEM]
@@ -133,20 +136,20 @@ def test_a_problem_of_another_jobs_gpu_is_a_note():
 @pytest.mark.parametrize(
     ("used", "processes", "level", "clause"),
     [
-        (70000, [(71, 69000, "python3")], PROBLEM, "pid 71"),
-        (2000, [(71, 1900)], NOTE, "pid 71"),
-        (70000, [], PROBLEM, "by no process that is visible here"),
-        (70000, [(71, 30000)], PROBLEM, "40000 MiB by no process"),
+        (70000, f"71 {69000 * MIB}", PROBLEM, "pid 71"),
+        (2000, f"71 {1900 * MIB}", NOTE, "pid 71"),
+        (70000, "", PROBLEM, "by no process that is visible here"),
+        (70000, f"71 {30000 * MIB}", PROBLEM, "40000 MiB by no process"),
     ],
     ids=["a job", "a small one", "another container", "both"],
 )
-def test_taken_memory_is_reported_with_its_processes(used, processes, level, clause):
-    changed = {"FB Memory Usage/Used": f"{used} MiB", "Processes": ""}
-    (found,) = judged(changed, processes={0: processes})
+def test_taken_memory_is_reported_with_its_processes(judged, used, processes, level, clause):
+    (found,) = judged({"GetComputeRunningProcesses_v3": processes}, used=used)
     assert (found.level, clause in found.detail) == (level, True), found
 
 
-def test_values_that_are_no_counts_are_no_finding():
-    wrong = {"ECC Errors/Volatile/DRAM Uncorrectable": "-3", "FB Memory Usage/Used": "-1 MiB"}
-    width = {"PCI/GPU Link Info/Link Width/Current": "-16x"}
-    assert [f.level for f in judged({**wrong, **width})] == [OK]
+def test_an_older_driver_counts_its_own_memory_as_used(judged):
+    sizes = (TOTAL_MIB, TOTAL_MIB - RESERVED_MIB - 70000, RESERVED_MIB + 70000)
+    old = {"GetMemoryInfo_v2": "!25", "GetMemoryInfo": " ".join(str(n * MIB) for n in sizes)}
+    (found,) = judged(old)
+    assert "70620 of 143771 MiB" in found.what

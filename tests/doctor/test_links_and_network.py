@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_smi import bus
+from fake_nvml import answer, bus
 
 from saferun.doctor.checks import checks_links, checks_network
 from saferun.doctor.collect import network, nvidia
-from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port, Smi
-from saferun.gpu import nvidia_smi
+from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port
+from saferun.gpu.nvml import Answer
 from saferun.model import NOTE, OK, PROBLEM
 from saferun.system.redact import Masker
 
@@ -49,14 +49,14 @@ def test_good_transfers_are_checked_in_both_directions_and_three_ways(tried):
         ((0, 1), "ok", "ok", "ok"),
         ((1, 0), "ok", "ok", "ok"),
     ]
-    (found,) = checks_links.peers(Smi(), cuda)
+    (found,) = checks_links.peers(Answer(), cuda)
     assert (found.level, "2 of them direct" in found.what) == (OK, True)
     assert (cuda.driver, cuda.devices[1]["capability"]) == (13000, "9.0")
 
 
 @pytest.mark.parametrize("way", ["copy", "read", "write"])
 def test_one_wrong_bit_by_any_way_is_a_problem_of_that_pair(tried, way):
-    (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:wrong"))
+    (found,) = checks_links.peers(Answer(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:wrong"))
     assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
     assert "wrong: 1 of " in found.detail
     assert "NCCL_P2P_DISABLE=1" in found.fix
@@ -64,7 +64,7 @@ def test_one_wrong_bit_by_any_way_is_a_problem_of_that_pair(tried, way):
 
 @pytest.mark.parametrize("way", ["copy", "read", "write"])
 def test_a_transfer_that_writes_nothing_is_a_problem(tried, way):
-    (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:lost"))
+    (found,) = checks_links.peers(Answer(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:lost"))
     assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
     assert found.detail.count("wrong: ") == 1
 
@@ -72,12 +72,12 @@ def test_a_transfer_that_writes_nothing_is_a_problem(tried, way):
 def test_a_transfer_that_hangs_is_named(tried):
     cuda = tried(1, FAKE_CUDA_PEERS="0:1:copy:hang")
     assert cuda.hung == (0, 1)
-    (found,) = checks_links.peers(Smi(), cuda)
+    (found,) = checks_links.peers(Answer(), cuda)
     assert (found.level, found.area) == (PROBLEM, "GPU 0 to 1")
 
 
 def test_a_transfer_that_fails_is_a_problem(tried):
-    found = [*checks_links.peers(Smi(), tried(FAKE_CUDA_PEERS="0:1:copy:719"))]
+    found = [*checks_links.peers(Answer(), tried(FAKE_CUDA_PEERS="0:1:copy:719"))]
     assert found[0].level == PROBLEM
     assert "CUDA_ERROR_LAUNCH_FAILED" in found[0].what
 
@@ -90,7 +90,7 @@ def test_results_before_a_crash_of_the_driver_are_kept(tried):
 
 def test_without_direct_access_copies_through_the_host_are_checked(tried):
     cuda = tried(FAKE_CUDA_APART="1", FAKE_CUDA_PEERS="0:1:copy:wrong")
-    found = [*checks_links.peers(Smi(peers={(0, 1): "CNS", (1, 0): "CNS"}), cuda)]
+    found = [*checks_links.peers(Answer(peers={(0, 1): "CNS", (1, 0): "CNS"}), cuda)]
     assert levels(found) == [PROBLEM, NOTE]
     assert "through host memory too" in found[0].what
     assert "chipset not supported" in found[1].detail
@@ -103,7 +103,7 @@ def test_without_a_compiler_in_the_driver_copies_are_still_checked(tried):
 
 
 def test_a_gpu_without_memory_for_a_context_is_left_out(tried):
-    (found,) = checks_links.peers(Smi(), tried(FAKE_CUDA_BAD="1:context:2"))
+    (found,) = checks_links.peers(Answer(), tried(FAKE_CUDA_BAD="1:context:2"))
     assert (found.level, found.area) == (NOTE, "GPU 1")
     assert "OUT_OF_MEMORY" in found.what
 
@@ -114,7 +114,7 @@ def test_a_gpu_without_memory_for_a_context_is_left_out(tried):
 def test_a_machine_without_pairs_has_no_finding(tried, environ, status):
     cuda = tried(**environ)
     assert cuda.status == status
-    assert list(checks_links.peers(Smi(), cuda)) == []
+    assert list(checks_links.peers(Answer(), cuda)) == []
 
 
 def test_a_machine_without_libcuda_has_no_finding():
@@ -122,11 +122,11 @@ def test_a_machine_without_libcuda_has_no_finding():
         pytest.skip("needs a machine without a GPU driver")
     cuda = nvidia.ask_cuda({}, 20)
     assert "libcuda" in cuda.missing
-    assert list(checks_links.peers(Smi(), cuda)) == []
+    assert list(checks_links.peers(Answer(), cuda)) == []
 
 
-def test_gpus_are_named_as_nvidia_smi_counts_them():
-    seen = Smi(report=nvidia_smi.Report(cards=tuple(nvidia_smi.Card(bus(n), {}) for n in range(4))))
+def test_gpus_are_named_as_nvml_counts_them():
+    seen = answer(4)
     devices = ({"device": 0, "bus": bus(3)}, {"device": 1, "bus": bus(2)})  # CUDA_VISIBLE_DEVICES
     pair = {"pair": [0, 1], "can": True, "copy": "wrong: 4 of 8 bytes"}
     (found,) = checks_links.peers(seen, Cuda(devices=devices, pairs=(pair,)))
@@ -148,7 +148,7 @@ def test_gpus_are_named_as_nvidia_smi_counts_them():
     ids=["all up", "one short", "none up", "no NVLink", "one GPU"],
 )
 def test_nvlinks_are_compared_between_gpus(links, expected):
-    assert levels(checks_links.nvlinks(Smi(links=links))) == expected
+    assert levels(checks_links.nvlinks(Answer(links=links))) == expected
 
 
 def port(state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)", layer="InfiniBand"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from saferun.doctor import view, vitals
-from saferun.doctor.collect import all_sources
+from saferun.doctor import view
+from saferun.doctor.collect import collect
+from saferun.gpu import nvml
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SAMPLE = [
@@ -53,7 +54,7 @@ def test_colour_is_for_terminals():
 
 
 def test_every_fact_becomes_json():
-    facts = all_sources.Vitals(gpus=all_sources.Gpus(vitals.Smi(peers={(0, 1): "OK"})))
+    facts = collect.Vitals(gpus=collect.Gpus(nvml.Answer(peers={(0, 1): "OK"})))
     document = json.loads(json.dumps(view.as_json(SAMPLE, facts)))
     assert document["facts"]["gpus"]["smi"]["peers"] == {"0 to 1": "OK"}
     assert document["findings"][0]["level"] == "ok"

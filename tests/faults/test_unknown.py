@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
+from fake_nvml import Nvml, gpu
 from runs import Run, executable, run, small_torchrun
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
@@ -115,14 +116,16 @@ def test_what_the_kernel_killed_in_another_group_did_not_kill_the_job(tmp_path, 
     [("None", "unknown"), ("Reset", "gpu-lost"), ("Drain P2P", "gpu-link-failed")],
 )
 def test_a_gpu_that_its_driver_wants_reset_is_seen(tmp_path, action, expected):
-    environ = small_torchrun(tmp_path)
-    card = f"{UUID}, 00000000:44:00.0, 0 MiB, Enabled, [N/A], [N/A], {action}"
-    answers = f"-L) echo 'GPU 0: NVIDIA H100 (UUID: {UUID})';; --query-gpu*) echo '{card}';;"
-    executable(tmp_path / "bin" / "nvidia-smi", f'#!/bin/sh\ncase "$1" in {answers} esac\n')
+    nvml = Nvml(tmp_path / "nvml")
+    number = {"None": 0, "Reset": 1, "Drain P2P": 3}[action]
+    nvml.reports(gpu(GetUUID=UUID, **{"value.230": str(number)}))
+    environ = small_torchrun(tmp_path) | {"LD_LIBRARY_PATH": str(nvml.folder)}
+    listed = f"echo 'GPU 0: NVIDIA H100 (UUID: {UUID})'"
+    executable(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{listed}\n")
     (tmp_path / "train.py").write_text(SILENT)
     with run(tmp_path, "--set=locks.gpus=off", "train.py", env=environ) as job:
         assert job.end() == 1, os.fspath(tmp_path)
     kind, line, evidence = decided(job)
     assert kind == expected, job.err
     if expected != "unknown":
-        assert (line, evidence) == (f"GPU 0: GPU Recovery Action: {action}", ["nvidia-smi"])
+        assert (line, evidence) == (f"GPU 0: GPU Recovery Action: {action}", ["NVML"])

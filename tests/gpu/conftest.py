@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecuda import Machine, Smi, compiled
+from fakecuda import compiled
+from gpu_runs import Machine
 from lock_runs import DEADLINE_S, Run
 from recovery_stand import Stand
 
@@ -74,11 +75,6 @@ def outcome(start: Callable[..., Run]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def smi(tmp_path: Path) -> Smi:
-    return Smi(tmp_path / "bin")
-
-
-@pytest.fixture
 def dev(tmp_path: Path) -> Path:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
@@ -86,8 +82,8 @@ def dev(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stand(smi: Smi, dev: Path) -> Stand:
-    return Stand(smi, dev)
+def stand(dev: Path) -> Stand:
+    return Stand(dev)
 
 
 @pytest.fixture(scope="module")

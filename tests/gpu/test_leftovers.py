@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakecuda import card
+from fake_nvml import gpu
 from recovery_stand import A, contract, ended_owner, holder, left_by
 from repo import source
 
@@ -21,7 +21,7 @@ from saferun.system import procfs, redact
 
 
 def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
-    stand.smi.reports(card())
+    stand.nvml.reports(gpu())
     with holder(stand.dev, **left_by(stand)) as process:
         done = stand.recover(LEFTOVERS)
         assert process.wait(300) == -9
@@ -31,17 +31,17 @@ def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
     assert str(process.pid) in finding.what
 
 
-def test_what_only_nvidia_smi_says_is_on_a_gpu_is_not_ended(stand):
-    """Another user's argv[0] can forge its answer; the open device node cannot be forged."""
+def test_what_only_nvml_says_is_on_a_gpu_is_not_ended(stand):
+    """A pid may be another container's; the open device node is a process of this machine."""
     with holder(stand.dev, **left_by(stand)) as process:
         elsewhere = stand.world._replace(dev="/nowhere")
-        stand.smi.reports(card(holders=[process.pid]))
+        stand.nvml.reports(gpu(holders=[process.pid]))
         assert not stand.recover(LEFTOVERS, world=elsewhere).acted
         assert process.poll() is None
 
 
 def test_the_journal_of_another_directory_is_found_by_its_receipts(stand):
-    stand.smi.reports(card())
+    stand.nvml.reports(gpu())
     environ = left_by(stand)
     environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
     stand.runs = Path("/nowhere")
@@ -104,7 +104,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("environ", FOREIGN.values(), ids=FOREIGN)
 def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
-    stand.smi.reports(card())
+    stand.nvml.reports(gpu())
     with holder(stand.dev, **environ(stand)) as process:
         done = stand.recover(LEFTOVERS)
         assert process.poll() is None

@@ -6,15 +6,22 @@ import signal
 
 import pytest
 from cases import slow, with_limits
-from fakecuda import THREE, B, Machine, card, problems
+from fake_nvml import gpu
+from fakecuda import THREE, B, problems
+from gpu_runs import Machine
 from helpers import until
 
 from saferun.gpu.preflight import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM
 
 
-def examined(library, facts=THREE, timeout_s=300.0, path="/nowhere", **behaviour):
-    environ = {"LD_LIBRARY_PATH": str(library), "PATH": path, "FAKE_CUDA_GPUS": "3", **behaviour}
+def examined(library, facts=THREE, timeout_s=300.0, **behaviour):
+    environ = {
+        "LD_LIBRARY_PATH": str(library),
+        "PATH": "/nowhere",
+        "FAKE_CUDA_GPUS": "3",
+        **behaviour,
+    }
     with preflight.PreflightTest(environ) as test:
         return preflight_gate.examine(test, environ, facts, timeout_s)
 
@@ -38,19 +45,18 @@ def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
     assert all(gpu.uuid in finding.detail for gpu in THREE.gpus)
 
 
-def test_the_holder_of_memory_is_asked_of_nvidia_smi(machine, library):
-    machine.smi.reports(card(0), card(1, holders=[999999]), card(2))
-    path = f"{machine.smi.folder}:/usr/bin:/bin"
-    judged = examined(library, path=path, FAKE_CUDA_BAD="1:memory:2")
+def test_the_holder_of_memory_is_asked_of_nvml(machine, library):
+    machine.nvml.reports(gpu(0), gpu(1, holders=[999999]), gpu(2))
+    judged = examined(machine.environ["LD_LIBRARY_PATH"], FAKE_CUDA_BAD="1:memory:2")
     assert "held by pid 999999 (ended, 70000 MiB)" in problems(judged)[0].fix
 
 
-@pytest.mark.parametrize("script", ["yes", *slow("sleep 600", "echo rubbish; exit 9")])
-def test_an_nvidia_smi_that_hangs_or_lies_costs_a_bounded_time(machine, library, script):
-    machine.smi.behaves(script)
-    path = f"{machine.smi.folder}:/usr/bin:/bin"
+@pytest.mark.parametrize("behaviour", ["hang", *slow("crash", "!9")])
+def test_an_nvml_that_hangs_or_fails_costs_a_bounded_time(machine, behaviour):
+    machine.nvml.reports(gpu(0), gpu(1), Init_v2=behaviour)
+    library = machine.environ["LD_LIBRARY_PATH"]
     with_limits(
-        lambda limit_s: examined(library, path=path, timeout_s=limit_s, FAKE_CUDA_BAD="1:memory:2"),
+        lambda limit_s: examined(library, timeout_s=limit_s, FAKE_CUDA_BAD="1:memory:2"),
         lambda judged: problems(judged)[0].fix.startswith("end what holds it"),
         first_s=8,
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fakecuda import Machine, card
+from fake_nvml import gpu
+from gpu_runs import Machine
 from recovery_stand import GPU, A, holder, left_by
 
 from saferun.diagnosis.signatures import load as load_failures
@@ -44,8 +45,8 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
     # A run of another HOME does not find its journal: recoveries of other tests look at all GPUs.
     stand = SimpleNamespace(runs=machine.runs)
     with holder(tmp_path / "dev", **left_by(stand)) as process:
-        machine.smi.reports(card(0, holders=[process.pid], used="77000"), look=0)
-        machine.smi.reports(card(0), card(1))
+        machine.nvml.reports(gpu(0, holders=[process.pid], used=77000), look=0)
+        machine.nvml.reports(gpu(0), gpu(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
         ran = machine.run("--profile", "h100", *options, "job.py")
         assert process.wait(300) == -9
@@ -89,12 +90,12 @@ def on_its_own(machine, **behaviour):
 
 
 def test_recovery_on_its_own_says_that_there_is_nothing_to_do(machine):
-    machine.smi.reports(card())
+    machine.nvml.reports(gpu())
     assert {finding.level for finding in on_its_own(machine)} == {OK}
 
 
 def test_recovery_on_its_own_names_the_gpu_that_stays_bad(machine):
-    machine.smi.reports(card(mig="Enabled"))
+    machine.nvml.reports(gpu(GetMigMode="1 1"))
     found = on_its_own(machine, FAKE_CUDA_BAD="0:copy:719")
     assert any("which is not saferun's to do here" in finding.what for finding in found)
     assert any("CUDA_ERROR_LAUNCH_FAILED (719)" in finding.what for finding in found)

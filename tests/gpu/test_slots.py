@@ -1,4 +1,4 @@
-"""Slots of a GPU for the workers of whole runs, with an nvidia-smi that says what it is told."""
+"""Slots of a GPU for the workers of whole runs, with an NVML that says what it is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakecuda import Smi, card
+from fake_nvml import Nvml, gpu
+from fakecuda import Smi
 from helpers import until
 from runs import Run
 from runs import run as start
@@ -29,21 +30,18 @@ class Gpus:
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
         self.uuids = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
-        self.smi = Smi(folder / "bin")
+        self.smi, self.nvml = Smi(folder / "bin"), Nvml(folder / "nvml")
         lines = [f"GPU {n}: NVIDIA Fake (UUID: {one})\n" for n, one in enumerate(self.uuids)]
         (self.smi.folder / "list").write_text("".join(lines))
         self.reports(*({} for _ in self.uuids))
         self.environ = {
             "PATH": f"{self.smi.folder}:{Path(sys.executable).parent}:/usr/bin:/bin",
+            "LD_LIBRARY_PATH": str(self.nvml.folder),
         }
 
     def reports(self, *cards: dict) -> None:
         pairs = zip(self.uuids, cards, strict=True)
-        self.smi.reports(*(card(n, uuid=u, **one) for n, (u, one) in enumerate(pairs)))
-        pairs = zip(self.uuids, cards, strict=True)
-        rows = [f"{u}, 143771, {143771 - int(one.get('used', 3))}\n" for u, one in pairs]
-        (self.smi.folder / "memory.new").write_text("".join(rows))
-        (self.smi.folder / "memory.new").replace(self.smi.folder / "memory")
+        self.nvml.reports(*(gpu(n, GetUUID=u, **one) for n, (u, one) in enumerate(pairs)))
 
     def run(self, workers: int, *settings: str, code: str = HERE, **environ: str):
         """Start saferun; each worker ends when there is a file go or go<worker>."""
@@ -194,13 +192,13 @@ def test_a_slot_is_given_only_with_its_memory_and_the_holder_is_named(gpus):
     name = Path("/proc/self/comm").read_text().strip()
     gpus.go()
     for workers in (1, 2):
-        gpus.reports({"used": "70000", "holders": [os.getpid()]}, {})
+        gpus.reports({"used": 70000, "holders": [os.getpid()]}, {})
         with gpus.run(workers, *need, **one_gpu(gpus)) as job:
             job.wait_for_message("waiting for" if workers == 1 else "wait for a slot")
             gpus.reports({}, {})
             assert job.end() == 0, job.err
         (line,) = [line for line in job.messages() if "GiB free" in line]
-        assert "has 72.0 GiB free, and a slot needs 100 GiB (locks.slot_memory_gib)" in line
+        assert "has 71.4 GiB free, and a slot needs 100 GiB (locks.slot_memory_gib)" in line
         assert f"pid {os.getpid()} of user " in line
         assert f"({name}, 68.4 GiB)" in line
 
@@ -217,7 +215,7 @@ def test_memory_of_slots_that_were_just_given_is_not_given_twice(gpus):
 
 
 def test_unknown_memory_bounds_nothing_and_is_said_once(gpus):
-    (gpus.smi.folder / "memory").write_text("")
+    gpus.reports(*({"GetMemoryInfo_v2": "!3"} for _ in gpus.uuids))
     gpus.go()
     with gpus.run(2, "locks.slots=2", "locks.slot_memory_gib=50", **one_gpu(gpus)) as job:
         assert job.end() == 0

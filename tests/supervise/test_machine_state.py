@@ -7,11 +7,13 @@ import types
 from typing import Any
 
 import pytest
+from fake_nvml import Nvml, gpu
 from job_logs import KNOWN
 
 from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Evidence, Observation, RankFailure
 from saferun.diagnosis.reading import log_reader
+from saferun.gpu.nvml import LIBRARY
 from saferun.model import Gpu
 from saferun.supervise.attempt import machine_state
 from saferun.supervise.attempt.machine_state import Scene
@@ -129,7 +131,7 @@ def test_a_disk_is_full_where_nothing_more_can_be_written(tmp_path, monkeypatch,
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A machine without nvidia-smi whose kernel has written an Xid of the GPU on bus c1."""
+    """A machine without NVML whose kernel has written an Xid of the GPU on bus c1."""
     monkeypatch.setattr(
         kernellog, "read", lambda environ, *, since_s: kernellog.Log((f"4,2,6,-;{XID}",), "x")
     )
@@ -156,30 +158,34 @@ def test_a_job_without_gpus_asks_nothing_of_them(machine):
     assert judged("odd\n", where=scene()).kind == "unknown"
 
 
-# --- nvidia-smi ----------------------------------------------------------------------------------
+# --- NVML ----------------------------------------------------------------------------------------
 
 
 OTHER = UUID.replace("0000", "9999")
-LOST = "Unable to determine the device handle for GPU0000:25:00.0: GPU is lost."
-ROW = "{}, 00000000:44:00.0, {}, Enabled, [N/A], [N/A], None"
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answers", "general", "kind"),
     [
-        (LOST, "gpu-lost"),
-        (ROW.format(OTHER, "0 MiB"), "gpu-lost"),
-        (ROW.format(UUID, "[GPU requires reset]"), "gpu-lost"),
-        (ROW.format(UUID, "0 MiB"), "unknown"),
-        ("Failed to initialize NVML: Driver/library version mismatch", "nvml-version-mismatch"),
-        ("", "unknown"),
+        ({"GetHandle": "!15"}, {}, "gpu-lost"),
+        ({"GetUUID": OTHER}, {}, "gpu-lost"),
+        ({"GetMemoryInfo_v2": "!16"}, {}, "gpu-lost"),
+        ({"value.230": "1"}, {}, "gpu-lost"),
+        ({"value.230": "3"}, {}, "gpu-link-failed"),
+        ({}, {}, "unknown"),
+        ({}, {"Init_v2": "!18"}, "nvml-version-mismatch"),
+        ({}, {"Init_v2": "crash"}, "unknown"),
+        (None, {}, "unknown"),
     ],
-    ids=["lost", "not listed", "sick", "well", "driver", "nothing"],
+    ids=["lost", "not listed", "sick", "reset", "link", "well", "driver", "crash", "no library"],
 )
-def test_a_gpu_that_does_not_answer_tells(tmp_path, monkeypatch, answer, kind):
+def test_a_gpu_that_does_not_answer_tells(tmp_path, monkeypatch, answers, general, kind):
     monkeypatch.setattr(kernellog, "read", lambda environ, *, since_s: kernellog.Log())
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\ncase "$1" in --query-gpu*) echo "{answer}";; esac\n')
-    program.chmod(0o755)
-    where = scene(environ={"PATH": str(tmp_path)}, gpus=(Gpu(0, UUID, "NVIDIA H100"),))
+    nvml = Nvml(tmp_path / "nvml")
+    nvml.reports(gpu(**{"GetUUID": UUID, **(answers or {})}), **general)
+    if answers is None:
+        (nvml.folder / LIBRARY).unlink()
+        (nvml.folder / LIBRARY).touch()
+    environ = {"LD_LIBRARY_PATH": str(nvml.folder)}
+    where = scene(environ=environ, gpus=(Gpu(0, UUID, "NVIDIA H100"),))
     assert judged("odd\n", where=where).kind == kind

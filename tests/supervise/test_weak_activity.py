@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_nvml import Nvml, gpu
 from helpers import until
-from runs import executable
 
+from saferun.gpu.nvml import LIBRARY
 from saferun.supervise.watch.weak_activity import ANSWER_S, EVERY_S, GpuUse, WeakActivity
 from saferun.system import tcp_bytes
 
@@ -28,57 +29,74 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def answering(folder: Path, script: str) -> GpuUse:
-    """Return the question to an nvidia-smi that is this script and adds its calls to `calls`."""
-    text = f'#!/bin/sh\necho "$@" >> {folder}/calls\n{script}\n'
-    executable(folder / "nvidia-smi", text)
-    return GpuUse({"PATH": f"{folder}:/usr/bin:/bin"}, [OURS])
+@pytest.fixture
+def nvml(tmp_path: Path) -> Nvml:
+    return Nvml(tmp_path / "nvml")
 
 
-def calls(folder: Path) -> list[str]:
-    return (folder / "calls").read_text().splitlines()
+def use_of(nvml: Nvml) -> GpuUse:
+    return GpuUse({"LD_LIBRARY_PATH": str(nvml.folder)}, [OURS])
+
+
+def loads(*percents: str) -> list[dict]:
+    return [
+        gpu(n, GetUUID=uuid, GetUtilizationRates=percent)
+        for n, (uuid, percent) in enumerate(zip((OTHER, OURS), percents, strict=True))
+    ]
 
 
 @pytest.mark.parametrize(
-    ("script", "used"),
+    ("gpus", "general", "used"),
     [
-        (f"echo {OTHER}, 0; echo {OURS}, 97", True),
-        (f"echo {OTHER}, 97; echo {OURS}, 3", False),
-        (f"echo '{OURS}, [N/A]'", False),
-        (f"echo {OURS}, 97; exit 9", False),
-        ("echo 'NVIDIA-SMI has failed'", False),
+        (loads("0 0", "97 0"), {}, True),
+        (loads("97 0", "3 0"), {}, False),
+        (loads("0 0", "!3"), {}, False),
+        (loads("0 0", "97 0"), {"Init_v2": "!9"}, False),
+        (loads("0 0", "97 0"), {"Init_v2": "crash"}, False),
     ],
+    ids=["ours", "another's", "not supported", "no driver", "crash"],
 )
-def test_a_gpu_of_the_job_in_use_is_a_sign_and_asked_for_once_in_a_while(tmp_path, script, used):
-    gpus = answering(tmp_path, script)
-    assert not gpus.are_used(100.0), "it is asked, and nobody waits"
+def test_a_gpu_of_the_job_in_use_is_a_sign_and_asked_for_once_in_a_while(nvml, gpus, general, used):
+    nvml.reports(*gpus, **general)
+    asks = use_of(nvml)
+    assert not asks.are_used(100.0), "it is asked, and nobody waits"
     told: list[bool] = []
-    until(lambda: told.append(gpus.are_used(101.0)) or gpus._asked is None, "the answer")
+    until(lambda: told.append(asks.are_used(101.0)) or asks._asked is None, "the answer")
     assert any(told) == used
-    assert not gpus.are_used(100.0 + EVERY_S - 1)
-    assert len(calls(tmp_path)) == 1
-    gpus.are_used(100.0 + EVERY_S)
-    until(lambda: gpus.are_used(101.0 + EVERY_S) or gpus._asked is None, "it is asked again")
-    assert len(calls(tmp_path)) == 2
+    assert not asks.are_used(100.0 + EVERY_S - 1)
+    assert nvml.asked == 1
+    asks.are_used(100.0 + EVERY_S)
+    until(lambda: asks.are_used(101.0 + EVERY_S) or asks._asked is None, "it is asked again")
+    assert nvml.asked == 2
 
 
-def test_an_nvidia_smi_that_hangs_is_ended_and_not_asked_again(tmp_path):
-    gpus = answering(tmp_path, "exec sleep 1000")
-    gpus.are_used(0.0)
-    assert gpus._asked is not None
-    process, _ = gpus._asked
-    until(lambda: (tmp_path / "calls").exists() and calls(tmp_path), "it runs")
-    assert not gpus.are_used(ANSWER_S + 1)
+def test_an_nvml_that_hangs_is_ended_and_not_asked_again(nvml):
+    nvml.reports(Init_v2="hang")
+    asks = use_of(nvml)
+    asks.are_used(0.0)
+    assert asks._asked is not None
+    process, _ = asks._asked
+    until(lambda: nvml.asked, "it is asked")
+    assert not asks.are_used(ANSWER_S + 1)
     assert process.wait() < 0
-    assert not gpus.are_used(2 * EVERY_S)
-    assert len(calls(tmp_path)) == 1
+    assert not asks.are_used(2 * EVERY_S)
+    assert nvml.asked == 1
 
 
-def test_a_machine_without_gpus_is_asked_for_none(tmp_path):
-    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\ntouch {tmp_path}/asked\n")
-    gpus = GpuUse({"PATH": f"{tmp_path}:/usr/bin:/bin"}, [])
-    assert not gpus.are_used(0.0)
-    assert gpus._asked is None
+def test_a_machine_without_the_library_is_not_asked_again(nvml):
+    (nvml.folder / LIBRARY).unlink()
+    (nvml.folder / LIBRARY).touch()
+    asks = use_of(nvml)
+    asks.are_used(0.0)
+    until(lambda: asks.are_used(1.0) or asks._asked is None, "the answer")
+    asks.are_used(2 * EVERY_S)
+    assert asks._asked is None
+
+
+def test_a_machine_without_gpus_is_asked_for_none(nvml):
+    asks = GpuUse({"LD_LIBRARY_PATH": str(nvml.folder)}, [])
+    assert not asks.are_used(0.0)
+    assert asks._asked is None
 
 
 def test_what_connections_carry_is_a_sign_and_a_few_bytes_are_none(connection):

@@ -8,27 +8,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fake_nvml import Nvml
 from fakecuda import Smi, driver_files, uuid
 
-from saferun.gpu import nvidia_smi, recovery
+from saferun.gpu import recovery
 from saferun.gpu.cuda_errors import RESET
 from saferun.model import Gpu
 from saferun.system import procfs
 
 A = uuid(0)
 GPU = Gpu(0, A, "NVIDIA Fake")
-LOOK = [" ".join(nvidia_smi.QUERY), " ".join(nvidia_smi.APPS)]
 
 
 class Stand:
     """Where a recovery is tried: our own devices, a root that is none, no waiting."""
 
-    def __init__(self, smi: Smi, dev: Path) -> None:
-        self.smi, self.dev = smi, dev
+    def __init__(self, dev: Path) -> None:
+        self.smi, self.nvml, self.dev = Smi(dev.parent / "bin"), Nvml(dev.parent / "nvml"), dev
         self.runs = dev.parent / "runs"
         driver = str(driver_files(dev.parent / "driver"))
         self.world = recovery.World(True, True, str(dev), driver, sleep=lambda s: None)
-        self.environ = {"PATH": f"{smi.folder}:/usr/bin:/bin", "TMPDIR": str(dev.parent)}
+        self.environ = {
+            "PATH": f"{self.smi.folder}:/usr/bin:/bin",
+            "LD_LIBRARY_PATH": str(self.nvml.folder),
+            "TMPDIR": str(dev.parent),
+        }
 
     def recover(self, *asks, **options):
         options = {"gpus": (GPU,), "world": self.world, "drain_s": 0.3, **options}

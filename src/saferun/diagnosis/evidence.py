@@ -30,7 +30,7 @@ class Hang(NamedTuple):
 class Observation(NamedTuple):
     """What the machine showed after an attempt; it decides where nothing else tells."""
 
-    source: str  # "kernel's log", "disk", "nvidia-smi", "exit status 1"
+    source: str  # "kernel's log", "disk", "NVML", "exit status 1"
     text: str  # the line to show
     kind: str = ""  # the failure's; "" where a sign may fit the text
 

@@ -22,7 +22,6 @@ from saferun.doctor.checks import (
     checks_speed,
 )
 from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals, collect
-from saferun.gpu import nvidia_smi
 from saferun.gpu.preflight import preflight_gate
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
 from saferun.planning import inputs
@@ -92,7 +91,7 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
         what = "no GPU that a job would see: nothing was measured"
         return known._replace(findings=(*known.findings, Finding(NOTE, "speed", what, "", "")))
     measured = full.measure(environ, len(gpus.facts.gpus))
-    numbers = nvidia_smi.ordered(gpus.smi.report.cards, gpus.smi.report.lost)
+    numbers = gpus.smi.report.numbers()
     linked = any(up for up, _ in gpus.smi.links.values())
     found = checks_speed.judge(measured, numbers, linked)
     masker = Masker(environ, ())
@@ -188,7 +187,7 @@ def _checks(
 
 
 def _untried(gpus: Gpus) -> Iterator[Finding]:
-    numbers = nvidia_smi.ordered(gpus.smi.report.cards, gpus.smi.report.lost)
+    numbers = gpus.smi.report.numbers()
     for card in gpus.smi.report.cards:
         if card.get("GPU UUID") in gpus.full:
             what = f"not tried: {card.get('FB Memory Usage/Free')} of its memory are free"
@@ -204,7 +203,7 @@ def _events(vitals: Vitals) -> list[Finding]:
         fix = "`sudo dmesg | grep -i xid` on the host"
         what = "the kernel's log may not be read here: Xid events stay unseen"
         return [Finding(NOTE, "kernel log", what, vitals.log.trouble, fix)]
-    numbers = nvidia_smi.ordered(report.cards, report.lost)
+    numbers = report.numbers()
     well = [card.bus for card in report.cards if checks_gpu.healthy_by_driver(card)]
     known = xid.catalogue()
     return xid.judge(tuple(xid.parse(vitals.log.lines)), known, numbers, well)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
-from saferun.gpu import nvidia_smi
 
 
 class CudaDevice(TypedDict, total=False):
@@ -46,20 +45,6 @@ class Files(NamedTuple):
     wsl: bool = False  # /dev/dxg: the driver is Windows' own
     pci: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has taken
     manager: bool = False  # a fabric manager runs (in this view of the processes)
-
-
-class Smi(NamedTuple):
-    """The answers of nvidia-smi, and how it failed."""
-
-    program: str = ""  # "" where there is none on PATH
-    report: nvidia_smi.Report = nvidia_smi.Report()
-    status: int | None = 0  # None: it did not end in time, or could not be started
-    trouble: str = ""
-    message: str = ""  # what it printed beside the report
-    silent: tuple[str, ...] = ()  # PCI addresses of GPUs that did not answer when asked alone
-    capabilities: Mapping[str, str] = {}  # "9.0" by PCI address
-    peers: Mapping[tuple[int, int], str] = {}  # `topo -p2p r`
-    links: Mapping[int, tuple[int, int]] = {}  # NVLinks that are up, and all
 
 
 class Cuda(NamedTuple):

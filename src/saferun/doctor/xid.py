@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.gpu.nvidia_smi import bus_id
+from saferun.gpu.nvml import bus_id
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 

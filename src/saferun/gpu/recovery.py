@@ -9,9 +9,10 @@
 
 A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html), or
-its test failed in a way that a reset fixes (cuda_errors.py). nvidia-smi checks once more that
-nobody uses it (https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset). What nvidia-smi
-says can keep us from acting; nothing is ended or reset that /proc does not confirm.
+its test failed in a way that a reset fixes (cuda_errors.py). NVML has no reset: nvidia-smi does it,
+and checks once more that nobody uses the GPU
+(https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset). What NVML says can keep us from
+acting; nothing is ended or reset that /proc does not confirm.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.gpu import nvidia_smi, orphans
+from saferun.gpu import nvml, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
-from saferun.system import procfs
+from saferun.system import command as bounded
+from saferun.system import paths, procfs
 from saferun.system.gpus import minors
 
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
-SMI_S = 5.0  # nvidia-smi -q takes 2 s at the most where all is well
+NVML_S = 5.0  # its answer takes 2 s at the most where all is well
 DRAIN_S = 10.0  # the driver needs a second or two to see that a killed process has gone
 RESET_S = 60.0  # a reset must not be interrupted without need
 END_S = 3.0  # left-over processes may take this to die, all together; it is milliseconds each
-POLL_S = 0.5  # pause between two looks, each an nvidia-smi
+POLL_S = 0.5  # pause between two looks, each a process that asks NVML
 IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
 _ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
 # PROC_PID_INIT_INO and PROC_USER_INIT_INO, include/linux/proc_ns.h
@@ -50,7 +52,7 @@ class World(NamedTuple):
     sees_all: bool  # no process on this machine is hidden from us, nor what it has open
     dev: str = "/dev"
     driver: str = "/proc/driver/nvidia"
-    smi_s: float = SMI_S  # the most seconds that nvidia-smi may take
+    nvml_s: float = NVML_S  # the most seconds that NVML may take
     sleep: Callable[[float], object] = time.sleep
 
 
@@ -95,7 +97,7 @@ def recover(
     Args:
         gpus: those that the job uses.
         asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
-        environ: PATH finds nvidia-smi, TMPDIR the caches.
+        environ: PATH finds nvidia-smi, LD_LIBRARY_PATH NVML, TMPDIR the caches.
         runs: the directory of the runs' journals.
         terms: what a reset needs.
         drain_s: the most seconds that memory may take to come back.
@@ -118,36 +120,34 @@ def recover(
 
 
 class _Recovery:
-    """One recovery: the GPUs' state as nvidia-smi last told it, and what was done."""
+    """One recovery: the GPUs' state as NVML last told it, and what was done."""
 
     def __init__(
         self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: World
     ) -> None:
         self.acted = False
         self._gpus, self._environ, self._runs, self._world = gpus, environ, runs, world
-        self._report: nvidia_smi.Report | None = None
-        self._trouble = ""
+        self._answer: nvml.Answer | None = None
 
-    # what nvidia-smi says
+    # what NVML says
 
     def trouble(self) -> list[Finding]:
-        """Report that nvidia-smi was asked and gave no answer."""
-        if not self._trouble:
+        """Report that NVML was asked and gave no answer."""
+        if not self._answer or not self._answer.trouble:
             return []
         fix = "without its answer nothing is waited for or reset; look at dmesg"
-        return [Finding(PROBLEM, "nvidia-smi", self._trouble, "", fix)]
+        return [Finding(PROBLEM, "NVML", self._answer.trouble, "", fix)]
 
-    def _state(self, *, fresh: bool = False) -> nvidia_smi.Report:
-        if self._report is None or fresh:
-            self._report, self._trouble = nvidia_smi.query(self._environ, self._world.smi_s)
-        return self._report
+    def _state(self, *, fresh: bool = False) -> nvml.Answer:
+        if self._answer is None or fresh:
+            self._answer = nvml.ask(self._environ, self._world.nvml_s)
+        return self._answer
 
-    def _card(self, gpu: Gpu) -> nvidia_smi.Card | None:
-        cards = self._state().cards
-        return next((c for c in cards if gpu.uuid and c.get("GPU UUID") == gpu.uuid), None)
+    def _card(self, gpu: Gpu) -> nvml.Card | None:
+        return self._state().report.card(gpu.uuid)
 
-    def _holders(self, card: nvidia_smi.Card) -> dict[int, str]:
-        """Return who is on a GPU, by nvidia-smi and by the open device node."""
+    def _holders(self, card: nvml.Card) -> dict[int, str]:
+        """Return who is on a GPU, by NVML and by the open device node."""
         minor = minors(self._world.driver).get(card.get("GPU UUID"))
         opened = orphans.openers(None if minor is None else [minor], self._world.dev)
         pids = sorted({*opened, *(process.pid for process in card.processes)})
@@ -165,7 +165,7 @@ class _Recovery:
         names = ", ".join(f"{pid} ({procfs.comm(pid)})" for pid in ours)
         ended, living = orphans.end(ours, END_S)
         self.acted |= bool(ended)
-        self._report = None
+        self._answer = None
         if living:
             fix = "look at its state (ps -o stat,wchan) and at dmesg; mostly a reboot frees it"
             what = f"{', '.join(map(str, living))} of an ended run cannot be killed"
@@ -178,7 +178,7 @@ class _Recovery:
         end = time.monotonic() + limit_s
         waited = False
         while busy := [gpu for gpu in self._gpus if (c := self._card(gpu)) and not _idle(c)]:
-            if time.monotonic() >= end or self._trouble:
+            if time.monotonic() >= end or self._state().trouble:
                 break
             waited = True
             self._world.sleep(min(POLL_S, max(0.0, end - time.monotonic())))
@@ -232,7 +232,7 @@ class _Recovery:
     def reset_all(self, terms: ResetTerms) -> list[Finding]:
         """Reset what has a reason to be reset and may be."""
         found: list[Finding] = []
-        self._report = None  # the steps above may have changed what it reported
+        self._answer = None  # the steps above may have changed what it reported
         for gpu in self._gpus:
             card = self._card(gpu)
             action = card.get("GPU Recovery Action") if card else ""
@@ -243,9 +243,7 @@ class _Recovery:
                 found.append(self._reset(gpu, card, action, terms))
         return found
 
-    def _reset(
-        self, gpu: Gpu, card: nvidia_smi.Card | None, action: str, terms: ResetTerms
-    ) -> Finding:
+    def _reset(self, gpu: Gpu, card: nvml.Card | None, action: str, terms: ResetTerms) -> Finding:
         reason = f"the driver asks: {action}" if action else "its test failed"
         refusal = self._refusal(gpu, card, terms)
         if refusal:
@@ -255,8 +253,8 @@ class _Recovery:
                 "restart the machine if that fails"
             )
             return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
-        answer = nvidia_smi.ask(("--gpu-reset", "-i", gpu.uuid), self._environ, RESET_S)
-        self._report = None
+        answer = _reset_by_nvidia_smi(gpu.uuid, self._environ)
+        self._answer = None
         output = " ".join((answer.out + " " + answer.err).split())[:300]
         if answer.trouble:
             fix = "restart the machine"
@@ -265,7 +263,7 @@ class _Recovery:
         self.acted = True
         return Finding(OK, _area(gpu), f"it was reset ({reason})", output, "")
 
-    def _refusal(self, gpu: Gpu, card: nvidia_smi.Card | None, terms: ResetTerms) -> str:
+    def _refusal(self, gpu: Gpu, card: nvml.Card | None, terms: ResetTerms) -> str:
         """Return why we must not reset a GPU; "" where there is no reason against it."""
         if terms.policy != "when-idle":
             return "recover.gpu_reset is never"
@@ -276,7 +274,7 @@ class _Recovery:
         if not gpu.uuid.startswith("GPU-"):
             return "it is a MIG instance, or its UUID is not known"
         if card is None:
-            return "nvidia-smi does not show it"
+            return "NVML does not show it"
         if gpu.uuid not in minors(self._world.driver):
             return "the kernel's driver does not name it"
         if card.get("MIG Mode/Current") == "Enabled":
@@ -288,8 +286,15 @@ class _Recovery:
         return "" if terms.alone() else "its lock is not ours alone"
 
 
-def _idle(card: nvidia_smi.Card) -> bool:
-    used = nvidia_smi.number(card.get("FB Memory Usage/Used"))
+def _reset_by_nvidia_smi(uuid: str, environ: Mapping[str, str]) -> bounded.Answer:
+    program = next(paths.on_path("nvidia-smi", environ), None)
+    if program is None:
+        return bounded.Answer("", "", None, "nvidia-smi is not on PATH")
+    return bounded.run((program, "--gpu-reset", "-i", uuid), environ, RESET_S)
+
+
+def _idle(card: nvml.Card) -> bool:
+    used = nvml.number(card.get("FB Memory Usage/Used"))
     return used is None or used <= IDLE_MIB
 
 

@@ -62,12 +62,12 @@ def load_cuda_errors(environ: Mapping[str, str] | None = None) -> dict[str, Any]
 
 
 def load_driver_messages(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the document of driver_messages.yaml: what a failing nvidia-smi says."""
+    """Return the document of driver_messages.yaml: what a failing NVML means."""
     return _document("driver_messages.yaml", os.environ if environ is None else environ)
 
 
 def load_gpu_fields(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the document of gpu_fields.yaml: what fields of nvidia-smi's report mean."""
+    """Return the document of gpu_fields.yaml: what fields of NVML's answer mean."""
     return _document("gpu_fields.yaml", os.environ if environ is None else environ)
 
 

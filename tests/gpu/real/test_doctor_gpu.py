@@ -1,6 +1,6 @@
 """On a real GPU machine: what `saferun doctor` says of it.
 
-Where $OUT is set, what nvidia-smi printed and what doctor made of it is kept there, for records.
+Where $OUT is set, what nvidia-smi prints and what doctor made of it is kept there, for records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from repo import PROGRAMS
 
 from saferun.doctor import view as doctor_page
 from saferun.doctor.collect import nvidia
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvml
 from saferun.model import Finding
 from saferun.system import command as bounded
 from saferun.system import gpus
@@ -30,17 +30,8 @@ COUNT = len(FACTS.gpus)
 pytestmark = pytest.mark.skipif(not COUNT, reason="no NVIDIA GPU here")
 needs_two = pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
 
-QUESTIONS = {
-    "q.txt": ("-q",),
-    "q.xml": ("-q", "-x"),
-    "p2p-read.txt": ("topo", "-p2p", "r"),
-    "topo.txt": ("topo", "-m"),
-    "nvlink.txt": ("nvlink", "-s"),
-    "caps.txt": ("--query-gpu=pci.bus_id,compute_cap", "--format=csv,noheader"),
-    "unknown-field.txt": ("--query-gpu=no_such_field", "--format=csv"),
-    "no-such-gpu.txt": ("-q", "-i", "0000:ff:1f.0"),
-    "help-query.txt": ("--help-query-gpu",),
-}
+# Fields that change from one second to the next
+MOVING = ("Utilization", "Temperature", "GPU Power Readings", "Clocks Event Reasons", "FB Memory")
 
 
 def keep(name, text):
@@ -72,43 +63,54 @@ def examined() -> tuple[int, dict[str, Any]]:
     return doctor()
 
 
+def printed_by_nvidia_smi() -> list[dict[str, str]]:
+    """Return the fields of each GPU by section/name, as `nvidia-smi -q` prints them."""
+    text = bounded.run(("nvidia-smi", "-q"), os.environ, 30).out
+    keep("q.txt", text)
+    cards: list[dict[str, str]] = []
+    above: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        depth = len(name) - len(name.lstrip())
+        above = [*((d, n) for d, n in above if d < depth), (depth, name.strip())]
+        if line.startswith("GPU 0"):
+            cards.append({})
+        elif colon and cards:
+            cards[-1]["/".join(n for _, n in above)] = value.strip()
+    return cards
+
+
 @pytest.fixture(scope="module")
-def printed() -> dict[str, bounded.Answer]:
-    """What nvidia-smi says to each question; kept for records."""
-    answers = {n: bounded.run(("nvidia-smi", *w), os.environ, 30) for n, w in QUESTIONS.items()}
-    for name, answer in answers.items():
-        keep(name, f"{answer.out}{answer.err}\nexit status {answer.status}\n")
-    return answers
+def asked() -> nvml.Answer:
+    return nvml.ask(os.environ, 30, health=True)
 
 
-def test_the_report_is_read_whole(printed):
-    report = nvidia_smi.parse(printed["q.txt"].out)
+def test_nvml_answers_for_every_gpu(asked):
+    report = asked.report
+    assert (asked.trouble, asked.status, report.lost) == ("", 0, ())
     assert [card.get("GPU UUID") for card in report.cards] == [g.uuid for g in FACTS.gpus]
-    assert report.driver
+    assert report.driver == gpus.driver_version()
     assert report.cuda
-    assert report.lost == ()
-    for card in report.cards:
-        assert card.get("FB Memory Usage/Total").endswith("MiB")
-        assert card.get("ECC Mode/Current") in ("Enabled", "Disabled", "")
-        assert not card.sick()
+    assert set(asked.capabilities) == {card.bus for card in report.cards}
+    assert [card.sick for card in report.cards] == [()] * COUNT
 
 
-def test_the_fields_that_doctor_judges_are_those_that_this_driver_has(printed):
-    (card, *_) = nvidia_smi.parse(printed["q.txt"].out).cards
-    asked = ("MIG Mode/Current", "Remapped Rows/Pending", "Compute Mode", "Persistence Mode")
-    assert [name for name in asked if name not in card.fields] == []
-    reasons = [name for name in card.fields if name.endswith("/HW Slowdown/HW Thermal Slowdown")]
-    assert len(reasons) == 1
+def test_fields_have_the_names_and_texts_of_nvidia_smi(asked):
+    for card, printed in zip(asked.report.cards, printed_by_nvidia_smi(), strict=True):
+        ours = {name: text for name, text in card.fields.items() if text}
+        assert [name for name in ours if name not in printed] == []
+        fixed = {name: text for name, text in ours.items() if not name.startswith(MOVING)}
+        assert fixed == {name: printed[name] for name in fixed}
+        moving = [name for name in ours if name not in fixed]
+        units = {name: ours[name].split()[1:] for name in moving}
+        assert units == {name: printed[name].split()[1:] for name in moving}
 
 
-def test_capabilities_are_read_for_every_gpu(printed):
-    known = {card.bus for card in nvidia_smi.parse(printed["q.txt"].out).cards}
-    assert set(nvidia_smi.parse_capabilities(printed["caps.txt"].out)) == known
-
-
-def test_a_question_that_the_driver_does_not_know_fails(printed):
-    assert printed["unknown-field.txt"].status
-    assert nvidia_smi.parse(printed["no-such-gpu.txt"].out).cards == ()
+@needs_two
+def test_every_pair_and_every_link_is_told(asked):
+    assert len(asked.peers) == COUNT * (COUNT - 1)
+    text = bounded.run(("nvidia-smi", "nvlink", "-s"), os.environ, 30).out
+    assert sum(of for _, of in asked.links.values()) == text.count(" Link ")
 
 
 def test_the_machine_is_examined_within_doctors_own_limit(examined):
@@ -146,14 +148,14 @@ def test_every_pair_of_gpus_is_tried_in_both_directions_and_three_ways(examined)
 
 def test_a_check_leaves_no_memory_taken():
     nvidia.ask_cuda(os.environ, 30)
-    report = nvidia.ask_smi(os.environ, (), time.monotonic() + 30).report
-    used = [nvidia_smi.number(card.get("FB Memory Usage/Used")) for card in report.cards]
+    report = nvidia.ask_nvml(os.environ, (), time.monotonic() + 30).report
+    used = [nvml.number(card.get("FB Memory Usage/Used")) for card in report.cards]
     assert max(used) < 2000, used
 
 
 def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
-    total = nvidia_smi.number(
-        nvidia.ask_smi(os.environ, (), time.monotonic() + 30)
+    total = nvml.number(
+        nvidia.ask_nvml(os.environ, (), time.monotonic() + 30)
         .report.cards[0]
         .get("FB Memory Usage/Total")
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from saferun.cli.colour import Line
 from saferun.cli.runs import runs_view
-from saferun.gpu.nvidia_smi import Load
+from saferun.gpu.nvml import Load
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot

@@ -3,7 +3,7 @@
 Which CUDA needs which driver:
 https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. Which code runs
 on which GPU: torch/cuda/__init__.py (`_check_cubins`) and the CUDA programming guide, "Binary
-Compatibility" and "PTX Compatibility". What a failing nvidia-smi says: driver_messages.yaml.
+Compatibility" and "PTX Compatibility". What a failing NVML means: driver_messages.yaml.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from saferun.doctor.vitals import Cuda, Files, Smi, Torch
-from saferun.gpu.nvidia_smi import ordered
+from saferun.doctor.vitals import Cuda, Files, Torch
+from saferun.gpu.nvml import LIBRARY, Answer
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 _DRIVERS = {13: 580, 12: 525, 11: 450}  # CUDA's major version -> the oldest driver series
 _RENT = "a rented machine: ask for another one"
-_BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own program?"
+_NOT_LOADED = 9  # NVML_ERROR_DRIVER_NOT_LOADED
+_BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own library?"
 
 
-def presence(files: Files, smi: Smi, cuda: Cuda) -> Iterator[Finding]:
-    """Check that there is a driver, that nvidia-smi answers, and that every GPU is there.
+def presence(files: Files, nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
+    """Check that there is a driver, that NVML answers, and that every GPU is there.
 
     Args:
         files: what the driver shows in /proc, /dev and /sys.
-        smi: the answer of nvidia-smi.
+        nvml: the answer of NVML.
         cuda: the answer of the CUDA driver.
     """
-    if not (files.version or smi.program or cuda.devices):
+    if not (files.version or nvml.program or cuda.devices):
         yield _nothing(files)
         return
-    yield from _answer(files, smi)
-    yield from _missing(files, smi)
-    if smi.report.cards and not smi.trouble and files.version:
-        names = [card.get("Product Name") or "unknown GPU" for card in smi.report.cards]
+    yield from _answer(files, nvml)
+    yield from _missing(files, nvml)
+    if nvml.report.cards and not (nvml.trouble or nvml.report.lost) and files.version:
+        names = [card.get("Product Name") or "unknown GPU" for card in nvml.report.cards]
         counts = {name: names.count(name) for name in names}
         what = ", ".join(f"{count} x {name}" for name, count in counts.items())
         yield Finding(OK, "driver", f"{files.version}: {what}", "", "")
@@ -47,7 +48,7 @@ def _nothing(files: Files) -> Finding:
         fix = "install the driver; in a container: start it with --gpus all"
         return Finding(PROBLEM, "driver", what, "", fix)
     if files.nodes and not files.wsl:
-        what = "the driver's device nodes are here; neither nvidia-smi nor /proc/driver/nvidia is"
+        what = "the driver's device nodes are here; neither NVML nor /proc/driver/nvidia is"
         fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return Finding(PROBLEM, "driver", what, "the GPUs can be neither listed nor locked", fix)
     if files.amd:
@@ -58,57 +59,49 @@ def _nothing(files: Files) -> Finding:
     return Finding(NOTE, "driver", what, "", "in a container: start it with --gpus all")
 
 
-def _answer(files: Files, smi: Smi) -> Iterator[Finding]:
-    if not smi.program:
-        what = "there is no nvidia-smi on PATH: the GPUs' health cannot be read"
+def _answer(files: Files, nvml: Answer) -> Iterator[Finding]:
+    if not nvml.program:
+        what = f"{LIBRARY} cannot be loaded: the GPUs' health cannot be read"
         fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-        yield Finding(NOTE, "driver", what, "", fix)
-    elif smi.status is None:
-        yield _hung(smi)
-    elif (smi.trouble and not smi.report.lost) or not smi.report.cards:
-        yield _failed(files, smi)  # else _missing names those that could not be opened
+        yield Finding(NOTE, "driver", what, nvml.message, fix)
+    elif nvml.status is None:
+        yield _hung(nvml)
+    elif (nvml.trouble and not nvml.report.lost) or not nvml.report.cards:
+        yield _failed(files, nvml)  # else _missing names those that could not be opened
 
 
-def _hung(smi: Smi) -> Finding:
-    what = f"nvidia-smi: {smi.trouble}"
-    if smi.report.cards and not smi.silent:
+def _hung(nvml: Answer) -> Finding:
+    what = f"NVML: {nvml.trouble}"
+    if nvml.report.cards and not nvml.silent:
         fix = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
         return Finding(NOTE, "driver", what, "each GPU answers when asked alone", fix)
-    if not smi.trouble.startswith("it did not end"):
-        return Finding(PROBLEM, "driver", what, smi.message[:80], _BY_HAND)
+    if not nvml.trouble.startswith("it did not end"):
+        return Finding(PROBLEM, "driver", what, nvml.message[:80], _BY_HAND)
     fix = "a GPU or the driver hangs: read `dmesg` for NVRM lines; reboot"
-    return Finding(PROBLEM, "driver", what, smi.message, f"{fix}; {_RENT}")
+    return Finding(PROBLEM, "driver", what, nvml.message, f"{fix}; {_RENT}")
 
 
-def _failed(files: Files, smi: Smi) -> Finding:
-    known = loader.load_driver_messages()
-    for row in known["messages"]:
-        if row["says"] in smi.message.lower():
-            absent = not files.version and not files.pci and "loaded" in row["means"]
+def _failed(files: Files, nvml: Answer) -> Finding:
+    if nvml.report.lost:
+        return Finding(PROBLEM, "driver", "NVML cannot open every GPU", nvml.trouble, "")
+    for row in loader.load_driver_messages()["statuses"]:
+        if row["status"] == nvml.status:
+            absent = not files.version and not files.pci and row["status"] == _NOT_LOADED
             level = NOTE if absent else PROBLEM
-            return Finding(level, "driver", row["means"], smi.message, row["fix"])
-    if smi.report.lost:
-        return Finding(PROBLEM, "driver", "nvidia-smi cannot open every GPU", smi.message, "")
-    for row in known["statuses"]:
-        if row["status"] == smi.status:
-            what = f"nvidia-smi: {row['means']}"
-            return Finding(PROBLEM, "driver", what, smi.message, row["fix"])
-    what = f"nvidia-smi: {smi.trouble or 'it ended well and wrote no report'}"
-    detail = f"{smi.program}: {smi.report.strange or smi.message or 'it wrote nothing'}"
-    return Finding(PROBLEM if smi.trouble else NOTE, "driver", what, detail, _BY_HAND)
+            return Finding(level, "driver", row["means"], nvml.trouble, row["fix"])
+    detail = f"{nvml.program}: {nvml.message or f'status {nvml.status}'}"
+    return Finding(PROBLEM, "driver", f"NVML: {nvml.trouble}", detail, _BY_HAND)
 
 
-def _missing(files: Files, smi: Smi) -> Iterator[Finding]:
-    """Yield GPUs that nvidia-smi could not open, or that hang when asked alone."""
-    numbers = ordered(smi.report.cards, smi.report.lost)
-    for lost in smi.report.lost:
-        area = f"GPU {numbers[lost.bus]}" if lost.bus else "GPU"
+def _missing(files: Files, nvml: Answer) -> Iterator[Finding]:
+    """Yield GPUs that NVML could not open, or that hang when asked alone."""
+    for lost in nvml.report.lost:
         what = f"cannot be opened: {lost.why or 'no reason given'}"
         fix = f"reboot; if it comes back, the GPU, its slot or its power is broken; {_RENT}"
-        yield Finding(PROBLEM, area, what, lost.bus, fix)
-    if smi.silent and len(smi.silent) < len(files.gpus):
-        for bus in smi.silent:
-            what = "does not answer nvidia-smi, the others do"
+        yield Finding(PROBLEM, f"GPU {lost.place}", what, lost.bus, fix)
+    if nvml.silent and len(nvml.silent) < len(files.gpus):
+        for bus in nvml.silent:
+            what = "does not answer NVML, the others do"
             fix = f"reboot; until then leave it out (CUDA_VISIBLE_DEVICES); {_RENT}"
             yield Finding(PROBLEM, f"GPU at {bus}", what, files.gpus.get(bus, ""), fix)
 
@@ -138,21 +131,21 @@ def nodes(files: Files) -> Iterator[Finding]:
         yield Finding(OK, "device nodes", "present and open", "", "")
 
 
-def versions(files: Files, smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
+def versions(files: Files, nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
     """Check that the driver is new enough for the CUDA that torch was built with.
 
     Args:
         files: what the driver shows in /proc, /dev and /sys.
-        smi: the answer of nvidia-smi.
+        nvml: the answer of NVML.
         cuda: the answer of the CUDA driver.
         torch: what the installed torch says of itself.
     """
-    yield from _torch(torch, bool(smi.report.cards or cuda.devices or files.gpus))
-    newest = _newest(smi, cuda)
+    yield from _torch(torch, bool(nvml.report.cards or cuda.devices or files.gpus))
+    newest = _newest(nvml, cuda)
     if not torch.cuda or newest is None:
         return
     wanted = _pair(torch.cuda)
-    what = f"driver {files.version or smi.report.driver or 'of unknown version'}"
+    what = f"driver {files.version or nvml.report.driver or 'of unknown version'}"
     what += f" has CUDA {newest[0]}.{newest[1]}, torch was built with {torch.cuda}"
     if wanted[0] > newest[0]:
         series = _DRIVERS.get(wanted[0])
@@ -167,11 +160,11 @@ def versions(files: Files, smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Findi
         yield Finding(OK, "driver", what, "", "")
 
 
-def _newest(smi: Smi, cuda: Cuda) -> tuple[int, int] | None:
-    """Return the newest CUDA that libcuda supports (see cuda-compat), else what nvidia-smi says."""
+def _newest(nvml: Answer, cuda: Cuda) -> tuple[int, int] | None:
+    """Return the newest CUDA that libcuda supports (see cuda-compat), else what NVML says."""
     if cuda.driver:
         return cuda.driver // 1000, cuda.driver % 1000 // 10
-    return _pair(smi.report.cuda) if smi.report.cuda else None
+    return _pair(nvml.report.cuda) if nvml.report.cuda else None
 
 
 def _pair(version: str) -> tuple[int, int]:
@@ -204,15 +197,15 @@ def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
         yield Finding(OK, "torch", what, torch.launcher, "")
 
 
-def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
+def architectures(nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
     """Check that this torch has code for these GPUs.
 
     Args:
-        smi: the answer of nvidia-smi.
+        nvml: the answer of NVML.
         cuda: the answer of the CUDA driver.
         torch: what the installed torch says of itself.
     """
-    capabilities = _capabilities(smi, cuda)
+    capabilities = _capabilities(nvml, cuda)
     if not torch.archs or not capabilities:
         return
     archs = " ".join(torch.archs)
@@ -232,9 +225,9 @@ def architectures(smi: Smi, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
             yield Finding(OK, "torch", f"has code for {which} ({runs})", "", "")
 
 
-def _capabilities(smi: Smi, cuda: Cuda) -> Mapping[str, str]:
+def _capabilities(nvml: Answer, cuda: Cuda) -> Mapping[str, str]:
     asked = {d.get("bus", ""): d["capability"] for d in cuda.devices if "capability" in d}
-    return asked or smi.capabilities
+    return asked or nvml.capabilities
 
 
 def how_it_runs(capability: str, archs: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The health of each GPU by the driver's report (`nvidia-smi -q`); a function for each check.
+"""The health of each GPU by NVML's answers; a function for each check.
 
 What a field means: https://docs.nvidia.com/deploy/nvidia-smi/index.html; memory errors and rows:
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html; the recovery action and the
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from saferun.doctor.vitals import Files, Smi
-from saferun.gpu.nvidia_smi import Card, number, ordered
+from saferun.doctor.vitals import Files
+from saferun.gpu.nvml import Answer, Card, number
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
@@ -19,7 +19,7 @@ FABRIC_DOC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide
 HELD_SHARE = 0.1  # a job that is sized for the whole card does not fit beside more
 HELD_MIB = 1024  # a context takes some 500 MiB, a desktop about as much
 THROTTLED_S = 60  # since the driver was loaded
-_SLOWED = {  # reason, as nvidia-smi names it -> its meaning
+_SLOWED = {  # reason, as `nvidia-smi -q` names it -> its meaning
     "HW Thermal Slowdown": "too hot: the hardware has lowered its clocks",
     "HW Power Brake Slowdown": "the power supply or the chassis has asked it to slow down",
     "HW Slowdown": "the hardware has at least halved its clocks (heat or power)",
@@ -28,11 +28,11 @@ _SLOWED = {  # reason, as nvidia-smi names it -> its meaning
 _COUNTERS = {"HW Thermal Slowdown": "heat", "HW Power Braking": "power"}
 
 
-def judge(smi: Smi, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
+def judge(nvml: Answer, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
     """Judge every GPU of the report.
 
     Args:
-        smi: the answers of nvidia-smi.
+        nvml: the answers of NVML.
         files: what the driver's files show.
         mine: UUIDs of the GPUs that the job will see; a problem of another one is a note.
             Empty: all.
@@ -40,10 +40,10 @@ def judge(smi: Smi, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
     Returns:
         The findings, in the order of the GPUs' numbers.
     """
-    numbers = ordered(smi.report.cards, smi.report.lost)
+    numbers = nvml.report.numbers()
     own = frozenset(mine)
     found: list[Finding] = []
-    for card in smi.report.cards:
+    for card in nvml.report.cards:
         of_card = _of_card(card, numbers[card.bus], files)
         if own and card.fields.get("GPU UUID", "") not in own:
             of_card = [_not_mine(finding) for finding in of_card]
@@ -77,11 +77,11 @@ def _not_mine(finding: Finding) -> Finding:
 
 def answering(card: Card, area: str) -> Iterator[Finding]:
     """Check for fields that hold an error in place of a value: the GPU has stopped answering."""
-    sick = card.sick()
+    sick = card.sick
     if sick:
         name = sick[0]
-        what = f"does not answer: {name.replace('/', ', ')}: {card.fields[name].strip('[]')}"
-        detail = f"{len(sick)} fields of nvidia-smi's report say so" if len(sick) > 1 else ""
+        what = f"does not answer: {name.replace('/', ', ')}: {card.fields[name]}"
+        detail = f"{len(sick)} fields of the driver's report say so" if len(sick) > 1 else ""
         fix = "reboot; if it comes back, the GPU, its slot or its power is broken"
         yield Finding(PROBLEM, area, what, detail, fix)
 
@@ -129,15 +129,15 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
 
 def _has_ecc(card: Card) -> bool:
     """Return whether ECC is usual here; GeForce cards may support it, and are sold with it off."""
-    return "GeForce" not in card.get("Product Brand") + card.get("Product Name")
+    return "GeForce" not in card.get("Product Name")
 
 
 def _uncorrectable(card: Card, start: str) -> dict[str, int]:
-    """Return the counts above zero; before driver 450 they are under "Double Bit"."""
+    """Return the counts above zero."""
     found: dict[str, int] = {}
     for name in card.fields:
         tail = name.removeprefix(start)
-        if tail != name and ("Uncorrectable" in tail or tail == "Double Bit/Total"):
+        if tail != name and "Uncorrectable" in tail:
             count = number(card.get(name))
             if count:
                 found[tail.replace("/", ", ")] = count
@@ -190,17 +190,12 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
 
 
 def _is_active(card: Card, reason: str) -> bool:
-    for section in ("Clocks Event Reasons", "Clocks Throttle Reasons"):  # renamed in 535
-        for above in ("", "HW Slowdown/"):
-            if card.get(f"{section}/{above}{reason}") == "Active":
-                return True
-    return False
+    names = (f"Clocks Event Reasons/{above}{reason}" for above in ("", "HW Slowdown/"))
+    return any(card.get(name) == "Active" for name in names)
 
 
 def _heat(card: Card) -> str:
-    power = card.get("GPU Power Readings/Instantaneous Power Draw") or card.get(
-        "GPU Power Readings/Power Draw"
-    )
+    power = card.get("GPU Power Readings/Instantaneous Power Draw")
     limit = card.get("GPU Power Readings/Current Power Limit")
     parts = [card.get("Temperature/GPU Current Temp"), power and f"{power} of {limit}"]
     return ", ".join(filter(None, parts))
@@ -245,7 +240,7 @@ def fabric(card: Card, area: str, manager: bool) -> Iterator[Finding]:
     """Check the NVLink fabric of NVSwitch systems: until it is set up, cuInit fails with 802.
 
     Args:
-        card: the GPU's part of the report of nvidia-smi.
+        card: the GPU.
         area: the GPU, as findings name it.
         manager: whether a process of NVIDIA's fabric manager is seen.
     """

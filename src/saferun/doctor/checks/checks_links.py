@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from saferun.doctor.vitals import Cuda, CudaPair, InfiniBand, Limits, Smi
-from saferun.gpu.nvidia_smi import bus_id, ordered
+from saferun.doctor.vitals import Cuda, CudaPair, InfiniBand, Limits
+from saferun.gpu.nvml import Answer, bus_id
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 TROUBLE_DOC = (
@@ -30,7 +30,7 @@ _WAYS = {"copy": "the copy engine", "read": "kernels that read", "write": "kerne
 _FIX = "export NCCL_P2P_DISABLE=1 (slower, correct); switch ACS and the IOMMU off in the BIOS"
 
 
-def peers(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
+def peers(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
     """Check that each pair of GPUs reaches the other's memory, and that the bytes are right."""
     wrong = [pair for pair in cuda.pairs if _wrong(pair)]
     for pair in wrong:
@@ -39,13 +39,13 @@ def peers(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
         if "copy" in _wrong(pair) and not pair.get("can"):
             what += ", through host memory too"
         yield Finding(
-            PROBLEM, _names(smi, cuda, pair["pair"]), what, f"{ways} <{TROUBLE_DOC}>", _FIX
+            PROBLEM, _names(nvml, cuda, pair["pair"]), what, f"{ways} <{TROUBLE_DOC}>", _FIX
         )
     if cuda.hung:
         what = "a transfer between them does not end"
-        yield Finding(PROBLEM, _names(smi, cuda, cuda.hung), what, f"<{TROUBLE_DOC}>", _FIX)
-    yield from _untried(smi, cuda)
-    yield from _without(smi, cuda)
+        yield Finding(PROBLEM, _names(nvml, cuda, cuda.hung), what, f"<{TROUBLE_DOC}>", _FIX)
+    yield from _untried(nvml, cuda)
+    yield from _without(nvml, cuda)
     if cuda.pairs and not wrong and not cuda.hung:
         tried = [pair for pair in cuda.pairs if "copy" in pair]
         direct = sum(bool(pair.get("can")) for pair in tried)
@@ -59,51 +59,50 @@ def _wrong(pair: CudaPair) -> dict[str, object]:
     return {way: found[way] for way in _WAYS if str(found.get(way, "ok")) != "ok"}
 
 
-def _names(smi: Smi, cuda: Cuda, pair: Sequence[int]) -> str:
-    return f"GPU {_number(smi, cuda, pair[0])} to {_number(smi, cuda, pair[1])}"
+def _names(nvml: Answer, cuda: Cuda, pair: Sequence[int]) -> str:
+    return f"GPU {_number(nvml, cuda, pair[0])} to {_number(nvml, cuda, pair[1])}"
 
 
-def _number(smi: Smi, cuda: Cuda, place: int) -> int:
-    """Return nvidia-smi's number of a GPU; CUDA counts only the visible ones, in its own order."""
+def _number(nvml: Answer, cuda: Cuda, place: int) -> int:
+    """Return NVML's number of a GPU; CUDA counts only the visible ones, in its own order."""
     buses = {device["device"]: device.get("bus", "") for device in cuda.devices}
-    numbers = ordered(smi.report.cards, smi.report.lost)
     bus = bus_id(buses[place]) if buses.get(place) else ""
-    return numbers.get(bus, place)
+    return nvml.report.numbers().get(bus, place)
 
 
-def _untried(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
+def _untried(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
     """Yield GPUs without a context, and pairs whose calls failed."""
     broken = [device for device in cuda.devices if "error" in device]
     for device in broken:
         what = f"no transfer could be tried: {device['error']}"
-        area = f"GPU {_number(smi, cuda, device['device'])}"
+        area = f"GPU {_number(nvml, cuda, device['device'])}"
         yield Finding(NOTE, area, what, "", "free its memory and try again")
     failed: dict[str, list[CudaPair]] = {}
     for pair in cuda.pairs:
         if "error" in pair:
             failed.setdefault(pair["error"], []).append(pair)
     for error, pairs in failed.items():
-        detail = "; ".join(_names(smi, cuda, pair["pair"]) for pair in pairs[:6])
+        detail = "; ".join(_names(nvml, cuda, pair["pair"]) for pair in pairs[:6])
         what = f"{len(pairs)} transfers between GPUs failed: {error}"
         yield Finding(PROBLEM, "peer to peer", what, detail, _FIX)
 
 
-def _without(smi: Smi, cuda: Cuda) -> Iterator[Finding]:
+def _without(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
     """Yield how many pairs lack direct access: NCCL uses host memory for them."""
     no = [pair for pair in cuda.pairs if pair.get("can") is False]
-    codes = Counter(code for code in smi.peers.values() if code != "OK")
+    codes = Counter(code for code in nvml.peers.values() if code != "OK")
     reasons = ", ".join(f"{_NO_ACCESS.get(code, code)} ({n} pairs)" for code, n in codes.items())
-    total = len(cuda.pairs) or len(smi.peers)
+    total = len(cuda.pairs) or len(nvml.peers)
     count = len(no) if cuda.pairs else sum(codes.values())
     if count:
         what = f"{count} of {total} directions have no direct access: NCCL uses host memory"
-        detail = f"nvidia-smi says: {reasons}" if reasons else ""
+        detail = f"the driver says: {reasons}" if reasons else ""
         yield Finding(NOTE, "peer to peer", what, detail, "")
 
 
-def nvlinks(smi: Smi) -> Iterator[Finding]:
+def nvlinks(nvml: Answer) -> Iterator[Finding]:
     """Check that every GPU has as many NVLinks up as the others."""
-    links = {gpu: found for gpu, found in smi.links.items() if found[1]}
+    links = {gpu: found for gpu, found in nvml.links.items() if found[1]}
     if len(links) < 2:
         return
     most = max(up for up, _ in links.values())

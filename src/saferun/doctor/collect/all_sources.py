@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from saferun.doctor.collect import host, network, nvidia, together, torchfacts
-from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Smi, Torch
-from saferun.gpu import nvidia_smi
+from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Torch
+from saferun.gpu import nvml
 from saferun.gpu.preflight import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM, Finding, GpuFacts
 from saferun.system import command as bounded
@@ -19,7 +19,7 @@ from saferun.system import gpus, kernellog
 from saferun.system.redact import Masker
 
 FILES_S = 1.5  # milliseconds, unless the driver hangs
-SMI_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
+NVML_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
 TRIAL_S = 5.0  # a context takes 0.3 s for each GPU; a driver that hangs takes for ever
 TEST_MIB = 2048  # GPU memory that the test's context and buffers need
 TORCH_S = 15.0  # `import torch` takes 2 s warm, and 10 s from a cold disk
@@ -41,7 +41,9 @@ class Gpus(NamedTuple):
     They are asked one thing after the other, so that our own contexts are not taken for strangers.
     """
 
-    smi: Smi = Smi()
+    smi: nvml.Answer = (
+        nvml.Answer()
+    )  # its key in the JSON is that of the time when nvidia-smi was asked
     facts: GpuFacts = GpuFacts()
     test: tuple[Finding, ...] = ()
     cuda: Cuda = Cuda()
@@ -118,7 +120,7 @@ def ask_gpus(
     end: float,
     keep: Callable[[Gpus], object] = lambda known: None,
 ) -> Gpus:
-    """Ask nvidia-smi, then try each GPU, then each pair; skip what would only hang.
+    """Ask NVML, then try each GPU, then each pair; skip what would only hang.
 
     Args:
         environ: the job's.
@@ -126,7 +128,7 @@ def ask_gpus(
         end: the monotonic clock's, in seconds.
         keep: receives what is known so far, whatever comes later.
     """
-    smi = nvidia.ask_smi(environ, tuple(files.gpus), min(end, time.monotonic() + SMI_S))
+    smi = nvidia.ask_nvml(environ, tuple(files.gpus), min(end, time.monotonic() + NVML_S))
     known = Gpus(smi)
     keep(known)
     if not (files.version or smi.program or files.wsl):
@@ -140,11 +142,11 @@ def ask_gpus(
     return _try_gpus(known._replace(full=_without_space(smi)), environ, end, keep)
 
 
-def _without_space(smi: Smi) -> tuple[str, ...]:
+def _without_space(smi: nvml.Answer) -> tuple[str, ...]:
     """Return the UUIDs of GPUs without space for our context: a test would disturb their jobs."""
     full = []
     for card in smi.report.cards:
-        unused = nvidia_smi.number(card.get("FB Memory Usage/Free"))
+        unused = nvml.number(card.get("FB Memory Usage/Free"))
         if unused is not None and unused < TEST_MIB and card.get("MIG Mode/Current") != "Enabled":
             full.append(card.get("GPU UUID"))
     return tuple(full)

@@ -1,7 +1,7 @@
-"""What the NVIDIA driver reports: in its files, by nvidia-smi, and to a child that uses libcuda.
+"""What the NVIDIA driver reports: in its files, by NVML, and to a child that uses libcuda.
 
-Facts only (vitals.py): gpu/nvidia_smi.py parses the output, checks_gpu.py judges. One deadline
-bounds everything, since a failing GPU hangs whoever asks it. Where the report of all GPUs does not
+Facts only (vitals.py): gpu/nvml.py reads the answers, checks_gpu.py judges. One deadline bounds
+everything, since a failing GPU hangs whoever asks it. Where the report of all GPUs does not
 come, each GPU is asked alone, so that the one that does not answer can be named.
 """
 
@@ -16,17 +16,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saferun.doctor.collect import together
-from saferun.doctor.vitals import Cuda, Files, Smi
-from saferun.gpu import nvidia_smi, orphans
+from saferun.doctor.vitals import Cuda, Files
+from saferun.gpu import nvml, orphans
 from saferun.system import command as bounded
-from saferun.system import gpus, paths, procfs
-from saferun.system.printable import printable
+from saferun.system import gpus, procfs
 
-REPORT_S = 8.0  # `nvidia-smi -q` takes 0.1 to 2 s, and longer without persistence mode
+REPORT_S = 8.0  # NVML takes 0.1 to 2 s, and longer without persistence mode
 ALONE_S = 4.0  # each GPU, all at once: twice what the report of all takes where all is well
-DETAIL_S = 3.0  # a query of a few fields: less than a second
 PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
-_FIRST_GPU = "\nGPU 0"  # below it the report may hold other users' text
 
 
 def driver_files(
@@ -43,7 +40,7 @@ def driver_files(
         tasks: the directory of processes.
         pci: the directory of PCI devices.
     """
-    machine = {nvidia_smi.bus_id(bus): fields for bus, fields in gpus.information(proc)}
+    machine = {nvml.bus_id(bus): fields for bus, fields in gpus.information(proc)}
     version = gpus.driver_version(proc)
     minors = filter(None, (fields.get("Device Minor") for fields in machine.values()))
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
@@ -81,86 +78,48 @@ def _runs(name: str, tasks: str) -> bool:
     return False
 
 
-def ask_smi(environ: Mapping[str, str], known: Sequence[str], end: float) -> Smi:
-    """Return all that nvidia-smi reports.
+def ask_nvml(environ: Mapping[str, str], known: Sequence[str], end: float) -> nvml.Answer:
+    """Return all that NVML says.
 
     Args:
-        environ: PATH decides which nvidia-smi.
+        environ: the job's.
         known: PCI addresses from the driver's files, for asking each GPU alone.
         end: the monotonic clock's, in seconds; nothing is asked after it.
-
-    Returns:
-        The answers; empty where there is no nvidia-smi.
     """
-    program = next(paths.on_path("nvidia-smi", environ), None)
-    if program is None:
-        return Smi()
-    answer = bounded.run((program, "-q"), environ, _left(end, REPORT_S))
-    report = nvidia_smi.parse(answer.out, answer.err, known)
-    message = _message(f"{answer.out.partition(_FIRST_GPU)[0]}\n{answer.err}", bool(report.cards))
-    smi = Smi(program, report, answer.status, answer.trouble, report.forged or message)
-    hung = answer.status is None
-    if report.forged or hung:
-        smi = _one_by_one(smi, environ, known, end)
-    ask_more = smi.report.cards and (report.forged or not hung)
-    return _details(smi, environ, end) if ask_more else smi
+    answer = nvml.ask(environ, _left(end, REPORT_S), health=True, known=known)
+    if answer.status is None:
+        answer = _one_by_one(answer, environ, known, end)
+    return answer._replace(report=_named(answer.report))
 
 
-def _message(text: str, report: bool) -> str:
-    """Return what the program printed; where that includes a report, without it."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if report:
-        parts = (" ", "=", "GPU 0")
-        lines = [line for line in lines if not (line.startswith(parts) or " : " in line)]
-    text = " ".join(" ".join(lines).split())[:300]
-    return printable(text)
-
-
-def _one_by_one(smi: Smi, environ: Mapping[str, str], buses: Sequence[str], end: float) -> Smi:
+def _one_by_one(
+    all_of_them: nvml.Answer, environ: Mapping[str, str], buses: Sequence[str], end: float
+) -> nvml.Answer:
     """Ask each GPU alone, all at once, and put a report together from the answers that come."""
     allowed = _left(end, ALONE_S)
-
-    def ask(bus: str) -> bounded.Answer:
-        return bounded.run((smi.program, "-q", "-i", bus), environ, allowed)
-
-    questions = {bus: functools.partial(ask, bus) for bus in buses}
-    answers = together.ask(questions, allowed + 1).answers
-    reports = [nvidia_smi.parse(answers[b].out, known=(b,)) for b in buses if b in answers]
-    cards = tuple(card for report in reports for card in report.cards)
-    first = next((report for report in reports if report.driver), smi.report)
-    silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
-    return smi._replace(report=first._replace(cards=cards), silent=silent)
-
-
-def _details(smi: Smi, environ: Mapping[str, str], end: float) -> Smi:
-    """Ask for what the report leaves out, until something does not answer."""
-
-    def ask(*arguments: str) -> str | None:
-        answer = bounded.run((smi.program, *arguments), environ, _left(end, DETAIL_S))
-        return answer.out if answer.status is not None else None
-
-    caps = ask(*nvidia_smi.CAPABILITIES)
-    several = len(smi.report.cards) > 1
-    peers = ask("topo", "-p2p", "r") if several and caps is not None else None
-    links = ask("nvlink", "-s") if several and peers is not None else None
-    apps = ask(*nvidia_smi.APPS) if links is not None or not several else None
-    return smi._replace(
-        report=nvidia_smi.with_processes(smi.report, _named(nvidia_smi.parse_apps(apps or ""))),
-        capabilities=nvidia_smi.parse_capabilities(caps or ""),
-        peers=nvidia_smi.parse_peers(peers or ""),
-        links=nvidia_smi.parse_links(links or ""),
-    )
-
-
-def _named(
-    apps: Mapping[str, Sequence[nvidia_smi.Process]],
-) -> dict[str, tuple[nvidia_smi.Process, ...]]:
-    """Name the processes that /proc shows with a GPU open; others may be another container's."""
-    opened = orphans.openers(None) if apps else {}
-    return {
-        uuid: tuple(p._replace(name=procfs.comm(p.pid)) if p.pid in opened else p for p in found)
-        for uuid, found in apps.items()
+    questions = {
+        bus: functools.partial(nvml.ask, environ, allowed, health=True, bus=bus) for bus in buses
     }
+    answers = together.ask(questions, allowed + 1).answers
+    reports = [answers[bus].report for bus in buses if bus in answers]
+    cards = tuple(card for report in reports for card in report.cards)
+    first = next((report for report in reports if report.driver), all_of_them.report)
+    silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
+    return all_of_them._replace(report=first._replace(cards=cards), silent=silent)
+
+
+def _named(report: nvml.Report) -> nvml.Report:
+    """Name the processes that /proc shows with a GPU open; others may be another container's."""
+    if not any(card.processes for card in report.cards):
+        return report
+    opened = orphans.openers(None)
+    cards = []
+    for card in report.cards:
+        held = (
+            p._replace(name=procfs.comm(p.pid)) if p.pid in opened else p for p in card.processes
+        )
+        cards.append(card._replace(processes=tuple(held)))
+    return report._replace(cards=tuple(cards))
 
 
 def _left(end: float, most: float) -> float:

@@ -111,7 +111,7 @@ def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) ->
 
     Args:
         policy: the profile's `locks`.
-        environ: PATH finds nvidia-smi.
+        environ: LD_LIBRARY_PATH finds NVML.
         world: takes messages and tells the time.
     """
     if policy.slot_memory_gib is None:

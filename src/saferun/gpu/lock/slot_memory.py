@@ -1,23 +1,23 @@
 """Whether a GPU has the memory that one more slot needs; else who holds it.
 
 A slot that was just given has no memory yet, so each one that is held counts with what a slot
-needs, or with what is used, whichever leaves less. What nvidia-smi does not tell bounds nothing.
+needs, or with what is used, whichever leaves less. What the driver does not tell bounds nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvml
 from saferun.gpu.device_names import device_name
 from saferun.gpu.lock.lock_claim import Claim
 from saferun.gpu.lock.lock_owner import Record, user_name
-from saferun.gpu.nvidia_smi import Process
+from saferun.gpu.nvml import Card, Process
 from saferun.system import procfs
 from saferun.system.printable import printable
 
-SMI_S = 5.0  # the most seconds that nvidia-smi may take
-FRESH_S = 2.0  # nvidia-smi is asked again after that
+NVML_S = 5.0  # the most seconds that NVML may take
+FRESH_S = 2.0  # it is asked again after that
 _MIB = 1024  # MiB in a GiB
 _SHOWN = 3  # processes that a message names
 
@@ -27,7 +27,7 @@ class SlotMemory:
 
     Args:
         need_gib: what one slot needs (`locks.slot_memory_gib`).
-        environ: PATH finds nvidia-smi.
+        environ: LD_LIBRARY_PATH finds NVML.
         say: takes a line where the memory of a GPU cannot be learned.
         clock: seconds.
     """
@@ -40,28 +40,28 @@ class SlotMemory:
         clock: Callable[[], float],
     ) -> None:
         self._need_gib, self._environ, self._say, self._clock = need_gib, environ, say, clock
-        self._memory: dict[str, tuple[int, int]] = {}  # total and free MiB by device name
+        self._cards: dict[str, Card] = {}  # by device name
         self._looked_at: float | None = None
         self._holders: dict[str, str] = {}  # who held the memory when it was first short
         self._unknown: set[str] = set()  # GPUs that were said not to be known
 
     def refresh(self) -> None:
-        """Ask nvidia-smi, unless it was asked just now; it takes 50 ms where all is well."""
+        """Ask NVML, unless it was asked just now; it takes 100 ms where all is well."""
         now = self._clock()
         if self._looked_at is not None and now - self._looked_at < FRESH_S:
             return
-        answer = nvidia_smi.ask(nvidia_smi.MEMORY_QUERY, self._environ, SMI_S)
-        found = nvidia_smi.parse_memory(answer.out)
-        self._memory = {device_name(uuid): sizes for uuid, sizes in found.items()}
+        cards = nvml.ask(self._environ, NVML_S).report.cards
+        self._cards = {device_name(card.get("GPU UUID")): card for card in cards}
         self._looked_at = self._clock()
 
     def shortage(self, claim: Claim) -> str:
         """Return the clause that memory is short on a GPU of a claim, and whose it is; or ""."""
         for device in claim.devices:
-            if device.name not in self._memory:
+            card = self._cards.get(device.name)
+            total, free = _memory_mib(card) if card else (None, None)
+            if card is None or total is None or free is None:
                 self._say_unknown(device.name)
                 continue
-            total, free = self._memory[device.name]
             others = claim.others.get(device.name, 0)
             left = (total - others * self._need_gib * _MIB) / _MIB
             if left < self._need_gib:
@@ -69,16 +69,13 @@ class SlotMemory:
                 return f"{device.name} has {total / _MIB:.1f} GiB, of which {given}"
             if free / _MIB < self._need_gib:
                 need = f"a slot needs {self._need_gib:g} GiB (locks.slot_memory_gib)"
-                whose = self._whose(device.name, claim.records)
+                whose = self._whose(device.name, card.processes, claim.records)
                 return f"{device.name} has {free / _MIB:.1f} GiB free, and {need}; {whose}"
         return ""
 
-    def _whose(self, name: str, records: Sequence[Record]) -> str:
-        """Return who holds the memory of a GPU; looked up once, since that takes up to 2 s."""
+    def _whose(self, name: str, processes: Sequence[Process], records: Sequence[Record]) -> str:
+        """Return who holds the memory of a GPU: as it was when it was first short."""
         if name not in self._holders:
-            report, _ = nvidia_smi.query(self._environ, SMI_S)
-            cards = (card for card in report.cards if device_name(card.get("GPU UUID")) == name)
-            processes = next((card.processes for card in cards), ())
             self._holders[name] = _holders(processes, records)
         return self._holders[name]
 
@@ -86,6 +83,12 @@ class SlotMemory:
         if name not in self._unknown:
             self._unknown.add(name)
             self._say(f"the free memory of {name} is not known; locks.slots alone bounds its slots")
+
+
+def _memory_mib(card: Card) -> tuple[int | None, int | None]:
+    """Return the total and the free memory of a GPU."""
+    total, free = (card.get(f"FB Memory Usage/{part}") for part in ("Total", "Free"))
+    return nvml.number(total), nvml.number(free)
 
 
 def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:

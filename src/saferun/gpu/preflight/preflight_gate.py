@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from saferun.errors import BusyError
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvml
 from saferun.gpu.cuda_errors import RESET
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.preflight import preflight, preflight_report
 from saferun.gpu.preflight.preflight_report import Around, Judged, cards, in_a_line, lines
-from saferun.gpu.recovery import EVERYTHING, SMI_S, Recovered, ResetTerms, recover
+from saferun.gpu.recovery import EVERYTHING, NVML_S, Recovered, ResetTerms, recover
 from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.settings import LockPolicy
@@ -192,7 +192,7 @@ def _ask_around(
     codes |= {card.code for one in alone.values() for card in cards(one)}
     places, holders = addresses(), dict[str, str]()
     if codes & set(HELD) or not places:
-        holders, named = _ask_smi(environ, left_s())
+        holders, named = _ask_nvml(environ, left_s())
         places = {**named, **places}
     return Around(alone, holders, places)
 
@@ -218,9 +218,11 @@ def _one_by_one(
             test.close()
 
 
-def _ask_smi(environ: Mapping[str, str], timeout_s: float) -> tuple[dict[str, str], dict[str, str]]:
-    """Return who holds each GPU and where it sits, by UUID, as nvidia-smi says."""
-    report, _ = nvidia_smi.query(environ, min(timeout_s, SMI_S))
+def _ask_nvml(
+    environ: Mapping[str, str], timeout_s: float
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return who holds each GPU and where it sits, by UUID, as NVML says."""
+    report = nvml.ask(environ, min(timeout_s, NVML_S)).report
     holders: dict[str, str] = {}
     places: dict[str, str] = {}
     for card in report.cards:

@@ -1,7 +1,7 @@
 """What the machine shows after a failed attempt of which the output says nothing.
 
 Each source is asked only when the ones before it told nothing: error files and counters cost
-nothing, the kernel's log milliseconds, nvidia-smi up to seconds. Nothing here raises for what is
+nothing, the kernel's log milliseconds, NVML up to seconds. Nothing here raises for what is
 missing.
 """
 
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Evidence, Observation
-from saferun.gpu import nvidia_smi
+from saferun.gpu import nvml
 from saferun.model import Gpu
 from saferun.system import gpus, kernellog
 
-SMI_S = 3.0  # time for nvidia-smi to answer one question
+NVML_S = 3.0  # time for NVML to answer
 FULL_BYTES = 1 << 20  # free, below which a disk counts as full
 _BUS = re.compile(r"\(PCI:([0-9A-Fa-f:]{7,13})")
 _KMSG = re.compile(r"\A\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};")
@@ -97,26 +97,25 @@ def full_disks(folders: Iterable[str]) -> Iterator[Observation]:
 
 
 def _gpus(scene: Scene) -> Iterator[Observation]:
-    """Yield what nvidia-smi says of the job's GPUs where it is an error."""
+    """Yield what NVML says of the job's GPUs where it is an error."""
     if not scene.gpus:
         return
 
-    report, trouble = nvidia_smi.query(scene.environ, SMI_S)
-    for text in filter(None, (report.strange, trouble)):
-        yield Observation("nvidia-smi", text)
-    cards = {card.get("GPU UUID"): card for card in report.cards}
+    answer = nvml.ask(scene.environ, NVML_S)
+    if answer.trouble:
+        yield Observation("NVML", answer.trouble)
     for gpu in scene.gpus:
         name = f"GPU {gpu.uuid if gpu.number is None else gpu.number}"
-        card = cards.get(gpu.uuid)
+        card = answer.report.card(gpu.uuid)
         if card is None:
-            if cards and gpu.uuid.startswith("GPU-"):
-                yield Observation("nvidia-smi", f"{name} is not listed any more", "gpu-lost")
+            if answer.report.cards and gpu.uuid.startswith("GPU-"):
+                yield Observation("NVML", f"{name} is not listed any more", "gpu-lost")
             continue
-        for field in card.sick():
-            yield Observation("nvidia-smi", f"{name}: {field}: {card.fields[field]}")
+        for field in card.sick:
+            yield Observation("NVML", f"{name}: {field}: {card.fields[field]}")
         if action := card.get("GPU Recovery Action"):
             kind = "gpu-link-failed" if _LINK in action.lower() else "gpu-lost"
-            yield Observation("nvidia-smi", f"{name}: GPU Recovery Action: {action}", kind)
+            yield Observation("NVML", f"{name}: GPU Recovery Action: {action}", kind)
 
 
 def _signal(seen: Evidence, scene: Scene) -> Iterator[Observation]:

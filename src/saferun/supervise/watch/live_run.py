@@ -1,7 +1,7 @@
 """What a run does now, seen by another process, which does nothing to it.
 
 The journal has its attempts, the keeper's memory files (keeper/output_tail.py) or the job's own
-files the end of its output, /proc its ranks, nvidia-smi its GPUs. What cannot be read is not known.
+files the end of its output, /proc its ranks, NVML its GPUs. What cannot be read is not known.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
 from saferun.errors import UnavailableError
-from saferun.gpu import nvidia_smi
-from saferun.gpu.nvidia_smi import Load
+from saferun.gpu import nvml
+from saferun.gpu.nvml import Load
 from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
 from saferun.journal.event_types import Started
@@ -31,7 +31,7 @@ from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured
-_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # wait for an answer of nvidia-smi; pause after none
+_NVML_S, _NVML_AGAIN_S = 5.0, 60.0  # wait for an answer of NVML; pause after none
 _SAVED_S = 10.0  # between two looks for checkpoints
 
 
@@ -67,7 +67,7 @@ class LiveRun:
 
     Args:
         run: what was found of it.
-        environ: the user's, for PATH.
+        environ: the user's, in which NVML is found.
     """
 
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
@@ -223,11 +223,11 @@ def _last_line(output: bytes) -> str:
 
 
 class _Gpus:
-    """What nvidia-smi says of the GPUs of a run.
+    """What NVML says of the GPUs of a run.
 
     Args:
         plan: the run's.
-        environ: the user's, for PATH.
+        environ: the user's, in which NVML is found.
     """
 
     def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
@@ -240,8 +240,8 @@ class _Gpus:
         """Return how busy they are; nothing where that is not known."""
         if not self._devices or time.monotonic() < self._next_s:
             return ()
-        answer = nvidia_smi.ask(nvidia_smi.LOAD, self._environ, _SMI_S)
-        if answer.status is None:
-            self._next_s = time.monotonic() + _SMI_AGAIN_S
-        found = nvidia_smi.parse_load(answer.out)
-        return tuple(found[uuid] for uuid in self._devices if uuid in found)
+        answer = nvml.ask(self._environ, _NVML_S)
+        if answer.status is None or not answer.program:
+            self._next_s = time.monotonic() + _NVML_AGAIN_S
+        cards = (answer.report.card(uuid) for uuid in self._devices)
+        return tuple(card.load() for card in cards if card)

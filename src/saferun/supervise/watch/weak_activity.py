@@ -1,8 +1,8 @@
 """Signs of work that cost more than a look at /proc, for silences that are nearly too long.
 
 The bytes of the job's TCP connections (an upload from memory is in no counter of /proc), and the
-use of its GPUs, as nvidia-smi tells it. The latter may hang on a failing GPU: it runs beside, and
-one that does not answer at once is ended and not asked again.
+use of its GPUs, as NVML tells it. The latter may hang on a failing GPU: a child asks it, and one
+that does not answer at once is ended and not asked again.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
 from saferun.diagnosis.silence import RATE
-from saferun.system import paths, tcp_bytes
+from saferun.gpu import nvml
+from saferun.system import command as bounded
+from saferun.system import tcp_bytes
 
-EVERY_S = 60.0  # between two answers of nvidia-smi
+EVERY_S = 60.0  # between two answers of NVML
 ANSWER_S = 5.0  # the longest wait for one
 _USED = 10  # percent; above, a GPU is in use
-_QUERY = ("--query-gpu=uuid,utilization.gpu", "--format=csv,noheader,nounits")
-_MOST_BYTES = 64 * 1024
+_MOST_BYTES = 1 << 20
 
 
 class WeakActivity:
     """The signs of weak activity of one attempt.
 
     Args:
-        environ: the user's, for PATH.
+        environ: the user's, in which NVML is found.
         gpus: the UUIDs of the job's GPUs.
     """
 
@@ -59,16 +60,15 @@ class _Traffic:
 
 
 class GpuUse:
-    """What nvidia-smi says of the use of some GPUs; nobody waits for it.
+    """What NVML says of the use of some GPUs; nobody waits for it.
 
     Args:
-        environ: the user's, for PATH.
+        environ: the user's, in which NVML is found.
         gpus: their UUIDs.
     """
 
     def __init__(self, environ: Mapping[str, str], gpus: Collection[str]) -> None:
-        program = next(paths.on_path("nvidia-smi", environ), None) if gpus else None
-        self._command = (program, *_QUERY) if program else None
+        self._asks = bool(gpus)
         self._environ, self._gpus = environ, frozenset(gpus)
         self._asked: tuple[subprocess.Popen[bytes], int] | None = None
         self._asked_at_s = float("-inf")
@@ -76,17 +76,16 @@ class GpuUse:
     def are_used(self, at_s: float) -> bool:
         """Return whether an answer has come since the last call that says so; ask again in time."""
         used = self._answer(at_s) if self._asked else False
-        if not self._asked and self._command and at_s >= self._asked_at_s + EVERY_S:
+        if not self._asked and self._asks and at_s >= self._asked_at_s + EVERY_S:
             self._ask(at_s)
         return used
 
     def _ask(self, at_s: float) -> None:
-        assert self._command is not None
         self._asked_at_s = at_s
         file = os.memfd_create("saferun-gpus", os.MFD_CLOEXEC)
         try:
-            process = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-                self._command,
+            process = subprocess.Popen(  # noqa: S603 - our own program
+                nvml.COMMAND,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.DEVNULL,
@@ -95,7 +94,7 @@ class GpuUse:
             )
         except OSError:
             os.close(file)
-            self._command = None
+            self._asks = False
             return
         self._asked = process, file
 
@@ -105,17 +104,13 @@ class GpuUse:
         if process.poll() is None:
             if at_s < self._asked_at_s + ANSWER_S:
                 return False
-            self._command = None  # it hangs, and would again
+            self._asks = False  # it hangs, and would again
             with contextlib.suppress(OSError):
                 process.kill()
         text = os.pread(file, _MOST_BYTES, 0).decode("utf-8", "replace")
         os.close(file)
         self._asked = None
-        return process.poll() == 0 and self._is_used(text)
-
-    def _is_used(self, text: str) -> bool:
-        for line in text.splitlines():
-            uuid, _, percent = (part.strip() for part in line.partition(","))
-            if uuid in self._gpus and percent.isdecimal() and int(percent) >= _USED:
-                return True
-        return False
+        answer = nvml.read(bounded.Answer(text, "", process.poll(), ""))
+        self._asks = self._asks and bool(answer.program)
+        cards = (answer.report.card(uuid) for uuid in self._gpus)
+        return any((card.load().percent or 0) >= _USED for card in cards if card)
