@@ -54,7 +54,7 @@ def test_what_is_known_means_the_same_without_a_yaml_parser():
 IMPORT = re.compile(
     r"^ *(?:from (saferun[.\w]*) import (\([^)]*\)|.*)|import (saferun[.\w]*))", re.MULTILINE
 )
-STARTED = {"keeper_main", "bounded_main"}  # by their names, as programs
+STARTED = {"ask_nvml", "keeper_main", "bounded_main"}  # by their names, as programs
 # What functions import that a script never calls: it reads no profile file, and has no audit.
 UNCALLED = {"saferun/profile/yaml_reader", "saferun/audit/collect"}
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from fake_nvml import Nvml, gpu
 from helpers import ROOT, living, until
 from repo import source
-from runs import Run, program, run, small_torchrun
+from runs import Run, executable, program, run, small_torchrun
 
 KINDS = ["cuda-launch-failure", "peer-lost", "cuda-launch-failure"]
 
@@ -76,6 +78,21 @@ def test_a_package_that_vanishes_with_the_first_line_costs_nothing(
         job.nothing_lives()
     assert "saferun's own" not in job.err
     assert not here.exists()
+
+
+def test_a_driver_is_asked_all_the_same(tmp_path, package):
+    uuid = f"GPU-{uuid4()}"
+    nvml = Nvml(tmp_path / "nvml")
+    nvml.reports(gpu(GetUUID=uuid, **{"value.230": "1"}))
+    (tmp_path / "job.py").write_text(f"{GONE}print('odd'); raise SystemExit(1)")
+    env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": str(package / "saferun")}
+    listed = f"#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: {uuid})'\n"
+    executable(tmp_path / "bin" / "nvidia-smi", listed)
+    libraries = {"LD_LIBRARY_PATH": str(nvml.folder)}
+    argv = ["--profile=cuda", "--nproc-per-node=1", "--retries=1", "job.py"]
+    with run(tmp_path, *argv, env=env | libraries) as job:
+        assert job.end() == 1, job.err
+        assert [event["kind"] for event in job.events("ended")] == ["gpu-lost"], job.err
 
 
 SAVES = """

@@ -7,8 +7,10 @@ tests/gpu/real/test_doctor_gpu.py compares the fields that a real one gives with
 
 from __future__ import annotations
 
+import atexit
 import functools
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 
@@ -77,6 +79,7 @@ def gpu(number: int = 0, holders: Iterable[int] = (), used: int = 3, **changed: 
 @functools.cache
 def _library() -> pathlib.Path:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="saferun-test-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return compiled(folder, SOURCE.with_name("libnvidia-ml.c"), nvml.LIBRARY) / nvml.LIBRARY
 
 

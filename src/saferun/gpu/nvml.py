@@ -18,11 +18,10 @@ from saferun.system import command as bounded
 from saferun.system.printable import printable
 
 LIBRARY = "libnvidia-ml.so.1"
-COMMAND = (
-    sys.executable,
-    "-IS",
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), "ask_nvml.py"),
-)
+_PROGRAM = os.path.join(os.path.dirname(__file__), "ask_nvml.py")
+# The source is read now and comes with the command line: a run may outlive the installed files.
+_source: bytes = __loader__.get_data(_PROGRAM)  # type: ignore[name-defined]  # every module's
+COMMAND = (sys.executable, "-IS", "-c", _source.decode())
 
 
 class Load(NamedTuple):

@@ -72,10 +72,10 @@ def printed_by_nvidia_smi() -> list[dict[str, str]]:
     for line in text.splitlines():
         name, colon, value = line.partition(":")
         depth = len(name) - len(name.lstrip())
-        above = [*((d, n) for d, n in above if d < depth), (depth, name.strip())]
+        above = [*((d, n) for d, n in above if 0 < d < depth), (depth, name.strip())]
         if line.startswith("GPU 0"):
             cards.append({})
-        elif colon and cards:
+        elif colon and depth:
             cards[-1]["/".join(n for _, n in above)] = value.strip()
     return cards
 

@@ -137,6 +137,10 @@ class OwnFiles:
                 return spec
         return None
 
+    def get_data(self, path: str) -> bytes:
+        """Return the text of one of our files, for a module that runs another one as a program."""
+        return self._texts[path].encode()
+
     def create_module(self, spec: ModuleSpec) -> None:
         """Leave it to the import system."""
 
