@@ -5,7 +5,6 @@ Whatever these do (hang, lie, die), there are findings, no traceback, and an end
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from cases import with_limits
-from fake_nvml import Nvml, bus, gpu, listing
+from fake_nvml import Nvml, asking, bus, gpu, listing
 from fakecuda import uuid
 from helpers import is_alive, until
 from runs import executable
@@ -261,22 +260,10 @@ def test_the_report_of_nvml_is_judged_although_the_driver_hangs_then(host, hang,
     assert any("the GPUs: no answer" in f.what for f in about(found, "doctor"))
 
 
-def children(parent):
-    """Return the pids of the processes that ask NVML for a process."""
-    found = []
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            argv = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-            status = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if b"ask_nvml" in argv and int(status[1]) == parent:
-                found.append(int(pid))
-    return found
-
-
 def test_a_question_that_was_not_answered_in_time_leaves_no_process(host):
     host.has(gpu(0), Init_v2="hang")
     with_limits(lambda s: host.examine(deadline_s=s), lambda _: host.nvml.asked, first_s=2)
-    until(lambda: not children(os.getpid()), "the child is gone")
+    until(lambda: not asking(os.getpid()), "the child is gone")
 
 
 @pytest.mark.parametrize("asked", ["NVML", "nvidia-smi"])
@@ -291,7 +278,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     ) as started:
         hangs = {"NVML": lambda: host.nvml.asked, "nvidia-smi": pid.exists}
         until(hangs[asked], f"{asked} is asked")
-        pids = children(started.pid) if asked == "NVML" else [int(pid.read_text())]
+        pids = asking(started.pid) if asked == "NVML" else [int(pid.read_text())]
         started.send_signal(signal.SIGINT)
         _, error = started.communicate(timeout=200)
     assert (started.returncode, "Traceback" in error) == (130, False)

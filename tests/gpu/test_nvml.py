@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 
 import pytest
-from fake_nvml import MIB, UNKNOWN, Nvml, bus, gpu
+from fake_nvml import MIB, UNKNOWN, Nvml, asking, bus, gpu
 from fakecuda import compiled, uuid
+from helpers import is_alive, until
 
 from saferun.gpu import nvml
 from saferun.system.command import Answer
@@ -125,6 +128,22 @@ def test_a_gpu_is_asked_alone_by_its_address(library):
     library.reports(gpu(0, GetName="hang"), gpu(1))
     (card,) = asked(library, bus=bus(1)).report.cards
     assert (card.bus, card.place) == (bus(1), 1)
+
+
+def test_a_library_that_hangs_at_its_end_is_not_waited_for(library):
+    library.reports(gpu(0), end="hang")
+    assert asked(library).trouble == ""
+
+
+def test_a_question_ends_with_the_process_that_asked(library):
+    library.reports(Init_v2="hang")
+    code = "from saferun.gpu import nvml; import os; nvml.ask(os.environ, 600)"
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(library.folder)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ) as process:
+        until(lambda: library.asked, "it is asked")
+        (child,) = asking(process.pid)
+        process.kill()
+    until(lambda: not is_alive(child), "the child is gone")
 
 
 def test_an_answer_that_is_cut_anywhere_is_said_and_has_no_gpus(library):

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 
 from fakecuda import SOURCE, compiled, uuid
+from helpers import children
 from runs import executable
 
 from saferun.doctor.vitals import Files
@@ -113,6 +114,15 @@ class Nvml:
         """Return how many processes have asked it."""
         path = self.folder / "asked"
         return path.stat().st_size if path.exists() else 0
+
+
+def asking(parent: int) -> list[int]:
+    """Return the children of a process that ask NVML."""
+    return [
+        pid
+        for pid in children(parent)
+        if b"ask_nvml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def listing(folder: pathlib.Path, count: int, script: str = "") -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun.named_tuple import NamedTuple
+from typing import NamedTuple
 from saferun.system import command as bounded
 from saferun.system.printable import printable
 

@@ -241,6 +241,10 @@ int nvmlInit_v2(void) {
     return status == NOT_SUPPORTED ? OK : status;
 }
 
+__attribute__((destructor)) static void end(void) {
+    if (*path) tell(-1, "end");
+}
+
 const char *nvmlErrorString(int status) {
     switch (status) {
     case 3: return "Not Supported";
