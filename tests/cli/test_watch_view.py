@@ -124,7 +124,7 @@ def test_the_load_of_gpus_is_shown():
 
 def test_the_gpus_of_the_run_are_asked_for_and_no_others(tmp_path):
     nvml = Nvml(tmp_path / "nvml")
-    hot = {"GetUtilizationRates": "!3", "GetTemperature": "91"}
+    hot = {"GetUtilizationRates": "!3", "GetTemperatureV": "91"}
     sizes = " ".join(str(mib * MIB) for mib in (81559, 0, 81555, 4))
     nvml.reports(gpu(0, GetUUID="GPU-a"), gpu(1, GetUUID="GPU-b", GetMemoryInfo_v2=sizes, **hot))
     begun = event("attempt", attempt=1, mitigations=[], by=this_process(), left=2)

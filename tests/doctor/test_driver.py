@@ -271,15 +271,16 @@ def test_an_empty_machine_shows_nothing(tmp_path):
 
 def test_each_gpu_is_asked_alone_if_the_whole_report_does_not_come(nvml, monkeypatch):
     monkeypatch.setattr(nvidia, "REPORT_S", 0.3)
-    nvml.reports(gpu(0), gpu(1, GetName="hang"))
+    nvml.reports(gpu(0), gpu(1, GetName="hang"), gpu(2, GetHandle="!15"))
 
     def alone(limit_s):
         monkeypatch.setattr(nvidia, "ALONE_S", limit_s)
-        return asked(nvml, known=(bus(0), bus(1)))
+        return asked(nvml, known=(bus(0), bus(1), bus(2)))
 
     with bounded.questions():  # as doctor asks them: an earlier examination has closed the door
         seen = with_limits(alone, lambda seen: bool(seen.report.cards))
     assert seen.silent == (bus(1),)
+    assert seen.report.lost == (Lost(bus(2), "GPU is lost", 2),)
     assert [card.bus for card in seen.report.cards] == [bus(0)]
 
 

@@ -56,11 +56,16 @@ FAULTS = {
     "errors once": ({"GetMemoryErrorCounter.1.1.2": "7"}, NOTE, "7 uncorrectable"),
     "ECC off": ({"GetEccMode": "0 0"}, NOTE, "is off"),
     "ECC changes": ({"GetEccMode": "1 0"}, NOTE, "after the next reset"),
-    "slow": ({"GetCurrentClocksThrottleReasons": f"{0x08}"}, PROBLEM, "at least halved"),
-    "hot": ({"GetCurrentClocksThrottleReasons": f"{0x08 | 0x40}"}, PROBLEM, "too hot"),
-    "power brake": ({"GetCurrentClocksThrottleReasons": f"{0x80}"}, PROBLEM, "power supply"),
+    "slow": ({"GetCurrentClocksEventReasons": f"{0x08}"}, PROBLEM, "at least halved"),
+    "hot": ({"GetCurrentClocksEventReasons": f"{0x08 | 0x40}"}, PROBLEM, "too hot"),
+    "hot, before 535": (
+        {"GetCurrentClocksEventReasons": "!13", "GetCurrentClocksThrottleReasons": f"{0x40}"},
+        PROBLEM,
+        "too hot",
+    ),
+    "power brake": ({"GetCurrentClocksEventReasons": f"{0x80}"}, PROBLEM, "power supply"),
     "slowed by the driver": (
-        {"GetCurrentClocksThrottleReasons": f"{0x20}"},
+        {"GetCurrentClocksEventReasons": f"{0x20}"},
         NOTE,
         "temperature limit",
     ),
@@ -76,7 +81,7 @@ FAULTS = {
     "fabric starting, before 570": ({"GetGpuFabricInfoV": "2 0 2 0"}, PROBLEM, "not ready"),
     "fabric failed": ({"GetGpuFabricInfoV": "3 999 3 0"}, PROBLEM, "with: Unknown Error"),
     "fabric unhealthy": ({"GetGpuFabricInfoV": "3 0 3 2"}, PROBLEM, "health: Unhealthy"),
-    "lost": ({"GetTemperature": "!15"}, PROBLEM, "Current Temp: GPU is lost"),
+    "lost": ({"GetTemperatureV": "!15"}, PROBLEM, "Current Temp: GPU is lost"),
     "unknown": ({"GetEccMode": "!999"}, PROBLEM, "does not answer: ECC Mode, Current: Unknown"),
 }
 
@@ -97,8 +102,8 @@ GEFORCE = {"GetName": "NVIDIA GeForce RTX 4090", "GetEccMode": "0 0", "GetPersis
 @pytest.mark.parametrize(
     "changed",
     [
-        {"GetCurrentClocksThrottleReasons": f"{0x04}"},
-        {"GetCurrentClocksThrottleReasons": "0"},
+        {"GetCurrentClocksEventReasons": f"{0x04}"},
+        {"GetCurrentClocksEventReasons": "0"},
         {"used": 570},
         GEFORCE,
         {name: "!3" for name in gpu() if name != "GetPciInfo_v3"},

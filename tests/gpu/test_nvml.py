@@ -88,13 +88,19 @@ def test_the_state_alone_is_the_same_in_fewer_questions(library):
 
 
 def test_an_error_in_a_values_place_is_no_value(library):
-    library.reports(gpu(0, GetMemoryInfo_v2="!15", GetTemperature="!999"))
+    library.reports(gpu(0, GetMemoryInfo_v2="!15", GetTemperatureV="!999"))
     (card,) = asked(library).report.cards
     memory = [f"FB Memory Usage/{part}" for part in ("Total", "Reserved", "Free", "Used")]
     assert card.sick == (*memory, "Temperature/GPU Current Temp")
     assert card.fields["FB Memory Usage/Used"] == "GPU is lost"
     assert card.get("FB Memory Usage/Used") == ""
     assert card.load() == nvml.Load(0, 0, None, None, None)
+
+
+def test_an_older_driver_tells_the_temperature_by_another_function(library):
+    library.reports(gpu(0, GetTemperatureV="!13", GetTemperature="91"))
+    (card,) = asked(library).report.cards
+    assert (card.load().celsius, card.sick) == (91, ())
 
 
 def test_a_driver_without_most_functions_still_answers(tmp_path):

@@ -2,7 +2,7 @@
 
     python3 ask_nvml.py [--health] [BUS]    of all GPUs, or of the one at a PCI address
 
-A program, run by its path in a child that nvml.py bounds: a failing GPU hangs whoever asks it.
+A program, run in a child that nvml.py bounds: a failing GPU hangs whoever asks it.
 
     {"library": "libnvidia-ml.so.1", "status": 0, "error": "", "driver": "580.95.05", "cuda": 13000,
      "cards": [{"place": 0, "bus": "0000:1a:00.0", "fields": {…}, "sick": [],
@@ -40,6 +40,7 @@ SICK = {15: "GPU is lost", 16: "GPU requires reset", 17: "GPU access blocked", 9
 # beginning of one with a version (`_v2` …) is NVML_STRUCT_VERSION.
 PCI = "16s5I32s"  # nvmlPciInfo_t: the last part is the address
 MEMORY, OLD_MEMORY = "I4Q", "3Q"  # nvmlMemory_v2_t: total, reserved, free, used; nvmlMemory_t
+TEMPERATURE = "IIi"  # nvmlTemperature_v1_t: sensor 0, degrees
 SRAM = "I11QI0Q"  # nvmlEccSramErrorStatus_v1_t
 REPAIR = "3I"  # nvmlRepairStatus_v1_t: a channel's, a TPC's
 UNREPAIRABLE = "2I"  # nvmlUnrepairableMemoryStatus_v1_t
@@ -180,7 +181,9 @@ def ask_state(gpu: Gpu) -> None:
     gpu.put(status, {f"FB Memory Usage/{part}": f"{size >> 20} MiB" for part, size in named})
     status, load = gpu.structure("GetUtilizationRates", "2I")
     gpu.put(status, {"Utilization/GPU": f"{load[0]} %"})
-    gpu.numbers("GetTemperature", {"Temperature/GPU Current Temp": "{} C".format}, 0)
+    status, (*_, heat) = gpu.structure("GetTemperatureV", TEMPERATURE, 1)
+    if not gpu.put(status, {"Temperature/GPU Current Temp": f"{heat} C"}):  # an older driver
+        gpu.numbers("GetTemperature", {"Temperature/GPU Current Temp": "{} C".format}, 0)
 
 
 def ask_health(gpu: Gpu) -> None:
@@ -221,7 +224,9 @@ def _ask_memory_errors(gpu: Gpu) -> None:
 
 
 def _ask_clocks_and_power(gpu: Gpu) -> None:
-    reasons = gpu.number("GetCurrentClocksThrottleReasons")
+    reasons = gpu.number("GetCurrentClocksEventReasons")
+    if reasons < 0:  # before 535
+        reasons = gpu.number("GetCurrentClocksThrottleReasons")
     for name, bit in REASONS.items() if reasons >= 0 else ():
         active = "Active" if reasons & bit else "Not Active"
         gpu.fields[f"Clocks Event Reasons/{name}"] = active
@@ -293,7 +298,7 @@ def examine(nvml: Nvml, bus: str, health: bool) -> dict[str, Any]:
     nvml.call("nvmlSystemGetDriverVersion", version, 96)
     nvml.call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(cuda))
     status = nvml.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-    found: dict[str, Any] = {"driver": version.value.decode(), "cuda": cuda.value}
+    found: dict[str, Any] = {"driver": version.value.decode("ascii", "replace"), "cuda": cuda.value}
     gpus: dict[int, Gpu] = {}
     cards: list[dict[str, Any]] = []
     lost: list[dict[str, Any]] = []

@@ -115,11 +115,14 @@ int nvmlDeviceGetRetiredPages(void *d, int cause, u32 *count, u64 *pages) {
     return *count > room ? 7 : OK;
 }
 
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, u64 *reasons) {
-    int status = tell(number_of(d), "GetCurrentClocksThrottleReasons");
-    if (!status) numbers(reasons, 1);
-    return status;
-}
+#define REASONS(NAME) \
+    int nvmlDevice##NAME(void *d, u64 *reasons) { \
+        int status = tell(number_of(d), #NAME); \
+        if (!status) numbers(reasons, 1); \
+        return status; \
+    }
+REASONS(GetCurrentClocksEventReasons)
+REASONS(GetCurrentClocksThrottleReasons)
 
 int nvmlDeviceGetMemoryErrorCounter(void *d, int type, int counter, int where, u64 *count) {
     char name[64];
@@ -169,6 +172,13 @@ typedef struct { u32 version, channel, tpc; } Repair;
 int nvmlDeviceGetRepairStatus(void *d, Repair *into) {
     if (into->version != VERSION(Repair, 1)) return OTHER_VERSION;
     return tell32(d, "GetRepairStatus", 2, (u32 *[]){&into->channel, &into->tpc});
+}
+
+typedef struct { u32 version, sensor; int degrees; } Temperature;
+int nvmlDeviceGetTemperatureV(void *d, Temperature *into) {
+    if (into->version != VERSION(Temperature, 1)) return OTHER_VERSION;
+    if (into->sensor) return INVALID;
+    return tell32(d, "GetTemperatureV", 1, (u32 *[]){(u32 *)&into->degrees});
 }
 
 typedef struct { u32 version, memory; } Unrepairable;

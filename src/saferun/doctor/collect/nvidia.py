@@ -103,9 +103,15 @@ def _one_by_one(
     answers = together.ask(questions, allowed + 1).answers
     reports = [answers[bus].report for bus in buses if bus in answers]
     cards = tuple(card for report in reports for card in report.cards)
+    lost = tuple(
+        nvml.Lost(bus, gone.why, place)
+        for place, bus in enumerate(buses)
+        if bus in answers
+        for gone in answers[bus].report.lost
+    )
     first = next((report for report in reports if report.driver), all_of_them.report)
     silent = tuple(b for b in buses if b not in answers or answers[b].status is None)
-    return all_of_them._replace(report=first._replace(cards=cards), silent=silent)
+    return all_of_them._replace(report=first._replace(cards=cards, lost=lost), silent=silent)
 
 
 def _named(report: nvml.Report) -> nvml.Report:
