@@ -13,8 +13,10 @@ Fields have the names and texts of `nvidia-smi -q`, which findings quote and use
 this driver or this GPU does not have is left out. An error of the GPU stands in the value's place.
 
 Functions: https://docs.nvidia.com/deploy/nvml-api/. Structures and numbers: nvml.h of CUDA 13, and
-the same in nvidia-ml-py 13.615. Single integers are read as 64 bits from zeroed memory: the lower
-half comes first on all processors that NVIDIA has drivers for.
+the same in nvidia-ml-py 12.535 to 13.615. Drivers before 550 do not tell the state of the NVLink
+fabric and that they want a reset, those before 580 neither counters of throttling nor repairs that
+wait. Single integers are read as 64 bits from zeroed memory: the lower half comes first on all
+processors that NVIDIA has drivers for.
 
 Standard library only, nothing beside it; the Python is saferun's own.
 """
@@ -169,7 +171,7 @@ def ask_state(gpu: Gpu) -> None:
     gpu.text("GPU UUID", "GetUUID")
     gpu.numbers("GetPersistenceMode", {"Persistence Mode": ENABLED})
     gpu.numbers("GetMigMode", {"MIG Mode/Current": ENABLED, "MIG Mode/Pending": ENABLED})
-    if not gpu.value("GPU Recovery Action", 230, RECOVERY):
+    if not gpu.value("GPU Recovery Action", 230, RECOVERY):  # before 565
         gpu.value("GPU Reset Status/Reset Required", 226, YES)
         gpu.value("GPU Reset Status/Drain and Reset Recommended", 227, YES)
     parts = ["Total", "Reserved", "Free", "Used"]
@@ -182,7 +184,7 @@ def ask_state(gpu: Gpu) -> None:
     status, load = gpu.structure("GetUtilizationRates", "2I")
     gpu.put(status, {"Utilization/GPU": f"{load[0]} %"})
     status, (*_, heat) = gpu.structure("GetTemperatureV", TEMPERATURE, 1)
-    if not gpu.put(status, {"Temperature/GPU Current Temp": f"{heat} C"}):  # an older driver
+    if not gpu.put(status, {"Temperature/GPU Current Temp": f"{heat} C"}):  # before 570
         gpu.numbers("GetTemperature", {"Temperature/GPU Current Temp": "{} C".format}, 0)
 
 
@@ -230,6 +232,7 @@ def _ask_clocks_and_power(gpu: Gpu) -> None:
     for name, bit in REASONS.items() if reasons >= 0 else ():
         active = "Active" if reasons & bit else "Not Active"
         gpu.fields[f"Clocks Event Reasons/{name}"] = active
+    # Nanoseconds. The numbers are those of 580 and newer; 575 had others, older ones have none.
     gpu.value("Clocks Event Reasons Counters/HW Thermal Slowdown", 270, _micros)
     gpu.value("Clocks Event Reasons Counters/HW Power Braking", 271, _micros)
     if not gpu.value("GPU Power Readings/Instantaneous Power Draw", 186, _watts):
