@@ -8,9 +8,9 @@ import os
 import pathlib
 
 import pytest
-from user_machine import NOW, a_run, event, journal
 from fake_nvml import MIB, Nvml, gpu
 from rich.console import Console
+from user_machine import NOW, a_run, event, journal
 
 from saferun.cli import colour
 from saferun.cli.runs import runs_watch, watch_view

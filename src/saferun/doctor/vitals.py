@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypedDict
 
 
-
 class CudaDevice(TypedDict, total=False):
     """What peercheck.py prints of a GPU, as far as it came."""
 

@@ -11,9 +11,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from typing import NamedTuple
 from saferun.system import command as bounded
 from saferun.system.printable import printable
 
