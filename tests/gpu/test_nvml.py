@@ -113,7 +113,7 @@ def test_a_driver_without_most_functions_still_answers(tmp_path):
     folder = compiled(tmp_path, source, nvml.LIBRARY)
     answer = nvml.ask({"LD_LIBRARY_PATH": str(folder)}, 300, health=True)
     assert (answer.trouble, len(answer.report.cards)) == ("", 1)
-    assert {name for name, text in answer.report.cards[0].fields.items() if text} == set()
+    assert answer.report.cards[0].fields == {}
 
 
 def test_processes_are_told_with_their_memory(library):

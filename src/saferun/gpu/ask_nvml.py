@@ -292,7 +292,8 @@ def card(gpu: Gpu, health: bool) -> dict[str, Any]:
         major, minor = ctypes.c_int(), ctypes.c_int()
         if not gpu.ask("GetCudaComputeCapability", ctypes.byref(major), ctypes.byref(minor)):
             found["capability"] = f"{major.value}.{minor.value}"
-    return {**found, "fields": gpu.fields, "sick": gpu.sick}
+    fields = {name: text for name, text in gpu.fields.items() if text}
+    return {**found, "fields": fields, "sick": gpu.sick}
 
 
 def examine(nvml: Nvml, bus: str, health: bool) -> dict[str, Any]:
