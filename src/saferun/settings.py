@@ -289,6 +289,17 @@ class RetryPolicy(NamedTuple):
 
 
 @group
+class StartPolicy(NamedTuple):
+    """The `start` section."""
+
+    ranks: str = choice(
+        "spawn",
+        "warm",
+        doc="Whether each rank is a new Python, or a fork of one that has imported torch.",
+    )
+
+
+@group
 class MitigationPolicy(NamedTuple):
     """The `mitigate` section."""
 
@@ -366,6 +377,7 @@ class Settings(NamedTuple):
     retry: RetryPolicy = RetryPolicy()
     mitigate: MitigationPolicy = MitigationPolicy()
     preflight: PreflightPolicy = PreflightPolicy()
+    start: StartPolicy = StartPolicy()
     locks: LockPolicy = LockPolicy()
     workers: int = whole(1, "Processes to start (launcher: python only).", least=1)
     watch: WatchPolicy = WatchPolicy()

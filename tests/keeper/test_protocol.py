@@ -14,7 +14,7 @@ from saferun.keeper.keeper import Keeper
 from saferun.keeper.output_relay import Streams
 
 MESSAGES: list[protocol.Message] = [
-    protocol.Prepare(["python", "-s"], {"A": "\udcff"}, "/bin/torchrun", ["torchrun"], [1]),
+    protocol.Prepare(["python", "-s"], {"A": "\udcff"}, "/bin/torchrun", ["torchrun"], [1], None),
     protocol.Start(["a", "b"], {"B": ""}, True, False, [2], [3], None, 5, "/dev/nvidia"),
     protocol.Signal(15, [1, 2]),
     protocol.Signal(15, None),

@@ -58,8 +58,12 @@ def settle() -> None:
     its Python stack. In ranks: write the rank's first receipt, and take sys.excepthook, which
     Ubuntu's sitecustomize replaces without calling the one before it.
     """
+    _settle_rank()
     if any(name in sys.modules for name in TARGETS):
         _hook_late_imports()
+
+
+def _settle_rank() -> None:
     if "RANK" not in os.environ and contract.MAIN_MARK not in os.environ:
         return
     from . import rank

@@ -49,6 +49,7 @@ class Context:
         self.state = found["state"]  # a directory that the processes of this run share; or None
         self.previous = found["previous"]  # exit status of the attempt before; None: none failed
         self.is_watched = bool(found["watch"])  # a watch may ask for the stacks
+        self.lists_imports = bool(found["imports"])  # the next start imports what it lists
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False
@@ -127,12 +128,20 @@ class Context:
                 facts: dict[str, object] = {"targets": dict(self._targets)}
                 first = (receipts.now(), contract.TARGETS, contract.OBSERVED, facts)
                 self._pending.insert(0, first)
+                self.list_imports()
             self._active = True
             waiting, self._pending = self._pending, []
             if waiting and self._directory:
                 receipts.append(self._directory, self._file_name(), self._lines(waiting))
         except Exception:
             self._pending = []
+
+    def list_imports(self) -> None:
+        """Write for the next start what this rank has imported, where it is asked for."""
+        if self.lists_imports:
+            from . import imported_modules
+
+            imported_modules.write(self.write_file)
 
     def say(self, text: str) -> None:
         """Write one `saferun:` line on stderr."""

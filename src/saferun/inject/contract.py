@@ -12,11 +12,14 @@ process that has done its work.
                       "state": DIRECTORY (launcher: python, or hooks.optuna.mode: on),
                       "previous": EXIT STATUS (where the attempt before this one failed),
                       "watch": 1 (where it is on),
+                      "imports": 1 (with start.ranks: warm: list what the ranks import),
                       "start": TEXT (with retry.resume or retry.resume_args: what it goes on from)}
     receipt line     {"v": 1, "at": UNIX SECONDS, "pid": N, "rank": N or null, "hook": NAME,
                       "outcome": OUTCOME, …what the hook adds, "effective" among it}
       "bootstrap" adds "local_rank" and "local_world_size" (N or null), and "error_file", where
-      torchrun looks for the rank's exception, if JSON needs no escapes for it
+      torchrun looks for the rank's exception, if JSON needs no escapes for it, and "start" (with
+      start.ranks: warm): "warm MODULES SECONDS", which were imported ahead and how long that took,
+      or "spawn REASON"
       "targets" adds "targets": {MODULE: "applied", "not imported" or "missed"}; the first such line
       of a process has all of them, each later one what has changed
     recycle request  {"why": TEXT, "kind": KIND or "", "progress": N}, beside the receipt
@@ -52,12 +55,14 @@ if TYPE_CHECKING:
         state: str | None
         previous: int | None
         watch: int | None
+        imports: int | None
         start: str | None
 
 
 VARIABLE = "SAFERUN_INJECT"
 RANK_MARK = "SAFERUN_RANK_PID"  # pid of the Python that is the rank; its helpers inherit it
 MAIN_MARK = "SAFERUN_MAIN_PID"  # the job's first Python that is no rank; its helpers inherit it
+START = "SAFERUN_START"  # how a rank was started, where ranks may be warm
 AGENT_MARK = "SAFERUN_AGENT_PID"  # torchrun's agent, whose children are the ranks
 VERSION = 1  # raise it with each key that a hook gains: ranks know no defaults
 
@@ -101,7 +106,8 @@ def encode(
         others: left out where None: `state`, the directory that the processes of the run share,
             `previous`, the exit status of the attempt before, 128+n for signal n, where that
             failed, `watch`, 1 where a watch may ask the ranks for their stacks, and `start`, what
-            the attempt goes on from, and how, where the launcher knows it.
+            the attempt goes on from, and how, where the launcher knows it; `imports`, 1 where ranks
+            list the modules that they import.
     """
     import json
 
@@ -127,7 +133,7 @@ def decode(text: str) -> "Contract":
     missing = [key for key in ("run", "attempt", "hooks", "mitigations") if key not in contract]
     if missing or not isinstance(contract["hooks"], dict):
         raise ValueError("SAFERUN_INJECT lacks " + ", ".join(missing or ["a mapping of hooks"]))
-    absent = dict.fromkeys(("receipts", "state", "previous", "watch", "start"))
+    absent = dict.fromkeys(("receipts", "state", "previous", "watch", "imports", "start"))
     known: Contract = {**absent, **contract}  # type: ignore[typeddict-item]  # a JSON object
     return known
 

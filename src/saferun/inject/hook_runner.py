@@ -13,7 +13,7 @@ import atexit
 import sys
 from types import ModuleType
 
-from . import contract
+from . import contract, rank
 from .context import Context, say
 from .targets import MODULES, TARGETS
 
@@ -98,6 +98,8 @@ def hook_late_imports(context: Context) -> None:
 
 def at_exit(context: Context) -> None:
     """Write the last state of each target; what no hook has seen until now was missed."""
+    if rank.is_started_by_launcher():
+        context.guard("start", context.list_imports)
     for name in TARGETS:
         module = sys.modules.get(name)
         if module is not None and _hooked.get(name) is not module:

@@ -32,12 +32,13 @@ def _bootstrap_line(outcome: str) -> str:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     numbers = [rank.variable(name) for name in names]
     rank_, local, size = ["null" if number is None else number for number in numbers]
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    path, start = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.environ.get(contract.START)
     plain = path.isprintable() and not ('"' in path or "\\" in path)
     return (
         f'{{"v":{contract.VERSION},"at":{now()!r},"pid":{os.getpid()},"rank":{rank_},'
         f'"hook":"{contract.BOOTSTRAP}","outcome":"{outcome}",'
         f'"local_rank":{local},"local_world_size":{size}'
+        + (f',"start":"{start}"' if start else "")
         + (f',"{contract.ERROR_FILE}":"{path}"}}' if path and plain else "}")
     )
 

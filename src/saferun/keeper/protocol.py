@@ -36,6 +36,7 @@ class Prepare(NamedTuple):
     program: str  # the launcher's program, or "-m"
     argv: list[str]  # the command line that it will show once it is the job
     ignored: list[int]  # the signals that it ignores, as the job will
+    ranks: str | None  # the file that lists what ranks import, "" for none, if it forks its ranks
 
 
 class Start(NamedTuple):

@@ -3,7 +3,7 @@
 Half of the time from a rank's death to the next attempt's first line is the new agent's own
 `import torch`. A warm agent has it done. While one attempt runs, the keeper of the next one starts
 the launcher's own Python, which does what the launcher's program would do first, the import, and
-then blocks on a pipe (warm_agent_main.py). When it is handed its task it takes over the task's
+then blocks on a pipe (inject/start/agent.py). When it is handed its task it takes over the task's
 arguments and environment and executes the launcher's program, the very file: messages, tracebacks,
 exit status and signals are those of a launcher that was started then.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import marshal
 import os
 
-from saferun.keeper import output_ends, warm_agent_main
+from saferun.keeper import output_ends
 from saferun.keeper.job import Program, start_program
 
 TYPE_CHECKING = False  # typing costs a keeper 10 ms
@@ -26,14 +26,20 @@ if TYPE_CHECKING:
 
 # Short, so that the real command line fits over it; `posix` is built in. `-c` puts the working
 # directory first on the path, and a module there must shadow nothing.
-_START = "from posix import read;exec(read(%d,%d))"
+_START = "from posix import read;exec(read(%d,%d),{})"
+_INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
+_MARSHAL = 2  # a format that every Python reads and writes
 _BOOT = """import sys
 if sys.path[:1] == [""]:
     del sys.path[0]
-space = {{"__name__": "saferun_warm_agent"}}
-with open({path!r}, "rb") as file:
-    exec(compile(file.read(), {path!r}, "exec"), space)
-space["wait"]({program!r}, *{inherited!r})"""
+package = sys.modules["_saferun_inject"] = type(sys)("_saferun_inject")
+package.__path__ = [{inject!r}]
+from _saferun_inject.start import agent, process
+try:
+    agent.wait({program!r}, {control}, {answer}, {files!r}, {ranks!r})()
+except BaseException as error:
+    process.hide_frames(error)
+    raise"""
 
 
 class WarmAgent:
@@ -71,8 +77,14 @@ class WarmAgent:
     def _program(self, inherited: list[int]) -> Program:
         """Return what to execute; the code that it runs first lies ready in the pipe."""
         prepared = self._prepared
-        path = os.path.abspath(warm_agent_main.__file__)
-        boot = _BOOT.format(path=path, program=prepared.program, inherited=inherited).encode()
+        boot = _BOOT.format(
+            inject=_INJECT,
+            program=prepared.program,
+            control=inherited[0],
+            answer=inherited[1],
+            files=inherited[2:],
+            ranks=prepared.ranks,
+        ).encode()
         self._write(boot)
         argv = [*prepared.python, "-c", _START % (inherited[0], len(boot))]
         # Space for the real command line, which is written over this one.
@@ -89,8 +101,7 @@ class WarmAgent:
         module = prepared.program == "-m"
         orig_argv = argv if module else [*prepared.python, *argv]
         own_argv = ["-m", *argv[argv.index("-m") + 2 :]] if module else argv
-        task: warm_agent_main.Task = (orig_argv, own_argv, start.env, prepared.env)
-        data = marshal.dumps(task, warm_agent_main.MARSHAL_VERSION)
+        data = marshal.dumps((orig_argv, own_argv, start.env, prepared.env), _MARSHAL)
         return self._write(len(data).to_bytes(8, "little") + data)
 
     def go(self) -> bool:

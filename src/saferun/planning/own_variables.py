@@ -114,6 +114,7 @@ def for_hooks(
         state=identity.state,
         previous=identity.previous,
         watch=None if settings.watch.mode == "off" else 1,
+        imports=1 if settings.start.ranks == "warm" else None,
         start=_start(settings.retry, identity.checkpoint) or None,
     )
     others = [path for path in pythonpath.split(":") if path != identity.site] if pythonpath else []

@@ -42,8 +42,9 @@ from saferun.supervise.changes.mitigations import RunMitigations
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.left_trials import fail_left_over
-from saferun.supervise.ready import own_files
+from saferun.supervise.ready import own_files, warm_start
 from saferun.supervise.ready.keeper_pool import KeeperPool
+from saferun.supervise.ready.rank_imports import RankImports
 from saferun.supervise.records import record, report
 from saferun.supervise.records.record import Record
 from saferun.supervise.replace import become_job, check_size
@@ -171,6 +172,8 @@ class _Run:
         self._history: list[AttemptOutcome] = []
         self._mitigations = RunMitigations(gathered, first, run_record.path or "")
         self._resumption = Resumption(gathered, first, say)
+        self._imports = RankImports(first, gathered)
+        self._forks_ranks = first.settings.start.ranks == "warm"
         self._nodes = self._other_nodes(first)
         # Both are those of the attempt that runs.
         self._watch: AttemptWatch
@@ -317,6 +320,7 @@ class _Run:
             limits=plan.limits,
             unblocked=self._requests.blocked,
         )
+        self._warm_up(plan)
         observer = Observer(
             ordered=lambda: self._record.harmlessly(own_files.hold),
             started=self._started,
@@ -327,7 +331,10 @@ class _Run:
             asked=self._first_steps.ask if self._first_steps.takes_questions else None,
             interrupted=lambda left_s: self._say(answer(left_s)),
         )
-        return run_attempt(spec, observer, self._keepers.take())
+        ended = run_attempt(spec, observer, self._keepers.take())
+        if self._forks_ranks:
+            self._record.harmlessly(lambda: self._imports.take(self._gathered.identity.attempt))
+        return ended
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         nodes = self._nodes.environ(plan) if self._nodes else {}
@@ -350,10 +357,10 @@ class _Run:
         while True:
             self._record.harmlessly(self._record.journal.alive)
             self._record.harmlessly(self._watch.observe_ranks)
-            if prepares:
+            if prepares and self._knows_imports():
                 self._record.harmlessly(lambda: self._prepare_agent(self._following()))
                 prepares = False
-            yield ALIVE_S
+            yield PREPARE_S if prepares else ALIVE_S
 
     def _following(self) -> RunInputs:
         """Return what the plan of the attempt after the running one is computed from."""
@@ -363,8 +370,32 @@ class _Run:
 
     def _prepare_agent(self, gathered: RunInputs) -> None:
         """Have the torchrun of an attempt that is to come import torch."""
-        plan = self._mitigations.plan(gathered)
-        self._keepers.prepare_warm_agent(plan.command, self._environment(plan))
+        self._warm_up(self._mitigations.plan(gathered), ahead=True)
+
+    def _warm_up(self, plan: LaunchPlan, *, ahead: bool = False) -> None:
+        """Have an agent import torch, for an attempt after this one or one whose ranks it forks.
+
+        Args:
+            plan: of the attempt.
+            ahead: it does not begin now.
+        """
+        warm = plan.settings.start.ranks == "warm" and plan.launcher == "torchrun"
+        if not (warm or ahead):
+            return
+        env = self._environment(plan)
+        why = self._keepers.prepare_warm_agent(
+            plan.command,
+            env,
+            ranks=self._imports.path if warm else None,
+            sets_threads=warm_start.sets_threads(plan, env),
+        )
+        if why and not ahead:
+            self._say(f"start.ranks is warm, but ranks are started as usual: {why}")
+
+    def _knows_imports(self) -> bool:
+        """Return whether what the ranks import is known, or nobody wants to know it."""
+        attempt = self._gathered.identity.attempt
+        return not self._forks_ranks or self._imports.known(attempt)
 
     # --- its end ---------------------------------------------------------------------------
 

@@ -171,20 +171,42 @@ class KeeperPool:
         if self._standby is None:
             self._standby = start_keeper(hold=self._hold, shared=self._shared)
 
-    def prepare_warm_agent(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def prepare_warm_agent(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        ranks: str | None = None,
+        sets_threads: bool = False,
+    ) -> str:
         """Start a warm agent for a command that is likely to come, where there is memory for it.
 
         Args:
             argv: the command line.
             env: the whole environment.
+            ranks: the file that lists what ranks import, "" for none, if it is to fork its ranks.
+            sets_threads: torchrun will set OMP_NUM_THREADS for them.
+
+        Returns:
+            Why there is none; "" where there is one.
         """
+        warm = warm_start.offer(self._launcher, argv, env) if self._launcher else None
+        if warm is None:
+            return "the launcher is not torchrun as its own Python starts it"
+        if self._standby and self._standby.warm:
+            if warm_start.usable(self._standby.warm, argv, env):
+                return ""
+            self.close()
+        if not memory_suffices():
+            return f"less than {FREE_BYTES >> 30} GiB of memory are free"
         try:
             self.start_keeper()
-            warm = warm_start.offer(self._launcher, argv, env) if self._launcher else None
-            if warm and self._standby and memory_suffices():
-                self._standby = prepare(self._standby, warm)
-        except OSError:
-            return
+            assert self._standby is not None
+            warm = warm._replace(ranks=ranks, sets_threads=sets_threads)
+            self._standby = prepare(self._standby, warm)
+        except OSError as error:
+            return f"it cannot be started: {error.strerror}"
+        return ""
 
     def take(self) -> Standby:
         """Hand the keeper over to an attempt.

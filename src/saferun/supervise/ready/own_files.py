@@ -28,8 +28,8 @@ from saferun.system.paths import PACKAGE
 _IMPORTED = ("supervise", "gpu", "journal", "planning", "diagnosis", "knowledge", "system")
 _KEEPER, _HOOKS = "keeper", "inject"
 _ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
-# A Python that may not be ours reads the warm agent's program from the disk (keeper/warm_agent.py).
-_NOT_KEPT = ("warm_agent.py", "warm_agent_main.py")
+# What it starts reads its program from the disk, in a Python that may not be ours.
+_NOT_KEPT = ("warm_agent.py",)
 _HOOKS_PLACE = "hooks"  # a folder of the run's directory
 
 # The program of a keeper whose sources come with its command line.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from saferun.inject import contract
 from saferun.keeper import protocol
+from saferun.model import LaunchPlan
 from saferun.planning.torchrun.torchrun_install import Launcher
 
 _HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
@@ -38,6 +39,8 @@ class WarmStart(NamedTuple):
     env: Mapping[str, str]  # the whole environment
     interpreter: str  # the Python of the launcher's first line
     flags: str = ""  # the Python's flags, as letters
+    ranks: str | None = None  # the file that lists what ranks import, if it forks its ranks
+    sets_threads: bool = False  # torchrun will set OMP_NUM_THREADS to 1 for its ranks
 
 
 def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> WarmStart | None:
@@ -76,11 +79,28 @@ def usable(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> 
     return all(name.startswith(_MAY_CHANGE) or name in _MAY_CHANGE_EXACTLY for name in changed)
 
 
+def sets_threads(plan: LaunchPlan, env: Mapping[str, str]) -> bool:
+    """Return whether torchrun will set OMP_NUM_THREADS to 1: there are several ranks on a node.
+
+    Args:
+        plan: of the attempt.
+        env: its whole environment.
+    """
+    count, gpus = plan.options.processes or "1", len(plan.gpus.gpus)
+    if not count.isdigit():
+        several = gpus > 1 if count == "gpu" or (count == "auto" and gpus) else True
+    else:
+        several = int(count) > 1
+    return several and "OMP_NUM_THREADS" not in env
+
+
 def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
     """Return the command to a keeper that starts the agent; `ignored` are the job's signals."""
     # By its command line it is no agent, and our sitecustomize would arm it: that waits until the
     # hand-over.
     env = {name: value for name, value in prepared.env.items() if name != contract.VARIABLE}
+    if prepared.ranks is not None and prepared.sets_threads:  # libraries read it when imported
+        env.setdefault("OMP_NUM_THREADS", "1")
     python = [prepared.interpreter, *(["-" + prepared.flags] if prepared.flags else [])]
     module = "-m" in _program(prepared.argv)
     return protocol.Prepare(
@@ -89,6 +109,7 @@ def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
         program="-m" if module else prepared.argv[0],
         argv=list(prepared.argv) if module else [*python, *prepared.argv],
         ignored=ignored,
+        ranks=prepared.ranks,
     )
 
 

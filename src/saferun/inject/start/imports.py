@@ -1,0 +1,211 @@
+"""Import ahead of a start what ranks will import, and find out what would make that unequal.
+
+That is output, a thread, an open GPU, or a variable that differs between ranks. A package that has
+one of these, and what the list has after it, is left to the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable
+
+# What torchrun sets for a rank (torch/distributed/elastic/agent/server/local_elastic_agent.py).
+RANK_VARIABLES = frozenset(
+    (
+        *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE"),
+        *("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+        *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
+    )
+)
+_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch.cuda.is_available() leave the driver alone
+
+
+class Reads:
+    """Notes which environment variables Python code reads, until `stop`."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._encode = os.environ.encodekey
+
+        def encode(key: str) -> str:
+            self.names.add(key)
+            return self._encode(key)
+
+        os.environ.encodekey = encode
+
+    def stop(self) -> set[str]:
+        """Stop; return the names."""
+        os.environ.encodekey = self._encode
+        return self.names
+
+
+class Printed:
+    """Takes what is written to descriptors 1 and 2 into memory, until `stop`."""
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("saferun-printed")
+        self._saved = [os.dup(fd) for fd in (1, 2)]
+        for fd in (1, 2):
+            os.dup2(self._memory, fd)
+
+    def size(self) -> int:
+        """Return how much that is so far, in bytes."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return os.fstat(self._memory).st_size
+
+    def stop(self) -> bytes:
+        """Put the descriptors back; return what was written."""
+        text = os.pread(self._memory, self.size(), 0)
+        for fd, saved in zip((1, 2), self._saved):
+            os.dup2(saved, fd)
+        for fd in (*self._saved, self._memory):
+            os.close(fd)
+        return text
+
+
+def unequal(printed: Printed, reads: Iterable[str]) -> str:
+    """Return why what was imported here is not what a rank would have imported; "" for equal."""
+    if printed.size():
+        return "it prints when it is imported"
+    if read := sorted(RANK_VARIABLES.intersection(reads)):
+        return f"it reads {read[0]} when it is imported"
+    if opened := open_gpus():
+        return f"it opens {opened[0]} when it is imported"
+    return ""
+
+
+def open_gpus() -> list[str]:
+    """Return the device files of GPUs that this process has open: its forks could not use them."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the listing's own
+            continue
+        if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
+            found.append(path)
+    return found
+
+
+def import_all(names: list[str], printed: Printed, reads: Reads) -> tuple[list[str], str]:
+    """Import modules in this order.
+
+    Args:
+        names: of the modules.
+        printed: has nothing so far.
+        reads: the variables that are read.
+
+    Returns:
+        The names before the package that must be left to the ranks, and why it must; all names and
+        "" where there is none.
+    """
+    nvml = os.environ.get(_NVML)
+    os.environ[_NVML] = "1"
+    why = ""
+    try:
+        for place, name in enumerate(names):
+            if name in sys.modules:
+                continue
+            try:
+                __import__(name)
+            except BaseException as error:  # a SystemExit, too, is the module's answer
+                why = f"{type(error).__name__} when it is imported"
+            why = why or unequal(printed, reads.names) or ("it starts threads" if threads() else "")
+            if why:
+                package = name.partition(".")[0]
+                return names[: _first(names, package, place)], f"{package}: {why}"
+        return names, ""
+    finally:
+        if nvml is None:
+            del os.environ[_NVML]
+        else:
+            os.environ[_NVML] = nvml
+
+
+def _first(names: list[str], package: str, place: int) -> int:
+    """Return where a package begins in a list that was imported up to `place`."""
+    inside = (at for at, name in enumerate(names) if name.partition(".")[0] == package)
+    return min(next(inside, place), place)
+
+
+def threads() -> int:
+    """Return how many threads this process has beside this one and those of OpenBLAS.
+
+    OpenBLAS starts threads when it is loaded, ends them before a fork and starts them again when
+    they are needed (pthread_atfork in its driver/others/memory.c).
+    """
+    count = len(os.listdir("/proc/self/task")) - 1
+    return count and max(0, count - _openblas_threads())
+
+
+def _openblas_threads() -> int:
+    import ctypes
+
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = {line.split(None, 5)[-1].strip() for line in file if "openblas" in line}
+    found = 0
+    for path in paths:
+        for name in (
+            "scipy_openblas_get_num_threads64_",
+            "scipy_openblas_get_num_threads",
+            "openblas_get_num_threads64_",
+            "openblas_get_num_threads",
+        ):
+            try:
+                function: Callable[[], int] = getattr(ctypes.CDLL(path), name)
+            except (OSError, AttributeError):
+                continue
+            found += function() - 1
+            break
+    return found
+
+
+class Stamps:
+    """The files of the modules that are imported, to notice that one of them has changed."""
+
+    def __init__(self) -> None:
+        self._stamps = {path: _stamp(path) for path in _files()}
+
+    def changed(self) -> str:
+        """Return a file that is not as it was imported; "" where there is none."""
+        return next((path for path, stamp in self._stamps.items() if _stamp(path) != stamp), "")
+
+
+def _files() -> set[str]:
+    files = (getattr(module, "__dict__", {}).get("__file__") for module in sys.modules.values())
+    return {file for file in files if isinstance(file, str) and "/lib/python" in file}
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def shadowed(folder: str, at_start: Container[str]) -> str:
+    """Return a file that a fresh rank would have imported in place of a module; "" for none.
+
+    Args:
+        folder: the first entry of the rank's sys.path.
+        at_start: the modules that any Python has before its program begins.
+    """
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return ""
+    for entry in entries:
+        name, path = entry.partition(".")[0], os.path.join(folder, entry)
+        if name not in sys.modules or name in at_start or name == "__main__":
+            continue
+        if entry.endswith((".py", ".so")) or os.path.exists(os.path.join(path, "__init__.py")):
+            return path
+    return ""

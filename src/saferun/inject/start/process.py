@@ -1,0 +1,217 @@
+"""Make this process one that cannot be told from a Python that was started with a command line now.
+
+It has imported modules, alone or as a fork of a process that did. What the imports made stays; what
+a start makes is made again: arguments, environment, path, streams, random numbers and `__main__`.
+
+What cannot be made again is in docs/warm.md: the hash seed of texts, which forks share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import CodeType, ModuleType, TracebackType
+    from typing import Any
+
+_KEPT = ("__name__", "__builtins__", "__annotations__")  # __main__ has them for any program
+WAITS = b"saferun-warm"  # the name of an agent that waits
+_UNBUFFERED = 2  # _IONBF of stdio.h
+
+
+def become(argv: Sequence[str], env: Mapping[str, str], first_path: str) -> Callable[[], object]:
+    """Become what `argv` starts; return what executes it, which is to be called once.
+
+    Args:
+        argv: a Python, `-u`, then a script or `-m` and a module, and their arguments.
+        env: the whole environment.
+        first_path: the entry of sys.path that stands for the program before.
+    """
+    module = argv[2] == "-m"
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv[:] = ["-m", *argv[4:]] if module else argv[2:]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = argv
+    show(argv, env)
+    _unbuffer()
+    _draw_new_random_numbers()
+    _forget_path(first_path)
+    script = argv[3] if module else absolute(argv[2])
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd() if module else os.path.dirname(os.path.realpath(script)))
+    start_hooks(is_rank=True)
+    return run_module(script) if module else run_script(script)
+
+
+def absolute(script: str) -> str:
+    """Return `__main__.__file__` of a script: CPython puts the directory before a relative path."""
+    if os.path.isabs(script):
+        return script
+    return os.path.join(os.getcwd(), script[2:] if script.startswith("./") else script)
+
+
+def run_script(path: str, code: CodeType | None = None) -> Callable[[], object]:
+    """Make `__main__` that of a script; return what executes it.
+
+    Args:
+        path: of the script.
+        code: what it says; read from the file by default.
+    """
+    from importlib.machinery import SourceFileLoader
+
+    if code is None:
+        code = compiled(path)
+    main = _empty_main()
+    sys.path_importer_cache.setdefault(path, None)  # the interpreter asks for one
+    facts = {"__file__": path, "__cached__": None, "__doc__": None, "__package__": None}
+    vars(main).update(facts, __loader__=SourceFileLoader("__main__", path), __spec__=None)
+    return functools.partial(exec, code, vars(main))
+
+
+def run_module(name: str) -> Callable[[], object]:
+    """Make `__main__` that of `python -m`; return what executes the module."""
+    import runpy
+
+    main = _empty_main()
+    vars(main).update(__doc__=None, __package__=None, __loader__=None, __spec__=None)
+    return functools.partial(runpy._run_module_as_main, name)  # type: ignore[attr-defined]  # what `python -m` calls
+
+
+def compiled(path: str) -> CodeType:
+    """Return the code of a file, as the interpreter would compile its program."""
+    with open(path, "rb") as file:
+        code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
+        return code
+
+
+def forget_module(name: str) -> None:
+    """Let nobody find a module that a program started now would not have imported."""
+    parent, _, last = name.rpartition(".")
+    vars(sys.modules[parent]).pop(last, None)
+    sys.modules.pop(name, None)
+
+
+def start_hooks(*, is_rank: bool) -> None:
+    """Do what our sitecustomize does where SAFERUN_INJECT is set; an error of ours stops no job.
+
+    An agent that has imported torch is not hooked.
+    """
+    if "SAFERUN_INJECT" not in os.environ or sys.flags.ignore_environment:
+        return
+    try:
+        from .. import bootstrap
+
+        bootstrap.start()
+        if is_rank:
+            bootstrap.settle()
+    except Exception as error:
+        sys.stderr.write(f"saferun: inject: {type(error).__name__}: {error}\n")
+
+
+def set_name(name: bytes) -> None:
+    """Set the name that ps and top show."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
+        file.write(name[:15])
+
+
+def show(argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    """Write what ps, pgrep -f and the watch read over our own command line and environment.
+
+    Both are cut off where the room that the process was started with ends.
+
+    Args:
+        argv: the command line.
+        env: of a rank, which is found by its RANK; None leaves what is there.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return
+    _write_over(fields[45:47], argv)  # arg_start and arg_end, proc(5)
+    if env is not None:
+        words = sorted(env.items(), key=lambda pair: not pair[0].endswith(("RANK", "WORLD_SIZE")))
+        _write_over(fields[47:49], [f"{name}={value}" for name, value in words])
+
+
+def _write_over(limits: Sequence[bytes], words: Sequence[str]) -> None:
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)
+    # A kernel or a sandbox may forbid it, and wrong numbers hurt nobody: the file refuses them.
+    with contextlib.suppress(OSError, ValueError):
+        start, end = map(int, limits)
+        if 0 < start < end:
+            with open("/proc/self/mem", "r+b", buffering=0) as file:
+                file.seek(start)
+                file.write(text[: end - start - 1].ljust(end - start, b"\0"))
+
+
+def hide_frames(error: BaseException) -> None:
+    """Let the traceback of an error that ends this process begin in the program."""
+    show_error = sys.excepthook
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+    def excepthook(
+        kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
+        sys.excepthook = show_error
+        while trace is not None and (
+            trace.tb_frame.f_code.co_filename == "<string>"
+            or trace.tb_frame.f_code.co_filename.startswith(ours)
+        ):
+            trace = trace.tb_next
+        show_error(kind, value.with_traceback(trace), trace)
+
+    if not isinstance(error, SystemExit):
+        sys.excepthook = excepthook
+
+
+def _empty_main() -> ModuleType:
+    main = sys.modules["__main__"]
+    for name in [name for name in vars(main) if name not in _KEPT]:
+        delattr(main, name)
+    return main
+
+
+def _forget_path(entry: str) -> None:
+    if sys.path[:1] == [entry]:
+        del sys.path[0]
+    if entry not in sys.path:
+        sys.path_importer_cache.pop(entry, None)
+
+
+def _unbuffer() -> None:
+    """Write at once, as under `-u`. The stream objects stay: imported modules hold them."""
+    import ctypes
+    import io
+
+    streams: tuple[Any, Any] = (sys.stdout, sys.stderr)
+    for fd, stream in enumerate(streams, 1):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding, errors, name = stream.encoding, stream.errors, stream.name
+            stream.flush()
+            raw: Any = io.FileIO(fd, "wb", closefd=False)
+            raw.name = name
+            again: Any = stream
+            again.__init__(raw, encoding, errors, newline="\n", write_through=True)
+            again.mode = "w"
+    libc = ctypes.CDLL(None)
+    for name in ("stdin", "stdout", "stderr"):
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _UNBUFFERED, 0)
+
+
+def _draw_new_random_numbers() -> None:
+    """Draw what a start draws from the kernel; `random` has done so when it was forked."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        key = process.AuthenticationString(os.urandom(32))
+        process.current_process()._config["authkey"] = key

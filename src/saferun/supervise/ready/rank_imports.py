@@ -1,0 +1,48 @@
+"""The list of what the ranks of a script import, kept from one start to the next.
+
+A rank writes it beside its receipt (inject/imported_modules.py); the start of a later attempt or
+run imports what it names. It is a convenience: where it cannot be read or written, ranks are forked
+from a process that has imported torch alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+
+from saferun.inject.imported_modules import ENDING
+from saferun.model import LaunchPlan
+from saferun.planning.inputs import RunInputs
+from saferun.system import paths
+
+
+class RankImports:
+    """The list of one script.
+
+    Args:
+        plan: of the first attempt, names the script.
+        gathered: names the launcher's Python and the user's cache directory.
+    """
+
+    def __init__(self, plan: LaunchPlan, gathered: RunInputs) -> None:
+        script, launcher = plan.script or "", gathered.launcher
+        python = (launcher and launcher.interpreter) or plan.command[0]
+        name = script if plan.options.module else os.path.realpath(script)
+        key = hashlib.sha256(f"{python}\0{name}".encode(errors="surrogateescape")).hexdigest()
+        self.path = os.path.join(paths.cache_dir(gathered.environ), "imports", key[:32])
+        self._receipts = gathered.identity.receipts
+
+    def known(self, attempt: int) -> bool:
+        """Return whether there is one, of this attempt or of one before."""
+        self.take(attempt)
+        return os.path.exists(self.path)
+
+    def take(self, attempt: int) -> None:
+        """Keep the list that a rank of this attempt has written, if there is one."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._receipts or ""):
+                if entry.name.startswith(f"a{attempt}-") and entry.name.endswith(ENDING):
+                    with open(entry.path, "rb") as file:
+                        text = file.read()
+                    paths.write_private(self.path, text)
