@@ -180,7 +180,7 @@ class Stamps:
 
 def _files() -> set[str]:
     files = (getattr(module, "__dict__", {}).get("__file__") for module in sys.modules.values())
-    return {file for file in files if isinstance(file, str) and "/lib/python" in file}
+    return {file for file in files if isinstance(file, str)}
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -1,0 +1,271 @@
+"""Ranks that are forked from a process that has imported torch, beside ranks that are started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import PROGRAMS
+
+pytest.importorskip("torch")
+pytest.importorskip("numpy")
+
+WAYS = ("spawn", "warm")
+SAID = "saferun: start.ranks is warm, but ranks are started as usual: "
+
+
+class Job:
+    """A script, and what is installed for it, run by two ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.script = folder / "train.py"
+        self.installed = folder / "lib" / "site-packages"
+        self.installed.mkdir(parents=True)
+        self.env: dict[str, str] = {}
+
+    def package(self, name: str, text: str) -> Path:
+        path = self.installed / name / "__init__.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def run(self, way: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        start = [sys.executable, "-m", "saferun", "--set", f"start.ranks={way}"]
+        options = ["--set", "retry.backoff_s=[0, 0]", "--nproc-per-node=2"]
+        path = os.pathsep.join(filter(None, [str(self.installed), os.environ.get("PYTHONPATH")]))
+        return subprocess.run(
+            [*start, *options, *(words or ("train.py",))],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path, **self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def starts(self) -> list[str]:
+        """Return how each rank of the last run was started, in the order of attempts."""
+        runs = Path(os.environ["XDG_STATE_HOME"], "saferun", "runs")
+        last = max(path for path in runs.iterdir() if path.is_dir())
+        files = sorted((last / "receipts").glob("a*.jsonl"))
+        return [json.loads(file.read_text().splitlines()[0]).get("start", "") for file in files]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Job(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("train.py", "--x", "ä"), ("-m", "train", "y")])
+def test_a_warm_rank_sees_what_a_started_one_sees(job, words):
+    job.script.write_text((PROGRAMS / "rank_facts.py").read_text())
+    for way in WAYS:
+        done = job.run(way, *words, FACTS=str(job.folder / way))
+        assert (done.returncode, sorted(done.stdout.split())) == (
+            0,
+            sorted("at exit 0 at exit 1".split()),
+        )
+    assert all(start.startswith("warm ") for start in job.starts())
+    drawn = []
+    for rank in "01":
+        started, warm = (json.loads((job.folder / f"{way}-{rank}").read_text()) for way in WAYS)
+        drawn.append(warm["different"])
+        for facts in (started, warm):
+            facts["alike"]["environ"].pop("FACTS")
+            # Opened when torch is imported, which has happened in a warm rank.
+            files = facts["alike"]["descriptors"]
+            facts["alike"]["descriptors"] = [f for f in files.values() if ".stacks" not in f]
+            facts["alike"]["main"].pop("__spec__")  # its repr has an address
+            facts["alike"]["cmdline"] = None  # cut off where the agent's own ends
+        importers = [set(facts["alike"]["late"].pop("importers")) for facts in (started, warm)]
+        assert importers[0] <= importers[1]
+        assert warm["alike"] == started["alike"]
+        assert warm["alike"]["rank_in_proc"]
+    assert [name for name in drawn[0] if drawn[0][name] == drawn[1][name]] == []
+
+
+ENDINGS = {
+    "exception": "raise ValueError('of the user')",
+    "status": "sys.exit(3)",
+    "at once": "os._exit(4)",
+    "crash": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "interrupt": "raise KeyboardInterrupt",
+    "chained": "exec('try:\\n  1/0\\nexcept Exception as e:\\n  raise KeyError(1) from e')",
+    "thread": "threading.Thread(target=lambda: 1/0).start()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_warm_rank_ends_as_a_started_one(job, ending):
+    body = f"if os.environ['RANK'] == '0':\n    {ENDINGS[ending]}\nelse:\n    time.sleep(1)\n"
+    job.script.write_text(f"import os, signal, sys, threading, time\nimport torch\n{body}")
+    seen = []
+    for way in WAYS:
+        done = job.run(way, "--set", "retry.attempts_total=1", "train.py")
+        seen.append((done.returncode, done.stdout, _plain(done.stderr)))
+    assert seen[1] == seen[0]
+
+
+@pytest.mark.slow
+def test_a_syntax_error_has_no_frame_of_ours(job):
+    job.script.write_text("import torch\ndef broken(:\n")
+    seen = [
+        _plain(job.run(way, "--set", "retry.attempts_total=1", "train.py").stderr) for way in WAYS
+    ]
+    assert seen[1] == seen[0]
+    assert "SyntaxError" in seen[0]
+
+
+def _plain(text: str) -> str:
+    """Return stderr without what differs between two runs of the same job."""
+    text = re.sub(r"\(pid:? \d+\)|PID \d+|pid=\d+|process \d+", "PID", text)
+    text = re.sub(r"[WE]\d{4} [\d:.]+ \d+", "TIME", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d_[\d:]+|\d{8}-\d{6}-\d+|0x[0-9a-f]+|[\d.]+ s\b", "TIME", text)
+    text = re.sub(r"/\S+/(error\.json|site-packages)", r"\1", text)
+    # The frame that faulthandler finds below the script's: docs/warm.md.
+    return "\n".join(line for line in text.splitlines() if 'File "<string>"' not in line)
+
+
+@pytest.mark.slow
+def test_what_ranks_import_is_imported_once_from_the_second_run_on(job):
+    job.package("heavy", "import os\nopen(os.environ['LOG'], 'a').write(f'{os.getpid()}\\n')\n")
+    job.script.write_text("import torch\nimport heavy, os\nprint(os.environ['RANK'])\n")
+    counts = []
+    for number in range(2):
+        log = job.folder / f"log{number}"
+        assert job.run("warm", LOG=str(log)).returncode == 0
+        counts.append(len(set(log.read_text().split())))
+    assert counts == [2, 1]
+    assert all(start.split()[:2] == ["warm", start.split()[1]] for start in job.starts())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("print('hello')", id="prints"),
+        pytest.param("import os\nRANK = os.environ.get('RANK')", id="reads RANK"),
+        pytest.param(
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(2,), daemon=True).start()",
+            id="starts a thread",
+        ),
+        pytest.param(
+            "import sys\nif 'RANK' not in sys.modules: pass\nraise ImportError('none')", id="fails"
+        ),
+    ],
+)
+def test_a_package_whose_import_would_differ_is_left_to_the_ranks(job, text):
+    job.package("odd", text)
+    job.script.write_text(
+        "import torch\ntry:\n    import odd\nexcept ImportError as e: print(e)\n"
+        "else: print(getattr(odd, 'RANK', None))\n"
+    )
+    started = job.run("spawn")
+    for _ in range(2):
+        warm = job.run("warm")
+        assert sorted(warm.stdout.split()) == sorted(started.stdout.split())
+        assert SAID not in warm.stderr
+        assert all(start.startswith("warm ") for start in job.starts())
+
+
+@pytest.mark.slow
+def test_a_script_that_sets_what_an_import_reads_is_started(job):
+    job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
+    job.script.write_text(
+        "import os\nos.environ['HUB_HOME'] = '/data'\nimport torch, hub\nprint(hub.HOME)\n"
+    )
+    for number in range(2):
+        done = job.run("warm")
+        assert done.stdout.split() == ["/data", "/data"]
+        assert (SAID + "HUB_HOME is set" in done.stderr) is (number == 1)
+
+
+@pytest.mark.slow
+def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
+    (job.folder / "filelock.py").write_text("MINE = True\n")
+    job.package("user", "import filelock_of_torch\n")
+    (job.folder / "numpy.py").write_text("MINE = True\n")
+    job.script.write_text("import numpy\nprint(numpy.MINE)\n")
+    done = job.run("warm")
+    assert done.stdout.split() == ["True", "True"]
+    assert SAID in done.stderr
+    assert "numpy.py has the name of a module" in done.stderr
+
+
+@pytest.mark.slow
+def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
+    package = job.package("version", "NUMBER = 1\n")
+    job.script.write_text(
+        "import torch, version, os, sys, time\n"
+        "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print(count, version.NUMBER, os.environ['SAFERUN_START'].split()[0], flush=True)\n"
+        "if int(count) < 2: sys.exit(1)\n"
+    )
+    words = ("--max-restarts=2", "--monitor-interval=0.1", "train.py")
+    assert job.run("warm", *words).returncode == 0
+    done = job.run("warm", *words)
+    assert {line for line in done.stdout.splitlines() if line} == {
+        "0 1 warm",
+        "1 1 warm",
+        "2 1 warm",
+    }
+    job.script.write_text(
+        f"import pathlib\npathlib.Path({str(package)!r}).write_text('NUMBER = 2\\n')\n"
+        + job.script.read_text()
+    )
+    done = job.run("warm", *words)
+    lines = {line for line in done.stdout.splitlines() if line}
+    assert "1 2 spawn" in lines
+    assert f"{package} has changed since it was imported" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_retry_forks_ranks_that_have_imported_all(job):
+    job.package("heavy", "X = 1\n")
+    job.script.write_text(
+        "import os, signal, time\nimport torch, heavy\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if os.environ['SAFERUN_ATTEMPT'] == '1' and os.environ['RANK'] == '1':\n"
+        "    time.sleep(8)\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "dist.barrier()\nprint('done')\n"
+    )
+    done = job.run("warm")
+    assert (done.returncode, done.stdout.split()) == (0, ["done", "done"])
+    first, _, second, _ = job.starts()
+    assert first.startswith("warm 0 ")
+    assert int(second.split()[1]) > 0
+
+
+@pytest.mark.slow
+def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
+    (job.installed / "sitecustomize.py").write_text("import os\nMINE = os.environ.get('RANK')\n")
+    job.script.write_text("import torch, sitecustomize\nprint(sitecustomize.MINE)\n")
+    done = job.run("warm")
+    assert sorted(done.stdout.split()) == ["0", "1"]
+    assert "sitecustomize.py reads RANK" in done.stderr
+
+
+def test_variables_that_a_script_assigns_are_found():
+    from saferun.inject.start.blank_ranks import assigned_variables
+
+    script = Path(__file__).with_name("assigned.py.txt")
+    try:
+        script.write_text(
+            "import os\nfrom os import environ\nos.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
+            "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
+            "x = os.environ['F']\n"
+        )
+        assert assigned_variables(str(script)) == ["A", "B", "C", "D", "E"]
+    finally:
+        script.unlink()
