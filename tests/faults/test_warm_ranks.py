@@ -71,7 +71,7 @@ def test_a_warm_rank_sees_what_a_started_one_sees(job, words):
         done = job.run(way, *words, FACTS=str(job.folder / way))
         assert (done.returncode, sorted(done.stdout.split())) == (
             0,
-            sorted("at exit 0 at exit 1".split()),
+            ["0", "1", "at", "at", "exit", "exit"],
         )
     assert all(start.startswith("warm ") for start in job.starts())
     drawn = []
@@ -262,7 +262,8 @@ def test_variables_that_a_script_assigns_are_found():
     script = Path(__file__).with_name("assigned.py.txt")
     try:
         script.write_text(
-            "import os\nfrom os import environ\nos.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
+            "import os\nfrom os import environ\n"
+            "os.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
             "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
             "x = os.environ['F']\n"
         )

@@ -33,6 +33,7 @@ def _installed() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__dict__", {}).get("__spec__")
         origin = getattr(spec, "origin", None)
-        is_file = isinstance(origin, str) and getattr(spec, "name", "") == name
-        if is_file and any(part in origin for part in _INSTALLED):
+        if not isinstance(origin, str) or getattr(spec, "name", "") != name:
+            continue
+        if any(part in origin for part in _INSTALLED):
             yield name

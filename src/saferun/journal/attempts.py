@@ -27,6 +27,7 @@ class Attempt(NamedTuple):
     changed: tuple[str, ...] = ()  # against the attempt before it
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
+    ranks_started: str = ""  # how, where ranks may be warm
     replaced: bool = False  # its process asked for another one in its place
 
     @property
@@ -103,7 +104,12 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
     left = receipts.read(os.path.join(path, "receipts"), attempt.number)
     # Whether ranks ran unguarded was known to the run alone, which has reported it.
     hooks = receipts.judge(left, expects_hooks=injected, ranks_ran=False, no_python=True)
-    return attempt._replace(tails=tuple(tails), hooks=hooks, ready_at=receipts.met_at(left))
+    return attempt._replace(
+        tails=tuple(tails),
+        hooks=hooks,
+        ready_at=receipts.met_at(left),
+        ranks_started=receipts.started(left),
+    )
 
 
 def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:

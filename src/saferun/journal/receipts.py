@@ -69,6 +69,24 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
     return tuple(found)
 
 
+def started(receipts: Iterable[Receipt]) -> str:
+    """Return how ranks were started where they may be warm; "" where nothing was noted.
+
+    The receipt has what the job's own processes wrote (contract.py, "start").
+    """
+    texts = [one.facts.get("start") for one in receipts if one.hook == contract.BOOTSTRAP]
+    how, _, rest = next((printable(text) for text in texts if isinstance(text, str)), "").partition(
+        " "
+    )
+    if how == "spawn":
+        return f"as usual, not warm: {rest}"
+    count, _, seconds = rest.partition(" ")
+    if how != "warm" or not (count.isdigit() and seconds):
+        return ""
+    more = f" and {count} modules" if count != "0" else ""
+    return f"warm: torch{more} imported once, ahead, in {seconds} s"
+
+
 def met_at(receipts: Iterable[Receipt]) -> float | None:
     """Return when the last rank had joined the first process group; None where there was none."""
     first: dict[int, float] = {}

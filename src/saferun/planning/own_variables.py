@@ -34,6 +34,7 @@ def needed_beside(settings: Settings) -> tuple[str, ...]:
         found.append(f"watch.silence_s: {settings.watch.silence_s:g}")
     found += ["notify.command"] if settings.notify.command else []
     found += [f"workers: {settings.workers}"] if settings.workers > 1 else []
+    found += ["start.ranks: warm"] if settings.start.ranks == "warm" else []
     found += ["hooks.optuna.mode: on"] if settings.hooks.optuna.mode == "on" else []
     found += ["recover.gpu_reset: when-idle"] if settings.recover.gpu_reset == "when-idle" else []
     return tuple(found)

@@ -59,12 +59,13 @@ def resumed_text(plan: LaunchPlan | None, notes: Sequence[str]) -> str:
 def _policies(plan: LaunchPlan) -> dict[str, Any]:
     """Return the policies as JSON; empty under SAFERUN_DISABLE, which disables them."""
     if plan.disabled:
-        return {"hooks": {}, "retry": {}, "locks": {}, "notify": {}}
+        return {"hooks": {}, "retry": {}, "locks": {}, "notify": {}, "start": {}}
     return {
         "hooks": as_tree(plan.settings.hooks),
         "retry": as_tree(plan.settings.retry),
         "locks": {**as_tree(plan.settings.locks), "devices": list(plan.devices)},
         "notify": as_tree(plan.settings.notify),
+        "start": as_tree(plan.settings.start),
     }
 
 
@@ -75,6 +76,8 @@ def headline(plan: LaunchPlan) -> str:
     parts = [f"profile {plan.profile} ({who})"]
     if plan.settings.workers > 1:
         parts.append(f"{plan.settings.workers} workers")
+    if plan.settings.start.ranks == "warm":
+        parts.append("warm ranks")
     hidden = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
     shown = [name for name in plan.env if name not in hidden]
     if shown:
@@ -119,6 +122,7 @@ def as_text(
             "",
             *_section("retry", policies["retry"], plan.notes),
             *_beside(plan),
+            *_started(plan),
             *_notified(plan),
             *_audit(findings),
             *[f"\nnote: {remark}" for remark in plan.remarks],
@@ -144,6 +148,13 @@ def _beside(plan: LaunchPlan) -> list[str]:
         return _hang("one attempt", "the job replaces saferun")
     why = ", ".join(needed_beside(plan.settings))
     return _hang("one attempt", f"saferun stays beside the job for {why}")
+
+
+def _started(plan: LaunchPlan) -> list[str]:
+    """Return how ranks are started, where that is not torchrun's own way."""
+    if plan.disabled or plan.settings.start.ranks == "spawn":
+        return []
+    return _hang("ranks", "warm: forks of a process that has imported torch (start.ranks)")
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:

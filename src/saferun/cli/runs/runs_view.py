@@ -213,6 +213,7 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
         ("time", _time(spent)),
         ("decision", decision(outcome)),
         *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
+        ("ranks", attempt.ranks_started),
         *(("hooks", line) for line in attempt.hooks),
     ]
     return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
@@ -307,6 +308,7 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
         "lost": outcome.lost_work and outcome.lost_work._asdict(),
         "tails": attempt.tails,
         "hooks": attempt.hooks,
+        "ranks_started": attempt.ranks_started,
         "left": begun.left,
         "untried": outcome.untried,
         "replaced": attempt.replaced,
