@@ -1,0 +1,115 @@
+"""From the command to the end of the first step: torchrun, saferun, and saferun with warm ranks.
+
+    python benchmarks/start.py [--rounds 3] [--ranks 1 8] [--imports torch transformers] [--files]
+
+Each round runs all ways one after the other, the first one another in each round. The script
+imports, makes a CUDA context where there is a GPU (ranks share them), joins a gloo group and does
+one product and one all_reduce. Before the rounds each way runs once, so that files are in memory
+and warm ranks know what their script imports. `--files` counts the files that a start opens, by
+strace, in place of the times. The ratio is that of the medians; DESIGN's bounds are 0.55 for torch
+alone and 0.75 with transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WAYS = {
+    "torchrun": ["torchrun"],
+    "saferun": [sys.executable, "-m", "saferun"],
+    "saferun warm": [sys.executable, "-m", "saferun", "--set", "start.ranks=warm"],
+}
+IMPORTS = {"torch": "", "transformers": "from transformers import Trainer, AutoModelForCausalLM"}
+JOB = """
+import os, sys, time
+import torch, torch.distributed as dist
+{imports}
+cuda = torch.cuda.is_available()
+device = f"cuda:{{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}}" if cuda else "cpu"
+if cuda: torch.cuda.set_device(device)
+dist.init_process_group("gloo")
+x = torch.ones(256, 256, device=device) @ torch.ones(256, 256, device=device)
+y = x.sum().cpu(); dist.all_reduce(y)
+if os.environ["RANK"] == "0":
+    with open(sys.argv[1], "w") as file: file.write(str(time.time()))
+    with open(sys.argv[1] + ".pss", "w") as file:
+        time.sleep(0.5)
+        ranks = open(f"/proc/{{os.getppid()}}/task/{{os.getppid()}}/children").read().split()
+        texts = [open(f"/proc/{{pid}}/smaps_rollup").read() for pid in ranks]
+        file.write(str(sum(int(t.split("Pss:")[1].split()[0]) for t in texts)))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(way: str, ranks: int, job: Path) -> tuple[float, float]:
+    """Return the seconds until the end of rank 0's first step, and the ranks' PSS in GiB."""
+    stamp = job.with_suffix(".stamp")
+    began = time.time()
+    command = [*WAYS[way], "--standalone", f"--nproc-per-node={ranks}", str(job), str(stamp)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    pss = int(stamp.with_suffix(".stamp.pss").read_text()) / (1 << 20)
+    return float(stamp.read_text()) - began, pss
+
+
+def opened(way: str, ranks: int, job: Path) -> int:
+    """Return how many files a start opens."""
+    command = [*WAYS[way], "--standalone", f"--nproc-per-node={ranks}", str(job), "/dev/null"]
+    trace = job.with_suffix(".strace")
+    options = ["-f", "-c", "-e", "trace=open,openat", "-o", str(trace)]
+    subprocess.run(["strace", *options, *command], capture_output=True, timeout=600, check=False)
+    rows = [line.split() for line in trace.read_text().splitlines()]
+    return sum(int(row[3]) for row in rows if row and row[-1] in ("open", "openat"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time starts.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--imports", nargs="+", default=["torch"], choices=IMPORTS)
+    parser.add_argument("--files", action="store_true")
+    options = parser.parse_args()
+    if options.files and not shutil.which("strace"):
+        sys.exit("there is no strace")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(XDG_CACHE_HOME=f"{folder}/cache", XDG_STATE_HOME=f"{folder}/state")
+        for imports in options.imports:
+            job = Path(folder, f"train_{imports}.py")
+            job.write_text(JOB.format(imports=IMPORTS[imports]))
+            for ranks in options.ranks:
+                _rows(imports, ranks, job, options)
+
+
+def _rows(imports: str, ranks: int, job: Path, options: argparse.Namespace) -> None:
+    names = list(WAYS)
+    for way in names:
+        run(way, ranks, job)
+    if options.files:
+        print(imports, ranks, {way: opened(way, ranks, job) for way in names}, flush=True)
+        return
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in names}
+    for number in range(options.rounds):
+        for way in names[number % 3 :] + names[: number % 3]:
+            found[way].append(run(way, ranks, job))
+    base = statistics.median(s for s, _ in found["torchrun"])
+    for way, values in found.items():
+        seconds, pss = [s for s, _ in values], statistics.median(p for _, p in values)
+        median = statistics.median(seconds)
+        each = " ".join(f"{s:.1f}" for s in sorted(seconds))
+        print(
+            f"{imports:13} {ranks} ranks  {way:13} {median:5.1f} s ({each})  "
+            f"{median / base:.2f} x torchrun  {pss:.2f} GiB",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
