@@ -2,10 +2,11 @@
 
     python benchmarks/recovery.py [--pairs 7] [--after 10] [--backend gloo|nccl] [--json]
 
-Each round runs both ways to come back, one after the other and in turns first:
+Each round runs all ways to come back, one after the other and in turns first:
 
     in-agent   torchrun --max-restarts=1, made to work by TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     saferun    the next attempt under saferun, whose warm agent waits by then (5 s into the job)
+    saferun warm    the same, whose ranks are forked (start.ranks: warm)
 
 Two ranks; rank 1 kills itself `--after` seconds after its first line. A first line is printed after
 `import torch` and `init_process_group`. Medians in ms; the spread is the middle half. The memory is
@@ -29,7 +30,7 @@ from pathlib import Path
 
 BOUND_MS = 400.0  # over torchrun's own working restart
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ("in-agent", "saferun")
+WAYS = ("in-agent", "saferun", "saferun warm")
 PHASES: dict[str, list[float]] = {}  # of saferun's way, ms
 JOB = """
 import os, signal, sys, time
@@ -81,7 +82,7 @@ def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int
         _, errors = process.communicate(timeout=180)
         watch.cancel()
         stamps = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-        moments = journal_moments(folder) if way == "saferun" else {}
+        moments = journal_moments(folder) if way.startswith("saferun") else {}
     died = [int(ns) for what, ns in stamps if what == "death"]
     lived = [int(ns) for what, ns in stamps if what == "next"]
     if process.returncode or not died or not lived:
@@ -90,7 +91,7 @@ def down_ms(way: str, options: argparse.Namespace) -> tuple[float, dict[str, int
         reported = {"death": died[0] / 1e9, **moments, "first line": min(lived) / 1e9}
         steps = list(reported.items())
         for (before, at), (name, then) in itertools.pairwise(steps):
-            PHASES.setdefault(f"{before} -> {name}", []).append((then - at) * 1000)
+            PHASES.setdefault(f"{way}: {before} -> {name}", []).append((then - at) * 1000)
     return (min(lived) - died[0]) / 1e6, memory
 
 
@@ -110,8 +111,9 @@ def journal_moments(home: str) -> dict[str, float]:
 
 
 def command(way: str) -> list[str]:
-    if way == "saferun":
-        return [sys.executable, "-m", "saferun"]
+    if way.startswith("saferun"):
+        ranks = "warm" if way == "saferun warm" else "spawn"
+        return [sys.executable, "-m", "saferun", "--set", f"start.ranks={ranks}"]
     return [sys.executable, "-m", "torch.distributed.run", "--max-restarts=1"]
 
 

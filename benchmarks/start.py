@@ -27,7 +27,11 @@ WAYS = {
     "saferun": [sys.executable, "-m", "saferun"],
     "saferun warm": [sys.executable, "-m", "saferun", "--set", "start.ranks=warm"],
 }
-IMPORTS = {"torch": "", "transformers": "from transformers import Trainer, AutoModelForCausalLM"}
+IMPORTS = {
+    "torch": "",
+    "compile": "import torch._dynamo, torch._inductor.compile_fx",
+    "transformers": "from transformers import Trainer, AutoModelForCausalLM",
+}
 JOB = """
 import os, sys, time
 import torch, torch.distributed as dist

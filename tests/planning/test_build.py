@@ -220,7 +220,7 @@ def test_distributed_means_more_than_one_rank(argv, environ, gpus, starts_all, d
 def test_the_json_has_exactly_the_fixed_keys():
     made = json.loads(json.dumps(view.as_json(planned("t.py", "--a"))))
     fixed = "schema profile launcher command torchrun_args script script_args env hooks retry "
-    assert " ".join(made) == fixed + "locks notify mitigations"
+    assert " ".join(made) == fixed + "locks notify start mitigations"
     assert made["script_args"] == ["--a"]
     assert set(made["env"]["PYTHONPATH"]) == {"value", "origin", "why", "source"}
     assert made["locks"]["devices"] == ["GPU-a", "GPU-b"]
