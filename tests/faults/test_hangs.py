@@ -36,6 +36,22 @@ def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
     assert [place["odd"] for place in event["ranks"]] == [False, True]
 
 
+@pytest.mark.parametrize("key", ["watch.mode=end", "watch.mode=warn"])
+def test_a_single_attempt_that_hangs_is_ended_where_that_is_asked_for(tmp_path, key):
+    """One attempt is no reason to leave the job alone: `warn` reports and leaves it, `end` ends."""
+    argv = ["--profile=cpu", "--set=launcher=python", "--set=retry.attempts=1", f"--set={key}"]
+    code = "import time; print('here', flush=True); time.sleep(600)"
+    with run(tmp_path, *argv, "--set=watch.silence_s=2", "-c", code) as job:
+        job.wait_for_message("the job may hang")
+        if key == "watch.mode=warn":
+            assert job.process.poll() is None
+            job.process.send_signal(signal.SIGTERM)
+        assert job.end()
+        job.nothing_lives()
+        (ended,) = job.events("ended")
+    assert ended["ended_by"] == ("hang" if key == "watch.mode=end" else "job")
+
+
 def test_the_key_at_a_terminal_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
     mark = {MARK: uuid.uuid4().hex}
     terminal = Terminal({**os.environ, **small_torchrun(tmp_path), "HOME": str(tmp_path), **mark})
