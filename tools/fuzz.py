@@ -198,8 +198,19 @@ def journal(place: Path) -> Target:
 
     facts = {"attempt": 1, "action": "again", "kind": "x", "status": 1, "mitigations": ["a"]}
     facts |= {"by": {"pid": 1}, "signals": [15], "fingerprint": "k", "lived_s": 1.5, "worker": 0}
-    names = ("attempt", "started", "ended", "plan", "end", "fault", "workers", "recycled", "hang")
-    rows = [json.dumps(user_machine.event(name, **facts)).encode() + b"\n" for name in names]
+    names = (
+        "attempt",
+        "started",
+        "ended",
+        "plan",
+        "end",
+        "fault",
+        "workers",
+        "recycled",
+        "hang",
+        "loss",
+    )
+    rows = [json.dumps(desk.event(name, **facts)).encode() + b"\n" for name in names]
     plan = json.dumps({"script": "t.py", "env": {"A": {"value": "1"}}, "hooks": {"order": "on"}})
     seeds = [b"".join(rows), rows[0] + rows[2] + rows[4], plan.encode()]
     run_path = place / "run"

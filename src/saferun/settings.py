@@ -346,6 +346,12 @@ class WatchPolicy(NamedTuple):
         least=1,
         unit="s",
     )
+    loss: str = choice(
+        "warn",
+        "end",
+        "off",
+        doc="Say when the loss that the job prints is no number any more; end the attempt then.",
+    )
 
 
 @group
@@ -357,7 +363,7 @@ class NotifyPolicy(NamedTuple):
     )
     on: tuple[str, ...] = texts(
         "The events that it gets: all of them where none is named.",
-        *("failed", "mitigated", "hang", "finished"),
+        *("failed", "mitigated", "hang", "loss", "finished"),
     )
 
 

@@ -21,7 +21,7 @@ KINDS = table("kinds")
 NOT_BY_LOG = {
     *("unknown", "no-failure", "gpu-p2p-corrupt", "segfault-environment", "killed-from-outside"),
     *("bus-error", "process-unkillable", "output-reader-gone"),
-    *("hang", "keeper-killed", "node-lost"),
+    *("hang", "keeper-killed", "node-lost", "loss-not-finite"),
 }
 
 

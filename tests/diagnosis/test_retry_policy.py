@@ -18,6 +18,7 @@ from saferun.diagnosis.deciding.retry_policy import (
     decide,
     used_up,
 )
+from saferun.diagnosis.evidence import NoNumber
 from saferun.settings import Settings, with_values
 
 POLICY = Settings()
@@ -48,7 +49,26 @@ def attempts(count: int, verdict: str = "retry", **facts) -> list[AttemptOutcome
     return [failed(n, verdict, **facts) for n in range(1, count + 1)]
 
 
+def without_loss(number: int, step: int | None, good: str = "2.0") -> AttemptOutcome:
+    """An attempt that resumed, and was ended at this step since its loss was no number."""
+    lost = NoNumber("nan", step, good, None, 0.0)
+    return failed(number, fingerprint=str(number), first_step=10 * number, no_number=lost)
+
+
 CASES = {
+    "a loss that is no number may come of a bad batch": ([without_loss(1, 100)], {}, AGAIN),
+    "at the same step it comes again": ([without_loss(1, 100), without_loss(2, 115)], {}, STOP),
+    "later it is another one": ([without_loss(1, 100), without_loss(2, 150)], {}, AGAIN),
+    "from the beginning on it is in the weights": (
+        [without_loss(1, 100), without_loss(2, 150, good="")],
+        {},
+        STOP,
+    ),
+    "where no step is printed it is tried once": (
+        [without_loss(1, None), without_loss(2, None)],
+        {},
+        STOP,
+    ),
     "success is the end": ([failed(1, exit_code=0)], {}, DONE),
     "a user's mistake is never tried again": ([failed(1, "stop-user")], {}, STOP),
     "broken hardware is never tried again": ([failed(1, "stop-hardware")], {}, STOP),
@@ -253,6 +273,7 @@ CASES = {
 
 # What people read of it, as a table: the case, its reason.
 REASONS = {
+    "at the same step it comes again": "the loss is no number at the same step again",
     "success is the end": "",
     "a user's mistake is never tried again": "the same command would fail again",
     "a passing failure is tried again": "it can pass",

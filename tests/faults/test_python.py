@@ -104,6 +104,7 @@ def test_an_interrupt_sent_to_saferun_alone_reaches_the_script_once(tmp_path):
         ("retry.attempts=1", False),
         ("watch.mode=warn", False),
         ("watch.mode=end", True),
+        ("watch.loss=end", True),
         ("watch.silence_s=20", True),
         ('notify.command=["true"]', True),
         ("hooks.optuna.mode=on", True),

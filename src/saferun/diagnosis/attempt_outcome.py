@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.work_lost import WorkLost
 
 
@@ -40,6 +41,7 @@ class AttemptOutcome(NamedTuple):
     launcher_end: str = ""  # how its first process died of a signal, in words
     falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
     has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
+    no_number: NoNumber | None = None  # why the watch of its loss has ended it
     ended_by: str = ""  # "job", "grace", "interrupt", "keeper", "hang"
     signals: tuple[str, ...] = ()  # the names of those that were passed on to it
     killed: int = 0  # processes that had to be killed

@@ -18,13 +18,24 @@ class RankFailure(NamedTuple):
     traceback: str = ""  # the complete one, from the error file
 
 
-class Hang(NamedTuple):
-    """Why a watch has ended an attempt: it was silent, or its ranks began at different steps."""
+class NoNumber(NamedTuple):
+    """A training's loss that is no number any more."""
 
-    kind: str  # "hang", "collective-mismatch", "ranks-differ"
+    value: str  # "nan", "infinite"
+    step: int | None  # the first one with it; None where the job prints none
+    good: str  # the last number before it; "" where there was none in this attempt
+    good_step: int | None
+    good_at_s: float  # seconds since the epoch; what was saved before is older than that number
+
+
+class Hang(NamedTuple):
+    """Why a watch has ended an attempt: silence, different first steps, a loss without numbers."""
+
+    kind: str  # "hang", "collective-mismatch", "ranks-differ", "loss-not-finite"
     rank: int | None  # the rank that is elsewhere; None where it is not known
     line: str  # says where it is
     known_from: str = "the watch for silence"
+    no_number: NoNumber | None = None
 
 
 class Observation(NamedTuple):

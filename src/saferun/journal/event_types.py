@@ -83,6 +83,17 @@ class Hang(NamedTuple):
     stacks: str | None  # a file in the run's directory
 
 
+class LossLost(NamedTuple):
+    """A training's loss is no number any more: diagnosis/evidence.NoNumber."""
+
+    line: str  # for people
+    value: str
+    step: int | None
+    good: str
+    good_step: int | None
+    checkpoint: str | None  # the newest one of the run from before that
+
+
 class Recycled(NamedTuple):
     """The process of an attempt is replaced, as it asked: recycling.Request."""
 
@@ -121,6 +132,7 @@ NAMES: dict[type[EventFacts], str] = {
     Recovery: "recovery",
     NodesMet: "nodes",
     Hang: "hang",
+    LossLost: "loss",
     Recycled: "recycled",
     AttemptOutcome: "ended",
     PlanChanged: "plan",
@@ -148,6 +160,7 @@ EventFacts: TypeAlias = (
     | Recovery
     | NodesMet
     | Hang
+    | LossLost
     | Recycled
     | AttemptOutcome
     | PlanChanged

@@ -10,6 +10,7 @@ from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
     Hang,
+    LossLost,
     NodesMet,
     Preflight,
     Recovery,
@@ -80,5 +81,7 @@ def _lines(event: Event) -> Iterator[str]:
             yield f"the nodes agreed that the failure began on {host}"
         if facts.why:
             yield f"the nodes do not fit: {facts.why}"
+    elif isinstance(facts, LossLost):
+        yield facts.line
     elif isinstance(facts, Fault):
         yield f"a fault of saferun's own: {facts.what}"

@@ -48,8 +48,7 @@ from saferun.supervise.ready.rank_imports import RankImports
 from saferun.supervise.records import record, report
 from saferun.supervise.records.record import Record
 from saferun.supervise.replace import become_job, check_size
-from saferun.supervise.watch.first_steps import FirstSteps
-from saferun.supervise.watch.hang_watch import HangWatch
+from saferun.supervise.watch.looks import Looks
 from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, threads
@@ -177,7 +176,7 @@ class _Run:
         self._nodes = self._other_nodes(first)
         # Both are those of the attempt that runs.
         self._watch: AttemptWatch
-        self._first_steps: FirstSteps
+        self._looks: Looks
         self._requests = EndRequests()
 
     def _other_nodes(self, plan: LaunchPlan) -> PeerNodes | None:
@@ -299,11 +298,16 @@ class _Run:
             self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan)
-        hangs = None
-        if plan.settings.watch.mode != "off":
-            environ = self._gathered.environ
-            hangs = HangWatch(plan, identity.receipts, self._record, self._say, environ)
-        self._first_steps = FirstSteps(plan, number, self._say, hangs)
+        self._looks = Looks(
+            plan,
+            number,
+            self._history,
+            identity.receipts,
+            self._record,
+            self._resumption.saved_before,
+            self._say,
+            self._gathered.environ,
+        )
         self._record.attempt(number, plan, self._history, self._gathered.facts.torch)
         return plan
 

@@ -76,6 +76,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     cores = "" if job.cores is None else f", {job.cores:.1f} cores in use"
     yield Line("ranks", f"{job.ranks}{cores}" if job.ranks else "")
     yield Line("silence", _silence(job, at), "yellow")
+    yield Line("loss", printable(attempt.loss), "yellow")
 
 
 def _failure(attempt: Attempt) -> str:

@@ -24,6 +24,7 @@ SAME_AGE_S = 5.0
 # The same with the same last step. The start of torchrun, which an attempt's duration includes,
 # takes 1 s with a warm agent and up to a minute from a cold disk or on a busy machine.
 SAME_STEP_S = 60.0
+SAME_LOSS_STEPS = 20  # of two attempts whose loss became no number; the sums differ a little
 DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
 GUARDS = "debug-guards"  # one that does so for an index out of range on a GPU
 OURS = "keeper-killed"  # the kind of a failure that is our own
@@ -92,6 +93,8 @@ def _by_verdict(
     if last.verdict == "mitigate":
         return _mitigation(last, policy, usable)
     if last.verdict == "retry":
+        if _loss_comes_again(history):
+            return Decision(STOP, "the loss is no number at the same step again")
         if not last.waits and _seen_before(history):
             return Decision(STOP, "the same failure at the same age: it would come again")
         return Decision(AGAIN, "it can pass")
@@ -157,6 +160,17 @@ def _seen_before(history: Sequence[AttemptOutcome]) -> bool:
         and _is_same_age(earlier, last)
         for earlier in history[begun:-1]
     )
+
+
+def _loss_comes_again(history: Sequence[AttemptOutcome]) -> bool:
+    """Return whether an attempt was ended for its loss, as one before it, and came no further."""
+    last = history[-1].no_number
+    before = [one.no_number for one in history[:-1] if one.no_number]
+    if last is None or not before:
+        return False
+    if None in (last.step, before[-1].step) or not last.good:
+        return True
+    return (last.step or 0) <= (before[-1].step or 0) + SAME_LOSS_STEPS
 
 
 def _is_same_age(one: AttemptOutcome, other: AttemptOutcome) -> bool:

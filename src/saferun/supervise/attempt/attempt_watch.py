@@ -127,6 +127,7 @@ class AttemptWatch:
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
             last_step=seen.step,
+            no_number=hang.no_number if hang else None,
             diagnosis=diagnosis,
             root_rank=diagnosis.root_rank,
             root_line=diagnosis.root_line or None,

@@ -56,6 +56,7 @@ class Resumption:
         self._requeued = requeued(gathered)
         self._pattern: str | None = None
         self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
+        self._bad: dict[str, Stamp] = {}  # the same, whatever other nodes say
         # Nodes may meet several times before an attempt begins: these lines are said once.
         self._say_once = functools.cache(say)
         self._lost: list[WorkLost] = []
@@ -141,6 +142,9 @@ class Resumption:
         if bad is not None:
             now = {one.checkpoint.path: one.stamp for one in self._find()}
             self._before[bad.path] = now.get(bad.path, (0, 0))
+        if last.no_number is not None:  # what was saved later may have it in its weights
+            later = [one for one in self._find() if one.checkpoint.at_s > last.no_number.good_at_s]
+            self._bad.update({one.checkpoint.path: one.stamp for one in later})
         newest = self._newest()
         if bad is not None:
             older = "the one before is tried" if newest else "there is none before it"
@@ -215,10 +219,23 @@ class Resumption:
         """Return the newest complete checkpoint of this run; say which newer ones are not."""
         return next(iter(self._complete(1)), None)
 
-    def _complete(self, most: int) -> list[Found]:
+    def saved_before(self, at_s: float) -> Checkpoint | None:
+        """Return the newest complete checkpoint of this run that was written before a time.
+
+        Args:
+            at_s: seconds since the epoch.
+        """
+        found = self._harmlessly(lambda: self._complete(1, at_s)) if self._pattern else None
+        return found[0].checkpoint if found else None
+
+    def _complete(self, most: int, until_s: float = float("inf")) -> list[Found]:
         """Return the newest complete checkpoints of this run; say which newer ones are not."""
-        before = self._before
-        written = [one for one in self._find() if before.get(one.checkpoint.path) != one.stamp]
+        skipped = (self._before.items() | self._bad.items()) if self._bad else self._before.items()
+        written = [
+            one
+            for one in self._find()
+            if (one.checkpoint.path, one.stamp) not in skipped and one.checkpoint.at_s <= until_s
+        ]
         paths = [one.checkpoint.path for one in written]
         whole: list[Found] = []
         for found in written:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
+from saferun.journal.event_types import LossLost
 from saferun.model import LaunchPlan
 from saferun.supervise.ready import keeper_pool
 from saferun.system import paths
@@ -105,6 +106,16 @@ class Notifier:
         where = f"; rank {odd.rank} {odd.what} {odd.frame}".rstrip() if odd else ""
         what = f"no sign of work for {seconds(silent_s)}, it may hang{where}"
         self._tell("hang", what, {"attempt": attempt, "silent_s": silent_s})
+
+    def loss(self, attempt: int, found: LossLost) -> None:
+        """Tell of a training whose loss is no number any more.
+
+        Args:
+            attempt: the number of the one that runs.
+            found: what the journal has of it.
+        """
+        facts = {"attempt": attempt, "step": found.step, "checkpoint": found.checkpoint}
+        self._tell("loss", found.line, facts)
 
     def run_ended(self, status: int | None, reason: str) -> None:
         """Tell of the end of the run; who asked it to end knows."""

@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from saferun import __version__
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
 from saferun.journal import rank_files, torchelastic_dirs
 from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
     Hang,
+    LossLost,
     RunEnded,
     Started,
 )
 from saferun.journal.receipts import Receipt
 from saferun.journal.writer import Journal
-from saferun.model import Identity, LaunchPlan
+from saferun.model import Checkpoint, Identity, LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import as_json
 from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
@@ -128,6 +130,21 @@ class Record:
         if self.notifier and not asked:
             self.notifier.hang(self._attempt, silent_s, places)
         return file and os.path.join(self.journal.path or "", file)
+
+    def loss(self, found: NoNumber, line: str, saved: Checkpoint | None) -> None:
+        """Record that the loss is no number any more.
+
+        Args:
+            found: since when, and what it was before.
+            line: the same for people.
+            saved: the newest checkpoint from before that.
+        """
+        path = saved.path if saved else None
+        event = LossLost(line, found.value, found.step, found.good, found.good_step, path)
+        self.journal.event(event)
+        self.journal.sync()
+        if self.notifier:
+            self.notifier.loss(self._attempt, event)
 
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""

@@ -8,7 +8,6 @@ writes to, torchrun's of each rank among them (`--redirects`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis.evidence import Hang
@@ -16,8 +15,8 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.model import LaunchPlan
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.watch import live_output
-from saferun.supervise.watch.hang_watch import HangWatch
 
+NEVER_S = 3600.0
 _EVERY_S = 3.0
 _LOOKS = 40  # then the first steps are no longer in what is kept of the output
 _KIND = "ranks-differ"
@@ -31,65 +30,33 @@ class FirstSteps:
         number: the attempt's. One that goes on from another is ended where its ranks differ; ranks
             of a first attempt may each have a part of the work.
         say: takes lines for people.
-        hang_watch: checks the job in its own time; None for none.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        number: int,
-        say: Callable[[str], None],
-        hang_watch: HangWatch | None,
-    ) -> None:
-        self._say, self._hang_watch = say, hang_watch
+    def __init__(self, plan: LaunchPlan, number: int, say: Callable[[str], None]) -> None:
+        self._say = say
         agree = plan.settings.hooks.init.agree
         self._ends = agree == "error" and (number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
-        self._hang_check_s = 0.0
         self._launcher = self._keeper = 0
         self._sizes: dict[tuple[int, int], int] = {}
-        self._apart: Hang | None = None
-        self.takes_questions = hang_watch is not None
-
-    @property
-    def cause(self) -> Hang | None:
-        """Why the attempt was ended."""
-        return self._apart or (self._hang_watch.cause if self._hang_watch else None)
+        self.cause: Hang | None = None
 
     def started(self, keeper: int, launcher: int) -> None:
         """Note which command runs, and what its files hold from before."""
-        if self._hang_watch:
-            self._hang_watch.started(launcher)
         self._keeper, self._launcher = keeper, launcher
         self._sizes = live_output.sizes(launcher)
 
-    def ask(self) -> None:
-        """Have the next look followed by a report of where the ranks are."""
-        if self._hang_watch:
-            self._hang_watch.ask()
-        self._hang_check_s = 0.0
-
-    def check_job(self) -> float | None:
-        """Return the seconds until the next check of the job, None to end it. Never raises."""
-        now, delay_s = time.monotonic(), float("inf")
-        if self._hang_watch:
-            if now >= self._hang_check_s:
-                wait_s = self._hang_watch.check_job()
-                if wait_s is None:
-                    return None
-                self._hang_check_s = now + wait_s
-            delay_s = self._hang_check_s - now
-        if self._left:
-            self._left -= 1
-            try:
-                self._compare(self._lines())
-            except Exception as error:
-                self._left = 0
-                self._say(f"first steps could not be compared ({type(error).__name__}: {error})")
-            if self._apart is not None:
-                return None
-            delay_s = min(delay_s, _EVERY_S)
-        return max(0.0, min(delay_s, 3600.0))
+    def look(self) -> float | None:
+        """Look at the job; return the seconds until the next look, None to end it. Never raises."""
+        if not self._left:
+            return NEVER_S
+        self._left -= 1
+        try:
+            self._compare(self._lines())
+        except Exception as error:
+            self._left = 0
+            self._say(f"first steps could not be compared ({type(error).__name__}: {error})")
+        return None if self.cause else _EVERY_S
 
     def ended(self, ended: Ended) -> None:
         """Look at the beginning of the output of an attempt that is over."""
@@ -115,8 +82,8 @@ class FirstSteps:
         self._left = 0
         line = f"ranks begin at different steps: {found.difference}"
         if found.is_far and self._ends:
-            self._apart = Hang(_KIND, None, line, "the steps that the ranks print")
-        elif found.difference:
+            self.cause = Hang(_KIND, None, line, "the steps that the ranks print")
+        elif found.told:
             self._say(
                 f"{line}. If they train one model, its weights become wrong: have all ranks load "
                 "the same checkpoint"

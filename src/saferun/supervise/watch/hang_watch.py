@@ -121,7 +121,7 @@ class HangWatch:
         self._is_wanted = False  # a person asked where the ranks are
         self.cause: Hang | None = None  # why the attempt was ended
 
-    def started(self, launcher: int) -> None:
+    def started(self, keeper: int, launcher: int) -> None:
         """Note which command runs."""
         self._launcher = launcher
 

@@ -27,18 +27,38 @@ def outputs(
         since: the result of `sizes`: the beginning of what was written since is wanted, in whole
             lines, and nothing of an output whose beginning is gone.
     """
-    for name in procfs.names(f"/proc/{keeper}/fd"):
-        path = f"/proc/{keeper}/fd/{name}"
-        if target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
-            moves, data, at_s = found
-            part = data[-_BYTES:] if since is None else _whole(data if moves == 0 else b"")
-            yield part, max(0.0, time.monotonic() - at_s)
+    for moves, data, at_s in _memories(keeper):
+        part = data[-_BYTES:] if since is None else _whole(data if moves == 0 else b"")
+        yield part, max(0.0, time.monotonic() - at_s)
     for path, status in _files(launcher):
         if since is None:
             data = _part(path, max(0, status.st_size - _BYTES))
         else:
             data = _whole(_part(path, since.get((status.st_dev, status.st_ino), 0)))
         yield data, max(0.0, time.time() - status.st_mtime)
+
+
+def ends(keeper: int, launcher: int, since: Mapping[FileId, int], within_s: float) -> list[bytes]:
+    """Return the ends of what was written to each output since, the ranks' own files among them.
+
+    Args:
+        keeper: the pid of the job's keeper.
+        launcher: the pid of the command that it started.
+        since: the result of `sizes`.
+        within_s: seconds; an output that did not grow within them is left out.
+    """
+    now_s = time.monotonic()
+    found = [data[-_BYTES:] for _, data, at_s in _memories(keeper) if now_s - at_s <= within_s]
+    files = {
+        (status.st_dev, status.st_ino): (path, status)
+        for pid in (launcher, *rank_processes.ranks(launcher).values())
+        for path, status in _files(pid)
+    }
+    for file, (path, status) in files.items():
+        if time.time() - status.st_mtime <= within_s:
+            start = since.get(file, 0)
+            found.append(_part(path, max(start, status.st_size - _BYTES)))
+    return found
 
 
 def sizes(launcher: int) -> dict[FileId, int]:
@@ -84,6 +104,14 @@ def _part(path: str, start: int) -> bytes:
 def _whole(data: bytes) -> bytes:
     """Return the lines that have an end."""
     return data[: data.rfind(b"\n") + 1]
+
+
+def _memories(keeper: int) -> Iterator[tuple[int, bytes, float]]:
+    """Yield what output_tail.shown finds in each memory file of a keeper."""
+    for name in procfs.names(f"/proc/{keeper}/fd"):
+        path = f"/proc/{keeper}/fd/{name}"
+        if target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
+            yield found
 
 
 def _memory(path: str) -> tuple[int, bytes, float] | None:

@@ -1,0 +1,95 @@
+"""The watches of one attempt, each of which looks at the job in its own time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.evidence import Hang
+from saferun.model import Checkpoint, LaunchPlan
+from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.records.record import Record
+from saferun.supervise.watch.first_steps import FirstSteps
+from saferun.supervise.watch.hang_watch import HangWatch
+from saferun.supervise.watch.loss_watch import LossWatch
+
+
+class Watch(Protocol):
+    """Looks at a job that runs, and does nothing to it."""
+
+    cause: Hang | None  # why the attempt was ended
+
+    def started(self, keeper: int, launcher: int) -> None:
+        """Note which command runs."""
+
+    def look(self) -> float | None:
+        """Look at the job; return the seconds until the next look, None to end it."""
+
+
+class Looks:
+    """All watches of an attempt that its plan asks for.
+
+    Args:
+        plan: the attempt's.
+        number: the attempt's.
+        history: the attempts before it.
+        receipts: the directory of the ranks' receipts; None where there is none.
+        record: the run's journal.
+        saved_before: returns the newest checkpoint of the run from before a time.
+        say: takes lines for people.
+        environ: the user's.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        number: int,
+        history: Sequence[AttemptOutcome],
+        receipts: str | None,
+        record: Record,
+        saved_before: Callable[[float], Checkpoint | None],
+        say: Callable[[str], None],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._first_steps = FirstSteps(plan, number, say)
+        self._hangs = None
+        if plan.settings.watch.mode != "off":
+            self._hangs = HangWatch(plan, receipts, record, say, environ)
+        watches: list[Watch | None] = [self._hangs, self._first_steps]
+        if plan.settings.watch.loss != "off":
+            watches.append(LossWatch(plan, history, record, saved_before, say))
+        self._next_s: dict[Watch, float] = {watch: 0.0 for watch in watches if watch}
+        self.takes_questions = self._hangs is not None
+
+    @property
+    def cause(self) -> Hang | None:
+        """Why the attempt was ended."""
+        return next((watch.cause for watch in self._next_s if watch.cause), None)
+
+    def started(self, keeper: int, launcher: int) -> None:
+        """Note which command runs."""
+        for watch in self._next_s:
+            watch.started(keeper, launcher)
+
+    def ask(self) -> None:
+        """Have the next look followed by a report of where the ranks are."""
+        if self._hangs:
+            self._hangs.ask()
+            self._next_s[self._hangs] = 0.0
+
+    def look(self) -> float | None:
+        """Have those look whose time has come; return the seconds until the next, None to end."""
+        now = time.monotonic()
+        for watch, next_s in self._next_s.items():
+            if now >= next_s:
+                wait_s = watch.look()
+                if wait_s is None:
+                    return None
+                self._next_s[watch] = now + wait_s
+        return max(0.0, min(self._next_s.values()) - now)
+
+    def ended(self, ended: Ended) -> None:
+        """Look at the beginning of the output of an attempt that is over."""
+        self._first_steps.ended(ended)

@@ -1,0 +1,139 @@
+"""When a training's loss is no number any more, in the words of ten programs, and when not."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.diagnosis.evidence import NoNumber
+from saferun.diagnosis.losses import Losses, sentence
+
+BAR = "\rEpoch 3:  {n}%|##        | {n}/100 [00:01<00:10,  8.60it/s, v_num=0, train_loss={loss}]"
+MEGATRON = (
+    " [2026-01-01 10:00:00] iteration {n:8}/ 1000 | consumed samples:  160 | elapsed time per "
+    "iteration (ms): 123.4 | learning rate: 1.5E-04 | lm loss: {loss} | loss scale: 1.0 | grad "
+    "norm: {loss} | number of nan iterations: 0 |"
+)
+ULTRALYTICS = (
+    "        1/3      2.61G  {loss:>9}      {loss}      {loss}   18   640: 9%|# | {n}/80 [00:01<"
+)
+# The form, a loss, and how it is written when it is none; `{n}` is a step.
+FORMS = {
+    "plain": ("loss: {loss}", "2.31", "nan"),
+    "tensor": ("{n} loss tensor({loss}, device='cuda:0')", "2.3125", "nan"),
+    "transformers": (
+        "{{'loss': {loss}, 'grad_norm': {loss}, 'learning_rate': 2e-05, 'epoch': 0.{n}}}",
+        "2.31",
+        "nan",
+    ),
+    "transformers 5": ("{{'loss': '{loss}', 'grad_norm': '1.2', 'epoch': '0.{n}'}}", "2.31", "nan"),
+    "Lightning": (BAR, "2.310", "nan.0"),
+    "nanoGPT": ("iter {n}: loss {loss}, time 150.23ms, mfu 12.30%", "2.3100", "nan"),
+    "nanochat": ("step {n:05}/21400 (0.05%) | loss: {loss} | lrm: 1.00 | dt: 5.00ms", "9.1", "nan"),
+    "Megatron": (MEGATRON, "9.9E+00", "NAN"),
+    "DeepSpeed": ("steps: {n} loss: {loss} iter time (s): 0.12 samples/sec: 260.1", "2.3", "nan"),
+    "timm": ("Train: 0 [{n:4}/1251 (  8%)]  Loss: {loss} ({loss})  Time: 0.5s", "6.93", "nan"),
+    "ultralytics": (ULTRALYTICS, "1.231", "nan"),
+    "torchtitan": (
+        "\x1b[0m[titan] 2026-01-01 - root - INFO - \x1b[31mstep: {n:2}  \x1b[32mloss:  {loss}  "
+        "\x1b[33mgrad_norm:  1.2",
+        "7.8981",
+        "nan",
+    ),
+    "Keras": (
+        "{n}/100 ━━━━ 1s 10ms/step - accuracy: 0.1 - loss: {loss} - val_loss: 1.0",
+        "2",
+        "nan",
+    ),
+    "infinite": ("step {n} train_loss={loss}", "2.0", "inf"),
+}
+
+
+def told(lines: list[str], *, has_numbers: bool = False) -> NoNumber | None:
+    losses = Losses(0.0, has_numbers=has_numbers)
+    return losses.take(["\n".join([*lines, ""]).encode()], 2.0)
+
+
+def lines(form: str, value: str, begin: int, end: int) -> list[str]:
+    return [form.format(n=n, loss=value) for n in range(begin, end)]
+
+
+@pytest.mark.parametrize(("form", "good", "bad"), FORMS.values(), ids=FORMS)
+def test_a_loss_that_stays_no_number_is_known_in_each_form(form, good, bad):
+    before = lines(form, good, 10, 15)
+    assert told(before + lines(form, bad, 15, 19)) is None, "four lines are not enough"
+    found = told(before + lines(form, bad, 15, 20))
+    assert found is not None
+    assert (found.value, found.good) == ("infinite" if bad == "inf" else "nan", good)
+    assert found.step in (15, None)
+    assert told(lines(form, good, 10, 40)) is None
+
+
+HEALTHY = {
+    "a scaler that skips steps": lines("step {n} loss: 2.1 grad-norm: {loss}", "nan", 0, 30),
+    "no number yet": lines("step {n} best loss: {loss} loss: {loss}", "inf", 0, 30),
+    "the best loss so far": ["loss: 2.0", *lines("best loss: {loss}", "inf", 0, 30)],
+    "an evaluation without data": [
+        *lines("step {n} loss 2.0", "", 0, 9),
+        *lines("step {n} val_loss {loss}", "nan", 0, 9),
+        *lines("Validation {n} | loss: {loss}", "nan", 0, 9),
+        *lines("Test set: Average loss: {loss}", "nan", 0, 9),
+        *lines("{{'eval_loss': {loss}, 'epoch': 1.0}}", "nan", 0, 9),
+    ],
+    "another loss beside it": [
+        "aux_loss=1.0 loss=2.0",
+        *lines("aux_loss={loss} loss=2.0", "nan", 0, 9),
+    ],
+    "it comes back": [
+        *lines("loss: {loss}", "2.0", 0, 3),
+        *lines("loss: {loss}", "nan", 0, 30),
+        "loss: 2.2",
+    ],
+    "ranks without a loss": [
+        line
+        for n in range(30)
+        for line in (f"[rank0] step {n} loss: nan", f"[rank1] step {n} loss: 2.{n}")
+    ],
+    "a bar that is drawn again": [BAR.format(n=4, loss="2.0"), *[BAR.format(n=5, loss="nan")] * 30],
+}
+
+
+@pytest.mark.parametrize("output", HEALTHY.values(), ids=HEALTHY)
+def test_other_things_that_are_no_number_are_no_reason(output):
+    assert told(output) is None
+
+
+def test_twenty_steps_are_enough_where_few_of_them_are_printed():
+    form = "step {n}0 loss {loss}"
+    assert told(lines(form, "2.0", 1, 5) + lines(form, "nan", 5, 7)) is None
+    found = told(lines(form, "2.0", 1, 5) + lines(form, "nan", 5, 8))
+    assert found is not None
+    assert sentence(found) == "the loss is nan since step 50 (2.0 at step 40)"
+
+
+def test_the_step_of_a_dictionary_is_that_of_the_bar_above_it():
+    bar = "  1%|          | {n}/1000 [00:01<00:10,  1.2s/it]\r"
+    output = [
+        line
+        for n in range(10, 20)
+        for line in (bar.format(n=n), f"{{'loss': {'nan' if n > 13 else 2.0}, 'epoch': 0.1}}")
+    ]
+    found = told(output)
+    assert found is not None
+    assert (found.step, found.good_step) == (14, 13)
+
+
+def test_after_such_an_end_an_attempt_need_not_print_a_number_first():
+    output = lines("step {n} loss {loss}", "nan", 0, 5)
+    assert told(output) is None
+    assert told(output, has_numbers=True) is not None
+
+
+def test_what_was_saved_before_the_look_that_did_not_show_the_number_yet_is_older():
+    losses = Losses(100.0)
+    good, more = lines("step {n} loss 2.0", "", 0, 5), lines("step {n} loss 1.9", "", 5, 9)
+    bad = lines("step {n} loss {loss}", "nan", 9, 20)
+    for at_s, output in ((110.0, good), (120.0, good), (130.0, good + more)):
+        assert losses.take(["\n".join([*output, ""]).encode()], at_s) is None
+    found = losses.take(["\n".join([*good, *more, *bad, ""]).encode()], 140.0)
+    assert found is not None
+    assert found.good_at_s == 120.0

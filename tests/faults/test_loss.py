@@ -1,0 +1,64 @@
+"""A training whose loss is no number any more: said once, or ended and gone on from before."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from runs import program, run
+
+PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
+KEEP = ["--set=watch.mode=off"]
+
+
+def training(folder: Path, *more: str, steps: int = 36) -> list[str]:
+    """Return a training that resumes from the checkpoints in a folder."""
+    pattern = f"--set=retry.resume.checkpoints={folder}/step-*.json"
+    resume = '--set=retry.resume.args=["--resume", "{checkpoint}"]'
+    return [*PYTHON, *KEEP, pattern, resume, *more, program("diverging"), str(steps), str(folder)]
+
+
+def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_path):
+    (tmp_path / "told").mkdir()
+    notify = f"--set=notify.command={json.dumps(['sh', '-c', f'cat >> {tmp_path}/told/events'])}"
+    with run(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]")) as job:
+        assert job.end() == 0, job.err
+        (event,) = job.events("loss")
+        (line,) = (line for line in job.messages() if "the loss is nan" in line)
+        shown, watched = job.ask("runs", "show", "last"), job.ask("runs", "report", "last")
+    assert "the loss is nan since step 20 (1.810 at step 19); the newest checkpoint before" in line
+    assert (event["value"], event["step"], event["good_step"]) == ("nan", 20, 19)
+    saved = Path(event["checkpoint"])
+    assert json.loads(saved.read_text())["step"] <= 19
+    assert saved.name in line
+    (told,) = map(json.loads, (tmp_path / "told" / "events").read_text().splitlines())
+    assert (told["event"], told["step"], told["checkpoint"]) == ("loss", 20, str(saved))
+    for page in (shown, watched):
+        assert "the loss is nan since step 20" in page
+
+
+def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path):
+    words = [*training(tmp_path, "--set=watch.loss=end"), "--heals"]
+    with run(tmp_path, *words) as job:
+        assert job.end() == 0, job.err
+        first, last = job.events("ended")
+    assert (first["kind"], first["action"], last["status"]) == ("loss-not-finite", "again", 0)
+    (line,) = (line for line in job.messages() if "attempt 2 goes on from" in line)
+    begun = int(shlex.split(line.partition("(step ")[2].replace(")", " "))[0].rstrip(";"))
+    assert 0 < begun < 20
+    assert f"step {begun}: loss" in job.out
+
+
+def test_the_same_step_again_stops_the_run(tmp_path):
+    with run(tmp_path, *training(tmp_path, "--set=watch.loss=end")) as job:
+        assert job.end() != 0
+        kinds = [(e["kind"], e["action"]) for e in job.events("ended")]
+    assert kinds == [("loss-not-finite", "again"), ("loss-not-finite", "stop")]
+    assert "not tried again: the loss is no number at the same step again" in job.err
+
+
+def test_a_single_attempt_is_ended_too(tmp_path):
+    with run(tmp_path, *training(tmp_path, "--set=watch.loss=end", "--retries=0")) as job:
+        assert job.end() != 0
+    assert "the run failed: loss-not-finite" in job.err
