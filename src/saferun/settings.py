@@ -314,6 +314,13 @@ class PreflightPolicy(NamedTuple):
 
     mode: str = choice("off", "warn", "require", doc="Try every GPU before the job starts.")
     timeout_s: float = number(20.0, "How long that may take.", least=0.1, unit="s")
+    history: str = choice(
+        "warn",
+        "refuse",
+        "off",
+        doc="Name a GPU or host that failed in two of its last five runs; with mode require, "
+        "refuse to start on it.",
+    )
 
 
 @group

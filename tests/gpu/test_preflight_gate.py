@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
@@ -180,3 +181,56 @@ def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
     assert (attempt, event["granted"]) == ("1", True)
     assert event["at"] <= float(began_at)
     assert len(ran.messages) == 1
+
+
+# The history of parts
+
+ECC = "import sys; sys.exit('RuntimeError: CUDA error: uncorrectable ECC error encountered')"
+
+
+def failed_twice(machine):
+    for _ in range(2):
+        with machine.start(
+            "--profile", "h100", *PYTHON, "-c", ECC, CUDA_VISIBLE_DEVICES="1"
+        ) as job:
+            assert job.end() == 1
+            assert "failed in 2" not in job.err
+
+
+@each_way
+def test_a_gpu_that_fails_again_and_again_is_named_and_may_be_refused(machine, job, way):
+    failed_twice(machine)
+    ran = machine.run("--profile", "h100", *way, job)
+    (line,) = (line for line in ran.messages if "failed in 2 of its last 2 runs" in line)
+    assert f"GPU 1 ({B})" in line
+    assert line.count("gpu-ecc-uncorrectable on 2") == 2
+    assert f"`saferun runs parts clear {B}`" in line
+    assert (ran.status, ran.out) == (0, "the job runs\n")
+    refuse = ["--set", "preflight.history=refuse"]
+    assert machine.run(*argv("warn", *way, *refuse), job).status == 0
+    ran = machine.run(*argv("require", *way, *refuse), job)
+    assert (ran.status, ran.out) == (69, "")
+    assert ran.messages[-1] == "nothing is started (preflight.history: refuse)"
+    off = machine.run(*argv("require", *way, "--set", "preflight.history=off"), job)
+    assert (off.status, len(off.messages)) == (0, 1)
+    with_other = machine.run(*argv("require", *way, *refuse), job, CUDA_VISIBLE_DEVICES="0")
+    assert with_other.status == 0
+
+
+def test_parts_are_listed_and_forgotten(machine, job):
+    failed_twice(machine)
+    with machine.start("runs", "parts", "list") as shown:
+        assert shown.end() == 0
+    assert f"{B} of " in shown.out
+    assert "2 of its last 2 runs; named before a job begins" in shown.out
+    with machine.start("runs", "parts", "list", "--json") as shown:
+        assert shown.end() == 0
+    first = json.loads(shown.out)["parts"][0]
+    assert (first["gpu"], first["named"], len(first["failures"])) == (B, True, 2)
+    with machine.start("doctor") as seen:
+        seen.end()
+    assert "failed in 2 of its last 2 runs" in " ".join(seen.out.split())
+    with machine.start("runs", "parts", "clear", B) as cleared:
+        assert cleared.end() == 0
+    assert cleared.out == "2 runs with such failures forgotten\n"
+    assert len(machine.run("--profile", "h100", *PYTHON, job).messages) == 1

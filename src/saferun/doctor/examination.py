@@ -23,6 +23,7 @@ from saferun.doctor.checks import (
 )
 from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu.preflight import preflight_gate
+from saferun.journal import part_history
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
 from saferun.planning import inputs
 from saferun.planning.request import read
@@ -162,6 +163,7 @@ def _checks(
     yield {"gpus"}, lambda: checks_links.peers(smi, cuda)
     yield {"gpus"}, lambda: checks_links.nvlinks(smi)
     yield {"files", "gpus", "log"}, lambda: _events(v)
+    yield {"gpus"}, lambda: part_history.findings(environ, v.gpus.facts.gpus)
     yield (
         {"network", "host"},
         lambda: checks_links.infiniband(v.network.infiniband, v.host.limits, rdma_off),

@@ -75,21 +75,40 @@ def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> En
 
     Args:
         environ: tells where the history is kept.
-        edit: returns the entries to keep, of those that there are; called under the lock, in
-            another thread.
+        edit: returns the entries to keep, of those that there are; see change_file.
 
     Returns:
         The entries as they were before.
 
     Raises:
+        OSError: see change_file.
+    """
+    before: list[Entries] = []
+
+    def edited() -> bytes | None:
+        before.append(load(environ))
+        after = edit(before[0])
+        return None if after == before[0] else _document(after)
+
+    change_file(path(environ), edited)
+    return before[0]
+
+
+def change_file(file: str, edited: Callable[[], bytes | None]) -> None:
+    """Replace a small file by what is made of it, as one step that no other process divides.
+
+    Args:
+        file: below the user's state directory.
+        edited: reads it and returns its new content, None for no change; called under the lock, in
+            another thread.
+
+    Raises:
         OSError: nothing was changed: another process holds the lock (after LOCK_S), the directory
             cannot be written, or the disk does not answer (after DISK_S).
     """
-    before: list[Entries] = []
-    problem = BoundedDisk().do(lambda: before.append(_change(environ, edit)), DISK_S)
+    problem = BoundedDisk().do(lambda: _change(file, edited), DISK_S)
     if problem:
         raise problem
-    return before[0]
 
 
 def keep(environ: Mapping[str, str], new: Iterable[Entry]) -> None:
@@ -122,16 +141,13 @@ def _holds_all(known: Entries, new: Entries) -> bool:
     return all(age < KEPT_S for age in ages)
 
 
-def _change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> Entries:
-    file = path(environ)
+def _change(file: str, edited: Callable[[], bytes | None]) -> None:
     if not paths.private_dir(os.path.dirname(file)):
         raise OSError(errno.EACCES, "its directory cannot be used", os.path.dirname(file))
     with file_lock.exclusive(f"{file}.lock", LOCK_S):
-        before = load(environ)
-        after = edit(before)
-        if after != before and not paths.write_private(file, _document(after)):
+        content = edited()
+        if content is not None and not paths.write_private(file, content):
             raise OSError(errno.EACCES, "it cannot be written", file)
-    return before
 
 
 def _document(entries: Iterable[Entry]) -> bytes:

@@ -14,8 +14,9 @@ from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.preflight import preflight_gate
 from saferun.gpu.preflight.preflight_gate import Clearance
 from saferun.gpu.preflight.preflight_report import in_a_line
+from saferun.journal import part_history
 from saferun.journal.event_types import Preflight
-from saferun.model import Finding, LaunchPlan, Request
+from saferun.model import NOTE, PROBLEM, Finding, LaunchPlan, Request
 from saferun.planning.inputs import RunInputs
 from saferun.system.descriptors import plug_closed_descriptors
 
@@ -59,6 +60,7 @@ class GpuCare:
         self._say = say
         wanted = plan.settings.preflight.mode != "off"
         self._check = Clearance(gathered, plan, held, say) if wanted else None
+        self._policy = plan.settings.preflight
 
     @property
     def waits(self) -> bool:
@@ -72,10 +74,29 @@ class GpuCare:
             kind: the failure before it; "" for the first attempt. They are tested again only
                 after one that may be theirs.
         """
+        known = () if kind else self._known_bad()
+        for finding in known:
+            self._say(in_a_line(finding))
+        if any(finding.level == PROBLEM for finding in known):
+            self._say("nothing is started (preflight.history: refuse)")
+            return Preflight(False, known)
         if self._check is None or (kind and kind not in AFTER):
-            return None
+            return Preflight(True, known) if known else None
         granted = self._check.granted()
-        return Preflight(granted, self._check.findings)
+        return Preflight(granted, (*known, *self._check.findings))
+
+    def _known_bad(self) -> tuple[Finding, ...]:
+        """Return the parts of this machine that failed again and again; problems if refused."""
+        gathered, policy = self._gathered, self._policy
+        if policy.history == "off":
+            return ()
+        try:
+            found = part_history.findings(gathered.environ, gathered.facts.gpu.gpus)
+        except Exception as error:
+            self._say(f"the history of parts could not be read ({type(error).__name__}: {error})")
+            return ()
+        refused = policy.history == "refuse" and policy.mode == "require"
+        return tuple(one._replace(level=PROBLEM if refused else NOTE) for one in found)
 
     def recover(self, plan: LaunchPlan, kind: str, *, again: bool) -> tuple[Finding, ...]:
         """Do for the GPUs what a failure of this kind calls for; return what was done and found.

@@ -39,6 +39,7 @@ from saferun.supervise.attempt.end_requests import (
     restore_interrupts,
 )
 from saferun.supervise.changes.mitigations import RunMitigations
+from saferun.supervise.changes.parts import RunParts
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.left_trials import fail_left_over
@@ -173,6 +174,7 @@ class _Run:
         self._resumption = Resumption(gathered, first, say)
         self._imports = RankImports(first, gathered)
         self._forks_ranks = first.settings.start.ranks == "warm"
+        self._parts = RunParts(gathered)
         self._nodes = self._other_nodes(first)
         # Both are those of the attempt that runs.
         self._watch: AttemptWatch
@@ -258,6 +260,8 @@ class _Run:
             self._say(advice)
         if status and self._history:
             self._record.harmlessly(lambda: self._fail_left_trials(status))
+        if self._history and not self._history[-1].asked:
+            self._record.harmlessly(lambda: self._parts.keep(self._history[-1].lived_s))
         self._record.end(status, reason)
         last = self._history[-1] if self._history else None
         verdict = last.verdict if last and last.exit_code and not last.asked else ""
@@ -446,6 +450,8 @@ class _Run:
         self._record.harmlessly(lambda: self._first_steps.ended(ended))
         last = self._resumption.judged(last, plan, ended)
         self._history.append(last)
+        ranks = {receipt.rank for receipt in found if receipt.rank is not None}
+        self._record.harmlessly(lambda: self._parts.note(last, ranks))
         following = self._following()
         decision = retry_policy.decide(
             self._history,

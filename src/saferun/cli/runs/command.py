@@ -1,4 +1,4 @@
-"""`saferun runs`: the journals of runs, and the history of mitigations."""
+"""`saferun runs`: the journals of runs, and the histories of mitigations and of parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saferun.cli.completers import run_ids
 from saferun.cli.options import AS_JSON, HELP, RUN_DIR, echo, echo_json
 from saferun.cli.runs import report_html, report_text, runs_view, runs_watch, trials_view
 from saferun.errors import UnavailableError, UsageError
-from saferun.journal import cleanup, mitigation_history, report, time_spent, trials
+from saferun.journal import cleanup, mitigation_history, part_history, report, time_spent, trials
 from saferun.journal import reader as runs
 from saferun.journal.attempts import attempts
 from saferun.planning import inputs
@@ -23,7 +23,7 @@ from saferun.system import paths
 
 @click.group(context_settings=HELP)
 def command() -> None:
-    """Watch a run; list, show and remove what runs left behind; the history of mitigations."""
+    """Watch a run; list, show and remove what runs left behind; what helped, and what failed."""
 
 
 @command.command("list")
@@ -206,4 +206,32 @@ def clear_mitigations(script: str | None) -> int:
     for entry in gone:
         echo(f"forgot {entry.mitigation} of {entry.key.script}")
     echo(f"{len(gone)} mitigation{'' if len(gone) == 1 else 's'} forgotten")
+    return 0
+
+
+@command.group("parts")
+def parts_group() -> None:
+    """List and forget the GPUs and hosts that failed in your last runs."""
+
+
+@parts_group.command("list")
+@AS_JSON
+def list_parts(as_json: bool) -> int:
+    """List them: which part failed in which runs, of what, and which are named at a start."""
+    known = part_history.listed(part_history.load(os.environ))
+    if as_json:
+        echo_json({"schema": 1, "parts": [runs_view.part_json(part) for part in known]})
+    elif known:
+        echo(runs_view.parts(known))
+    else:
+        echo("saferun: no part is known to have failed", err=True)
+    return 0
+
+
+@parts_group.command("clear")
+@click.argument("part", required=False, metavar="[GPU | HOST]")
+def clear_parts(part: str | None) -> int:
+    """Forget the failures of a GPU (its UUID) or of a host, or all of them."""
+    gone = part_history.clear(os.environ, part)
+    echo(f"{len(gone)} run{'' if len(gone) == 1 else 's'} with such failures forgotten")
     return 0

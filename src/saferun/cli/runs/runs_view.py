@@ -16,6 +16,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
+from saferun.journal.part_history import Part
 from saferun.journal.reader import (
     FAILED,
     FINISHED,
@@ -374,6 +375,30 @@ def _until(entry: Entry, now_s: float) -> str:
     if until is None:
         return "holds until the GPU, torch or the driver changes"
     return f"{'held' if until <= now_s else 'holds'} until {_moment(until)}, since it costs"
+
+
+# --- the history of parts ------------------------------------------------------------------------
+
+
+def parts(known: Iterable[Part]) -> str:
+    """Return the GPUs and hosts that have failed, with their failures."""
+    lines: list[str] = []
+    for part in known:
+        where = f"{part.gpu} of {part.host}" if part.gpu else part.host
+        named = "; named before a job begins" if part.is_named else ""
+        lines.append(
+            printable(f"{where}: {len(part.failures)} of its last {part.runs} runs{named}")
+        )
+        for one in part.failures:
+            lines.append(printable(f"  {one.kind}, {_moment(one.at)}, run {one.run}"))
+    return "\n".join(lines)
+
+
+def part_json(part: Part) -> dict[str, Any]:
+    """Return a part for programs."""
+    failures = [failure._asdict() for failure in part.failures]
+    named = part.is_named
+    return {**part._asdict(), "gpu": part.gpu or None, "failures": failures, "named": named}
 
 
 # --- text --------------------------------------------------------------------------------------

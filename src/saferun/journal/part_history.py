@@ -1,0 +1,235 @@
+"""The history of parts: which GPUs and hosts had failures of the machine in a user's last runs.
+
+A bad card fails again and again, in whatever job gets it. One small file below the user's state
+directory, `parts.json`, read and changed as the history of mitigations is (mitigation_history.py).
+A run is kept where a part of it failed; one that went well is kept where its parts failed before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from saferun.errors import UnavailableError, UsageError
+from saferun.journal import mitigation_history
+from saferun.model import NOTE, Finding, Gpu
+from saferun.named_tuple import NamedTuple
+from saferun.system import paths
+
+SCHEMA = 1
+FILE = "parts.json"
+RUNS = 500  # the newest are kept
+LAST, BAD = 5, 2  # of its last five runs a part fails in two: it is named
+COUNTS_S = 60.0  # a run that went well counts from this length on: a typo says nothing of a GPU
+# Kinds of failures that are the machine's: of the GPU of the rank, where that is known, or of the
+# host. A hang is one where a single rank of several is elsewhere.
+OF_GPU = (
+    *("gpu-ecc-uncorrectable", "gpu-lost", "gpu-link-failed", "gpu-p2p-corrupt"),
+    *("cuda-launch-failure", "cuda-launch-timeout", "cuda-illegal-access-sporadic"),
+    *("cuda-init-unknown-error", "hang"),
+)
+OF_HOST = ("nccl-ib-link-down", "fabric-not-ready", "nvml-version-mismatch")
+
+
+class RunOfParts(NamedTuple):
+    """One run on one host."""
+
+    run: str
+    at: float  # its end, in seconds since the epoch
+    host: str
+    gpus: tuple[str, ...]  # UUIDs of those that it saw
+    failed: Mapping[str, str]  # UUID -> kind of the failure; "" for the host's
+
+
+class Failure(NamedTuple):
+    """A failure of a part."""
+
+    at: float  # seconds since the epoch
+    run: str
+    kind: str
+
+
+class Part(NamedTuple):
+    """A GPU or a host that has failed."""
+
+    gpu: str  # UUID; "" for the host itself
+    host: str
+    failures: tuple[Failure, ...]  # in its last runs, the oldest first
+    runs: int  # its last ones, LAST at the most
+
+    @property
+    def name(self) -> str:
+        """The GPU's UUID, or the host's name."""
+        return self.gpu or self.host
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it has failed often enough to be named before a job begins."""
+        return len(self.failures) >= BAD
+
+
+Runs = tuple[RunOfParts, ...]
+
+
+def path(environ: Mapping[str, str]) -> str:
+    """Return where the user's history of parts is kept."""
+    return os.path.join(paths.state_dir(environ), FILE)
+
+
+def load(environ: Mapping[str, str]) -> Runs:
+    """Return the whole history; nothing where the file is missing, cut or not ours."""
+    content = paths.read_private(path(environ))
+    try:
+        document = json.loads(content or b"null")
+        if document["schema"] != SCHEMA:
+            return ()
+        return tuple(_run(item) for item in document["runs"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return ()
+
+
+def _run(item: Mapping[str, Any]) -> RunOfParts:
+    gpus = tuple(str(gpu) for gpu in item["gpus"])
+    failed = {str(gpu): str(kind) for gpu, kind in item["failed"].items()}
+    return RunOfParts(str(item["run"]), float(item["at"]), str(item["host"]), gpus, failed)
+
+
+def change(environ: Mapping[str, str], edit: Callable[[Runs], Runs]) -> Runs:
+    """Read, change and write the history as one step; return it as it was before.
+
+    Args:
+        environ: tells where the history is kept.
+        edit: returns the runs to keep, of those that there are.
+
+    Raises:
+        OSError: see mitigation_history.change_file.
+    """
+    before: list[Runs] = []
+
+    def edited() -> bytes | None:
+        before.append(load(environ))
+        after = edit(before[0])
+        newest = sorted(after, key=lambda run: run.at)[-RUNS:]
+        document = {"schema": SCHEMA, "runs": [run._asdict() for run in newest]}
+        return None if after == before[0] else json.dumps(document, indent=1).encode()
+
+    mitigation_history.change_file(path(environ), edited)
+    return before[0]
+
+
+def keep(environ: Mapping[str, str], ended: RunOfParts, lived_s: float) -> None:
+    """Add a run that has ended, where it tells something of its parts.
+
+    Args:
+        environ: tells where the history is kept.
+        ended: the run.
+        lived_s: how long its last attempt lived.
+
+    Raises:
+        OSError: it cannot be added.
+    """
+    if not ended.failed and (lived_s < COUNTS_S or not of(load(environ), ended.host, ended.gpus)):
+        return
+    change(environ, lambda known: (*known, ended))
+
+
+def of(known: Iterable[RunOfParts], host: str, gpus: Collection[str]) -> list[Part]:
+    """Return the parts of a machine that have failed in their last runs, GPUs first.
+
+    A failure of a GPU that is to be named is not counted for its host as well.
+
+    Args:
+        known: the history.
+        host: the machine's name.
+        gpus: UUIDs of its GPUs.
+    """
+    here = sorted((run for run in known if run.host == host), key=lambda run: run.at)
+    known_gpus = dict.fromkeys((*gpus, *(gpu for run in here for gpu in run.gpus)))
+    found = [_part(gpu, host, [r for r in here if gpu in r.gpus], {gpu}) for gpu in known_gpus]
+    named = {part.gpu for part in found if part.is_named}
+    others = {gpu for run in here for gpu in run.failed} - named
+    asked = [part for part in found if part.gpu in gpus]
+    return [part for part in (*asked, _part("", host, here, others)) if part.failures]
+
+
+def _part(gpu: str, host: str, runs: Sequence[RunOfParts], guilty: Collection[str]) -> Part:
+    last = runs[-LAST:]
+    failed = ((run, next((run.failed[g] for g in run.failed if g in guilty), "")) for run in last)
+    failures = tuple(Failure(run.at, run.run, kind) for run, kind in failed if kind)
+    return Part(gpu, host, failures, len(last))
+
+
+def sentence(part: Part, number: int | None = None) -> str:
+    """Return what is said of a part before a job begins.
+
+    Args:
+        part: it is named.
+        number: the GPU's index in nvidia-smi; None where it is not known.
+    """
+    times = [
+        f"{one.kind} on {time.strftime('%Y-%m-%d', time.localtime(one.at))} (run {one.run})"
+        for one in part.failures
+    ]
+    index = "" if number is None else f" {number}"
+    name = f"GPU{index} ({part.gpu})" if part.gpu else f"the host {part.host}"
+    often = f"{len(part.failures)} of its last {part.runs} runs"
+    return f"{name} failed in {often}: {', '.join(times)}"
+
+
+def findings(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]:
+    """Return a note for each part of this machine that has failed again and again.
+
+    Args:
+        environ: tells where the history is kept.
+        gpus: those that a job would see.
+    """
+    if not os.path.exists(path(environ)):
+        return []
+    numbers = {gpu.parent or gpu.uuid: gpu.number for gpu in gpus if gpu.uuid}
+    parts = of(load(environ), os.uname().nodename, [*numbers])
+    fix = "have it looked at, or forget it: `saferun runs parts clear {}`"
+    return [
+        Finding(NOTE, "history", sentence(one, numbers.get(one.gpu)), "", fix.format(one.name))
+        for one in parts
+        if one.is_named
+    ]
+
+
+def listed(known: Runs) -> list[Part]:
+    """Return the parts of all machines that have failed in their last runs."""
+    gpus = {run.host: dict.fromkeys(gpu for one in known for gpu in one.gpus) for run in known}
+    return [part for host, seen in sorted(gpus.items()) for part in of(known, host, [*seen])]
+
+
+def clear(environ: Mapping[str, str], name: str | None) -> Runs:
+    """Forget the failures of a GPU or a host, or all of them; return the runs that had them.
+
+    Args:
+        environ: tells where the history is kept.
+        name: the GPU's UUID or its beginning, or the host's name; None for all.
+
+    Raises:
+        UsageError: nothing of it is in the history.
+        UnavailableError: the history cannot be changed.
+    """
+
+    def is_meant(run: RunOfParts, gpu: str) -> bool:
+        return name in (None, run.host) or bool(gpu and name and gpu.startswith(name))
+
+    def without(run: RunOfParts) -> RunOfParts:
+        failed = {gpu: kind for gpu, kind in run.failed.items() if not is_meant(run, gpu)}
+        return run._replace(failed=failed)
+
+    try:
+        before = change(environ, lambda known: tuple(without(run) for run in known))
+    except OSError as error:
+        what = f"parts cannot be forgotten: {error.strerror}"
+        raise UnavailableError(what, where=path(environ), fix="fix its mode") from error
+    gone = tuple(run for run in before if without(run) != run)
+    if name is not None and not gone:
+        fix = "`saferun runs parts list` has those that there are"
+        raise UsageError(f"no failure in the history is of `{name}`", fix=fix)
+    return gone

@@ -1,0 +1,82 @@
+"""Which part of the machine a run's failures were of, for the history of parts."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection
+
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.journal import part_history
+from saferun.journal.part_history import RunOfParts
+from saferun.planning.inputs import RunInputs
+from saferun.system import gpus
+
+_BUS = re.compile(r"PCI:([0-9a-f:]{7,20})", re.IGNORECASE)
+_NUMBER = re.compile(r"GPU (\d{1,3}): ")  # as machine_state.py has it of nvidia-smi
+
+
+class RunParts:
+    """The parts of one run, and those that failed.
+
+    Args:
+        gathered: what the run's plans are computed from.
+    """
+
+    def __init__(self, gathered: RunInputs) -> None:
+        self._environ, self._run = gathered.environ, gathered.identity.run
+        self._gpus = [gpu for gpu in gathered.facts.gpu.gpus if gpu.uuid]
+        self._nodes = gathered.request.options.nodes
+        self._failed: dict[str, str] = {}
+
+    def note(self, last: AttemptOutcome, ranks: Collection[int]) -> None:
+        """Note a failed attempt, where it is the machine's.
+
+        Args:
+            last: the attempt.
+            ranks: those that ran on this machine, as far as their receipts tell.
+        """
+        if last.kind in part_history.OF_HOST:
+            self._failed.setdefault("", last.kind)
+        elif last.kind in part_history.OF_GPU and self._gpus:
+            gpu = self._guilty(last, sorted(ranks))
+            if gpu or last.kind != "hang":
+                self._failed.setdefault(gpu, last.kind)
+
+    def keep(self, lived_s: float) -> None:
+        """Add the run, which is over, to the history.
+
+        Args:
+            lived_s: how long its last attempt lived.
+        """
+        if not self._failed and not os.path.exists(part_history.path(self._environ)):
+            return
+        uuids = tuple(gpu.parent or gpu.uuid for gpu in self._gpus)
+        host = os.uname().nodename
+        ended = RunOfParts(self._run, round(time.time(), 3), host, uuids, self._failed)
+        part_history.keep(self._environ, ended, lived_s)
+
+    def _guilty(self, last: AttemptOutcome, ranks: list[int]) -> str:
+        """Return the UUID of the GPU that failed; "" where that is not known.
+
+        The line names it by UUID, bus or number. Else it is the GPU of the rank: ranks have their
+        GPUs in order, one each.
+        """
+        line, known = last.root_line or "", gpus.addresses()
+        bus, number = _BUS.search(line), _NUMBER.match(line)
+        for gpu in self._gpus:
+            at_bus = bus and known.get(gpu.uuid, "").lower().startswith(bus[1].lower())
+            if gpu.uuid in line or at_bus or (number and gpu.number == int(number[1])):
+                return gpu.parent or gpu.uuid
+        if bus or number:
+            return ""
+        if last.root_rank is None or (last.kind == "hang" and len(ranks) < 2):
+            alone = len(self._gpus) == 1 and last.kind != "hang"
+            return (self._gpus[0].parent or self._gpus[0].uuid) if alone else ""
+        if last.root_rank in ranks:
+            place = ranks.index(last.root_rank)
+        else:
+            place = last.root_rank if self._nodes == 1 and not ranks else -1
+        one = self._gpus[place] if 0 <= place < len(self._gpus) else None
+        return (one.parent or one.uuid) if one else ""
