@@ -92,6 +92,37 @@ def test_a_stray_access_is_tried_again_only_where_many_steps_went_well(tmp_path,
         assert len(job.events("ended")) == attempts
 
 
+# The message is what torch 2.11 prints of a kernel whose graph came from the cache.
+COMPILED = """
+import os, pathlib, sys
+print("attempt", os.environ["SAFERUN_ATTEMPT"], "with", os.environ["SAFERUN_MITIGATIONS"])
+cache = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+(cache / "fxgraph/ab/of-this-attempt").mkdir(parents=True, exist_ok=True)
+if "fresh-compile-cache" in os.environ["SAFERUN_MITIGATIONS"] or len(sys.argv) > 1:
+    sys.exit()
+try:
+    exec(compile("raise RuntimeError('CUDA driver error: invalid argument')",
+         "/e/torch/_inductor/runtime/static_cuda_launcher.py", "exec"))
+finally:
+    (cache / "fxgraph/ab/later").mkdir(exist_ok=True)
+"""
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_a_cache_that_the_attempt_has_not_filled_is_left_before_autotuning_is(tmp_path, warm):
+    cache = tmp_path / "cache"
+    if warm:
+        (cache / "fxgraph" / "ab" / "of-another-run").mkdir(parents=True)
+    env = {**small_torchrun(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    with run(tmp_path, written(tmp_path, COMPILED), env=env) as job:
+        assert job.end() == 0, job.err
+        first, *_ = job.events("ended")
+    assert first["kind"] == "triton-launch-error"
+    assert first["add"] == ("fresh-compile-cache" if warm else "autotune-off")
+    # What the first attempt has compiled is old for the second one.
+    assert job.out.splitlines()[-1].endswith("fresh-compile-cache")
+
+
 BYPASSED = {
     "1": ["attempt 1 with", "attempt 2 with compile-off"],
     "2": ["attempt 1 with", "attempt 2 with autotune-off", "attempt 3 with compile-off"],

@@ -12,7 +12,6 @@ import errno
 import functools
 import itertools
 import os
-import pwd
 import resource
 import tempfile
 import time
@@ -20,7 +19,7 @@ from collections.abc import Mapping
 
 from saferun.doctor.collect import together
 from saferun.doctor.vitals import Clock, Disk, Host, Limits, Memory, Tools
-from saferun.system import cgroup, paths, procfs
+from saferun.system import cgroup, compile_cache, paths, procfs
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _HANGS = "it does not answer (a hanging file system?)"
@@ -29,33 +28,21 @@ _HANGS = "it does not answer (a hanging file system?)"
 def directories(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
     """Return the directories that a job writes to, by their purpose.
 
-    Sources: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`, `triton_cache_dir`),
-    triton/knobs.py (`~/.triton/cache`), huggingface_hub/constants.py (`HF_HOME`).
+    Sources: torch/_inductor/runtime/cache_dir_utils.py (`triton_cache_dir`), triton/knobs.py
+    (`~/.triton/cache`), huggingface_hub/constants.py (`HF_HOME`).
     """
     home = environ.get("HOME") or os.path.expanduser("~")
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
     temporary = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")  # noqa: S108 - only its free space is read
-    inductor = os.path.join(temporary, f"torchinductor_{_user(environ)}")
     hub = environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     found = {
         "working directory": cwd,
         "temporary files": temporary,
-        "compile cache": environ.get("TORCHINDUCTOR_CACHE_DIR") or inductor,
+        "compile cache": compile_cache.directory(environ),
         "Triton's cache": environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"),
         "models and data sets": environ.get("HF_HUB_CACHE") or hub,
     }
     return {role: os.path.normpath(os.path.join(cwd, path)) for role, path in found.items()}
-
-
-def _user(environ: Mapping[str, str]) -> str:
-    """Return the user's name as getpass.getuser does."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        if environ.get(name):
-            return environ[name]
-
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_name
-    return f"uid_{os.getuid()}"
 
 
 def disks(folders: Mapping[str, str], timeout_s: float) -> tuple[Disk, ...]:

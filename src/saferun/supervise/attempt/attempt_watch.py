@@ -22,8 +22,10 @@ from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.attempt.end_requests import INTERRUPTED
 from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
+from saferun.system import compile_cache
 
 SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
+FRESH_CACHE = "fresh-compile-cache"  # the mitigation
 MARGIN_S = 10.0  # more time, for torchrun to end
 
 
@@ -123,7 +125,7 @@ class AttemptWatch:
             asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
             verdict=diagnosis.verdict,
-            offered=diagnosis.mitigations,
+            offered=self._offered(diagnosis, ended.started_at),
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
             last_step=seen.step,
@@ -135,6 +137,19 @@ class AttemptWatch:
             stack=diagnosis.stack,
             user_frame=diagnosis.user_frame,
         )
+
+    def _offered(self, diagnosis: Diagnosis, began_s: float) -> tuple[str, ...]:
+        """Return the mitigations of a failure, a fresh cache first where an old one may be it.
+
+        A graph that another rank or machine has compiled, loaded from the cache, fails with the
+        same words as autotuning does: https://github.com/pytorch/pytorch/issues/188332
+        """
+        found = diagnosis.mitigations
+        if found[:1] == ("autotune-off",) and "invalid argument" in diagnosis.root_line.lower():
+            environ = self._plan.environment(self._gathered.environ)
+            if compile_cache.has_older(environ, began_s):
+                return (FRESH_CACHE, *found)
+        return found
 
     def _scene(self, ended: Ended) -> Scene:
         """Return where it ran, and where it wrote as far as that is known."""
