@@ -14,7 +14,7 @@ import pytest
 from runs import program
 
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.flight_record import Call, cause, compare, read
+from saferun.diagnosis.flight_record import Dump, cause, compare, read
 
 C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -33,8 +33,9 @@ def entry(number: int, name: str = "all_reduce", **fields: Any) -> dict[str, Any
     }
 
 
-def calls(*entries: dict[str, Any]) -> list[Call]:
-    found = read(pickle.dumps({"version": "2.10", "entries": list(entries)}, protocol=2))
+def calls(*entries: dict[str, Any], **more: Any) -> Dump:
+    whole = {"version": "2.10", "entries": list(entries), **more}
+    found = read(pickle.dumps(whole, protocol=2))
     assert found is not None
     return found
 
@@ -132,6 +133,51 @@ def test_numbers_may_have_gaps_and_any_size():
     assert "rank 0 has not entered all_reduce number 7" in found.line
 
 
+def of_groups(**ranks: str) -> dict[str, Any]:
+    """Return what a dump says of its groups, as NCCL's has it."""
+    return {
+        "pg_config": {
+            name: {"name": name, "desc": "default_pg" if name == "0" else "tp", "ranks": one}
+            for name, one in ((name.removeprefix("g"), one) for name, one in ranks.items())
+        }
+    }
+
+
+def test_a_rank_that_has_recorded_nothing_in_a_group_is_behind_in_it():
+    config = of_groups(g0="[0, 1, 2]", g5="[0, 2]")
+    waits = entry(1, state="started")
+    dumps = {0: calls(waits, **config), 1: calls(**config), 2: calls(waits, **config)}
+    found = compare(dumps)
+    assert found is not None
+    assert (found.kind, found.ranks, found.call) == ("hang", (1,), "all_reduce")
+    assert found.line.startswith("rank 1 has not entered all_reduce number 1 of group default_pg")
+    apart = {"process_group": ("5", "tp")}
+    started = entry(1, record_id=0), entry(1, state="started", **apart)
+    dumps = {0: calls(*started, **config), 1: calls(entry(1, record_id=0), **config)}
+    assert compare(dumps) is None, "rank 1 is not in that group, and rank 2 has not answered"
+    found = compare({**dumps, 2: calls(entry(1, record_id=0), **config)})
+    assert found is not None
+    assert found.ranks == (2,)
+    assert "of group 5:tp, in which rank 0 waits" in found.line
+
+
+def test_a_rank_that_may_have_forgotten_its_calls_is_behind_only_where_the_dump_tells_how_far():
+    config = of_groups(g0="[0, 1]", g5="[0, 1]")
+    apart = {"process_group": ("5", "tp"), "state": "started"}
+    here = calls(entry(7, record_id=90), entry(4, **apart), **config)
+    there = entry(7, record_id=90)
+    assert compare({0: here, 1: calls(there, **config)}) is None
+    for last, ranks in ((3, (1,)), (4, None)):
+        status = {"pg_status": {"5": {"last_enqueued_collective": last}}}
+        found = compare({0: here, 1: calls(there, **config, **status)})
+        assert (found.ranks if found else None) == ranks
+
+
+@pytest.mark.parametrize("odd", [7, [], {"0": 7}, {"0": {"ranks": 7}}, {7: {"ranks": "[x]"}}])
+def test_what_a_dump_says_of_its_groups_may_be_anything(odd):
+    assert calls(WAITS, pg_config=odd, pg_status=odd) == calls(WAITS)
+
+
 def nested(depth: int, width: int) -> list[Any]:
     """Return lists in lists; as a text, the widest one has no end."""
     value: list[Any] = [4]
@@ -150,8 +196,8 @@ def test_a_field_of_any_kind_and_size_is_no_error_and_no_endless_text(odd):
     fields = [{name: odd} for name in names]
     framed = {"frames": [{"filename": "/w/t.py", "line": odd, "name": odd}]}
     found = calls(*[entry(1, **some) for some in [*fields, framed, {"process_group": (odd,)}]])
-    assert len(found) == 5, "one has no number"
-    assert all(len(repr(call)) < 5000 for call in found)
+    assert len(found.calls) == 5, "one has no number"
+    assert all(len(repr(call)) < 5000 for call in found.calls)
 
 
 def test_json_is_read_as_well():
@@ -185,7 +231,7 @@ def test_what_is_no_complete_dump_is_refused(content):
 def test_entries_of_another_shape_are_left_out():
     strange = [7, {}, entry(1, process_group=None), entry(1, collective_seq_id="1")]
     frameless = entry(1, frames=[None, {"filename": 7}])
-    assert [call.place for call in calls(*strange, frameless)] == [""]
+    assert [call.place for call in calls(*strange, frameless).calls] == [""]
 
 
 @pytest.mark.slow
@@ -195,8 +241,8 @@ def test_dumps_of_a_real_recorder_name_the_rank_that_is_behind(tmp_path, way):
     command += [program("recorded_rank"), str(tmp_path), way]
     environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
     subprocess.run(command, env=environ, check=True, capture_output=True, timeout=300)
-    dumps = {rank: read((tmp_path / f"{rank}").read_bytes()) or [] for rank in (0, 1)}
-    found = compare(dumps)
+    dumps = {rank: read((tmp_path / f"{rank}").read_bytes()) for rank in (0, 1)}
+    found = compare({rank: dump for rank, dump in dumps.items() if dump})
     assert found is not None
     assert found.ranks == (1,)
     at = f" at {program('recorded_rank')}:" if way == "pickle" else ""  # JSON has no frames

@@ -63,7 +63,7 @@ def test_the_dump_that_comes_is_read(tmp_path, rank, dumps):
     content = pickle.dumps({"entries": [ENTRY]}, protocol=2)
     flight = FlightDumps([rank(dumps[0], content, variables(tmp_path, *dumps))], 0.0)
     until(lambda: flight.are_ready(0.0), "the dump")
-    (call,) = flight.take()[3]
+    (call,) = flight.take()[3].calls
     assert (call.number, call.name) == (1, "send")
 
 

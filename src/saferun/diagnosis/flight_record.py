@@ -12,8 +12,9 @@ import io
 import itertools
 import json
 import pickle
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeGuard
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeGuard
 
 from saferun.diagnosis.evidence import Hang
 
@@ -35,12 +36,23 @@ class Call(NamedTuple):
     place: str  # "train.py:33 in step"; "" if unknown
 
 
+class Dump(NamedTuple):
+    """What one rank has recorded."""
+
+    calls: list[Call]
+    # Groups that it is in: their ranks, and the last number that it has called, as far as the dump
+    # tells. Of what was forgotten only the number is left; 0 where nothing was called.
+    members: Mapping[str, tuple[int, ...]]
+    reached: Mapping[str, int]
+
+
 class Finding(NamedTuple):
     """Who is elsewhere, by the recorder."""
 
     kind: str  # the failure's: "hang", "collective-mismatch"
     ranks: tuple[int, ...]  # those that are behind; the smaller part of a mismatch
     line: str  # a clause for people
+    call: str = ""  # the collective in which the others wait
 
 
 class _Plain(pickle.Unpickler):
@@ -53,8 +65,8 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("a reference in a dump")
 
 
-def read(content: bytes) -> list[Call] | None:
-    """Return the collectives of a dump; None where it is incomplete, or something else.
+def read(content: bytes) -> Dump | None:
+    """Return what a dump holds; None where it is incomplete, or something else.
 
     Args:
         content: of the file; nothing in it is trusted.
@@ -66,9 +78,48 @@ def read(content: bytes) -> list[Call] | None:
     except Exception:  # a broken pickle raises what it likes
         return None
     entries = dump.get("entries", []) if isinstance(dump, dict) else None
-    if not isinstance(entries, list):
+    if not isinstance(entries, list) or not isinstance(dump, dict):
         return None
-    return [call for entry in entries if isinstance(entry, dict) for call in _calls(entry)]
+    entries = [entry for entry in entries if isinstance(entry, dict)]
+    members = _members(dump.get("pg_config"))
+    is_whole = not entries or entries[0].get("record_id") == 0  # nothing was forgotten
+    reached = _reached(dump.get("pg_status"), members, is_whole=is_whole)
+    calls = [call for entry in entries for call in _calls(entry)]
+    return Dump(calls, dict(members.values()), reached)
+
+
+def _members(config: object) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the ranks of each group that a dump names: name -> the group as Call has it, ranks."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    groups = list(config.items())[:_MOST] if isinstance(config, dict) else []
+    for name, one in groups:
+        ranks = _text(one.get("ranks")) if isinstance(one, dict) else ""
+        if ranks.startswith("[") and (numbers := re.findall(r"\d{1,9}", ranks)):
+            group = _group([name, one.get("desc")])
+            found[_text(name)] = group, tuple(map(int, numbers))
+    return found
+
+
+def _reached(
+    status: object, members: Mapping[str, tuple[str, tuple[int, ...]]], *, is_whole: bool
+) -> dict[str, int]:
+    """Return the number of the last collective that was called in each group, where that is known.
+
+    torch names the groups of `pg_status` by numbers, which are names of `pg_config` as well.
+    """
+    found = {group: 0 for group, _ in members.values()} if is_whole else {}
+    for name, (group, _) in members.items():
+        one = status.get(name) if isinstance(status, dict) else None
+        last = one.get("last_enqueued_collective") if isinstance(one, dict) else None
+        if _is_number(last):
+            found[group] = last
+    return found
+
+
+def _group(names: Iterable[object]) -> str:
+    """Return the name of a group."""
+    texts = [text for part in names if (text := _text(part)) not in ("", "undefined")]
+    return ":".join(texts[-1:] if "default_pg" in texts else texts)
 
 
 def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
@@ -76,12 +127,10 @@ def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
     if entry.get("is_p2p") or not _is_number(number) or not isinstance(group, (list, tuple)):
         return
     name = _text(entry.get("profiling_name")).rpartition(":")[2]
-    names = [text for part in group[:_MOST] if (text := _text(part)) not in ("", "undefined")]
-    names = names[-1:] if "default_pg" in names else names
     sizes, state = _sizes(entry.get("input_sizes")), _text(entry.get("state"))
     if entry.get("retired"):  # gloo's have no other mark of their end
         state = "completed"
-    yield Call(":".join(names), number, name, sizes, state, _place(entry.get("frames")))
+    yield Call(_group(group[:_MOST]), number, name, sizes, state, _place(entry.get("frames")))
 
 
 def _is_number(value: object) -> TypeGuard[int]:
@@ -112,25 +161,47 @@ def _place(frames: object) -> str:
     return ""
 
 
-def compare(dumps: Mapping[int, list[Call]]) -> Finding | None:
+def compare(dumps: Mapping[int, Dump]) -> Finding | None:
     """Return who is elsewhere; None where the dumps do not tell.
 
     Args:
-        dumps: rank -> its collectives, in their order.
+        dumps: rank -> what it has recorded.
     """
     groups: dict[str, dict[int, dict[int, Call]]] = {}
-    for rank, calls in sorted(dumps.items()):
-        for call in calls:
+    for rank, dump in sorted(dumps.items()):
+        for call in dump.calls:
             groups.setdefault(call.group, {}).setdefault(rank, {})[call.number] = call
-    found = [finding for of in groups.values() if len(of) > 1 for finding in _of_group(of)]
+    found = [
+        finding
+        for group, of in groups.items()
+        for finding in _of_group(of, _without_calls(group, of, dumps))
+    ]
     # A mismatch is the cause of the rest, and who is behind tells more than that all wait.
     return min(found, key=lambda one: (one.kind, not one.ranks), default=None)
 
 
-def _of_group(of: Mapping[int, Mapping[int, Call]]) -> Iterator[Finding]:
-    """Yield what is wrong in a group, of which each rank has called something."""
-    last = {rank: max(calls) for rank, calls in of.items()}
-    first, end = max(min(calls) for calls in of.values()), min(last.values())
+def _without_calls(
+    group: str, of: Mapping[int, object], dumps: Mapping[int, Dump]
+) -> dict[int, int]:
+    """Return the ranks of a group that have recorded no call in it, and how far each has come."""
+    listed = (dump.members.get(group, ()) for dump in dumps.values())
+    ranks = sorted({rank for ranks in listed for rank in ranks} & (dumps.keys() - of.keys()))
+    known = {rank: dumps[rank].reached.get(group) for rank in ranks}
+    # A rank that has not made the group yet has called nothing in it, unless that was forgotten.
+    return {rank: last for rank, last in known.items() if last is not None}
+
+
+def _of_group(of: Mapping[int, Mapping[int, Call]], others: Mapping[int, int]) -> Iterator[Finding]:
+    """Yield what is wrong in a group.
+
+    Args:
+        of: rank -> its calls, at least one.
+        others: the other ranks of the group, and the number of the last call of each.
+    """
+    if len(of) + len(others) < 2:
+        return
+    last = {**{rank: max(calls) for rank, calls in of.items()}, **others}
+    first, end = max(min(calls) for calls in of.values()), min(last[rank] for rank in of)
     # The numbers that there are: nothing says that they have no gaps.
     for number in sorted({number for calls in of.values() for number in calls}):
         if not first <= number <= end:
@@ -139,12 +210,15 @@ def _of_group(of: Mapping[int, Mapping[int, Call]]) -> Iterator[Finding]:
         if len({_form(call) for call in calls.values()}) > 1:
             yield _mismatch(calls)
             return
-    behind = tuple(rank for rank in of if last[rank] < max(last.values()))
+    behind = tuple(rank for rank in sorted(last) if last[rank] < max(last.values()))
     if behind:
         later = [call for calls in of.values() for call in calls.values()]
-        waits = min((c for c in later if c.number > last[behind[0]]), key=lambda c: c.number)
-        if waits.state != "completed":
-            yield Finding("hang", behind, _behind(behind, waits, of))
+        after = [call for call in later if call.number > last[behind[0]]]
+        waits = min(after, key=lambda call: call.number, default=None)
+        if waits is not None and waits.state != "completed":
+            yield Finding("hang", behind, _behind(behind, waits, of), waits.name)
+        return
+    if others:
         return
     calls = {rank: of[rank][last[rank]] for rank in of}
     late = tuple(rank for rank, call in calls.items() if call.state == "scheduled")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from saferun.diagnosis import flight_record
-from saferun.diagnosis.flight_record import Call
+from saferun.diagnosis.flight_record import Dump
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.system import paths, procfs
@@ -43,7 +43,7 @@ class FlightDumps:
     def __init__(self, ranks: Iterable[RankSign], at_s: float) -> None:
         self._until_s = at_s + LIMIT_S
         self._asked: dict[int, _Asked] = {}
-        self._read: dict[int, list[Call]] = {}
+        self._read: dict[int, Dump] = {}
         for one in ranks:
             if one.rank is not None and (path := _ask(one.pid, one.rank)):
                 self._asked[one.rank] = path
@@ -52,13 +52,13 @@ class FlightDumps:
         """Return whether nothing more will come."""
         for rank, asked in self._asked.items():
             if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
-                calls = flight_record.read(paths.read_private(asked.path, _MOST_BYTES) or b"")
-                if calls is not None:  # else it is being written
-                    self._read[rank] = calls
+                dump = flight_record.read(paths.read_private(asked.path, _MOST_BYTES) or b"")
+                if dump is not None:  # else it is being written
+                    self._read[rank] = dump
         return at_s >= self._until_s or self._read.keys() == self._asked.keys()
 
-    def take(self) -> dict[int, list[Call]]:
-        """Return rank -> its collectives, of those whose dump has come."""
+    def take(self) -> dict[int, Dump]:
+        """Return rank -> what it has recorded, of those whose dump has come."""
         return self._read
 
 
