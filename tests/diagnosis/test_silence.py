@@ -15,6 +15,7 @@ from saferun.diagnosis.silence import (
     from_py_spy,
     places,
     report,
+    waiting,
     waits_for_gpu,
 )
 
@@ -285,6 +286,52 @@ def test_py_spys_frames_are_those_of_faulthandler():
     assert from_py_spy(spied) == '  File "/w/t.py", line 9 in update\n'
     spied = spied.replace("Trainer.update", "main.<locals>.<lambda>")
     assert from_py_spy(spied) == '  File "/w/t.py", line 9 in <lambda>\n'
+
+
+def test_who_waits_for_whom_is_one_line():
+    away, waits = stack(TRAIN.format(88)), stack(REDUCE, TRAIN.format(33))
+    stacks = {100: away, 101: waits, 102: waits, 103: waits}
+    line = waiting(odd("SSSS", stacks)[0], "75 s")
+    assert line == "rank 0 is at /w/train.py:88 in step, 3 ranks wait for it in all_reduce (75 s)"
+    stopped, _ = odd("ST", {100: waits})
+    line = waiting(stopped, "75 s")
+    assert line == (
+        "rank 1 is stopped, by a signal or a debugger, rank 0 waits for it in all_reduce (75 s)"
+    )
+    two, _ = odd("SSSS", {**stacks, 101: away})
+    assert waiting(two, "75 s") == (
+        "rank 0 is at /w/train.py:88 in step and 1 more ranks like it, "
+        "2 ranks wait for them in all_reduce (75 s)"
+    )
+
+
+def test_where_nobody_waits_for_anybody_no_line_is_made():
+    away, waits = stack(TRAIN.format(88)), stack(REDUCE, TRAIN.format(33))
+    assert waiting(odd("SS", {100: waits, 101: waits})[0], "75 s") == ""
+    assert (
+        waiting(odd("SSS", {100: away, 101: away, 102: stack(TRAIN.format(12))})[0], "75 s") == ""
+    )
+    since = Look(0.0, (), ranks("S", "S"))
+    by_record = places(since, since._replace(at_s=60.0), {100: away}, behind=[0])
+    assert "rank 1 waits for it in broadcast (75 s)" in waiting(by_record, "75 s", "broadcast")
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "stalls_s"), [(None, 45), (600.0, 45), (60.0, 30), (15.0, None)]
+)
+def test_a_silence_of_several_ranks_is_a_stall_long_before_its_limit(limit_s, stalls_s):
+    def first(alone: bool) -> float | None:
+        silence = Silence(limit_s)
+        for one in (*[look(at, at) for at in (0, 5)], *[look(at, 5) for at in range(10, 80, 5)]):
+            seen = one._replace(ranks=one.ranks[:1]) if alone else one
+            began = silence.take(seen, 5.0)
+            if began is None and silence.stalls(seen):
+                assert silence.stalls(seen) is None, "each once"
+                return seen.at_s - 5
+        return None
+
+    assert first(alone=False) == stalls_s
+    assert first(alone=True) is None
 
 
 def test_the_report_has_those_who_are_elsewhere_first_and_is_short():

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from saferun.diagnosis.evidence import Hang
 
 LEAST_S = 600.0  # the least limit, where none is given
+STALL_S = 45.0  # a silence of several ranks after which it is found out who waits for whom
+_LEAST_STALL_S = 10.0  # where a limit is given whose half is less, its end comes soon enough
 _GAPS = 10  # times the longest ordinary gap, where no limit is given
 _BUSY = 12  # times longer, where no limit is given and there are weaker signs of work
 _NEAR = 0.5  # from this part of the limit on, weaker signs that cost more are looked for
@@ -34,6 +36,7 @@ _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
 _LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen |/(?:saferun|hooks)/inject/"
 )
+_C10D = "/torch/distributed/distributed_c10d.py"
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 _WAITS_FOR_GPU = re.compile(r"/torch/cuda/(?:__init__|streams)\.py$")
 # Calls that return when a GPU is done; a launch, when its queue has room.
@@ -83,6 +86,7 @@ class Place(NamedTuple):
     collective: bool = False  # it is in a collective of torch
     odd: bool = False  # it is elsewhere than the others
     helpers: tuple[str, ...] = ()  # clauses about its workers that are at work of the script's
+    call: str = ""  # the collective that it is in: "all_reduce"; "" where that is not known
 
 
 class Silence:
@@ -99,6 +103,7 @@ class Silence:
         self._busy_at_s = 0.0  # the last weaker sign
         self._longest_s = 0.0
         self._reported = False
+        self.is_stalled = False  # the silence has lasted for as long as a stall
         self._answers = False  # the ranks were asked where they are since the last look
         self._seen: dict[int, RankSign] = {}  # rank -> its last sign
 
@@ -118,13 +123,28 @@ class Silence:
         if since is None or last is None or slept or self._works(since, look):
             if since is not None and not slept:
                 self._longest_s = max(self._longest_s, look.at_s - since.at_s)
-            self._since, self._reported = look, False
+            self._since, self._reported, self.is_stalled = look, False, False
             return None
         if _is_busy(last, look):
             self.note_busy(look.at_s)
         if self._reported or not self._is_too_long(since, look):
             return None
         self._reported = True
+        return self.with_ended(since)
+
+    def stalls(self, look: Look) -> Look | None:
+        """Return the look with which a silence of several ranks began that is a stall; each once.
+
+        Args:
+            look: the newest one, which `take` has had.
+        """
+        since = self._since
+        if since is None or self.is_stalled or self._reported or len(since.ranks) < 2:
+            return None
+        after_s = min(STALL_S, _NEAR * self.limit_s)
+        if after_s < _LEAST_STALL_S or look.at_s - since.at_s < after_s:
+            return None
+        self.is_stalled = True
         return self.with_ended(since)
 
     def answered(self, look: Look) -> None:
@@ -229,7 +249,9 @@ def places(
             for helper in helpers
             if helper.parent == old.pid and (clause := _helper(helper, stacks))
         )
-        found.append(Place(old.rank, old.pid, what, _frame(stack), together, helpers=beside))
+        call = _call(stack) if together else ""
+        frame = _frame(stack)
+        found.append(Place(old.rank, old.pid, what, frame, together, helpers=beside, call=call))
     odd = _odd([_kind(place, current) for place in found])
     if behind and set(behind) < {place.rank for place in found}:
         odd = {at for at, place in enumerate(found) if place.rank in behind}
@@ -245,7 +267,28 @@ def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
     return f"its worker (pid {helper.pid}) {what}" + (f", at {frame}" if frame else "")
 
 
-def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:
+def waiting(found: Sequence[Place], silent: str, call: str = "") -> str:
+    """Return who waits for whom, as a line for people; "" where that is not known.
+
+    Args:
+        found: from `places`.
+        silent: the length of the silence, for people.
+        call: the collective in which the others wait, as torch's own record says; "" without one.
+    """
+    odd = [place for place in found if place.odd]
+    others = [place for place in found if not place.odd]
+    if not odd or not others or not (call or all(place.collective for place in others)):
+        return ""
+    first, several = odd[0], len(odd) > 1
+    where = f"is at {first.frame}" if first.frame else first.what
+    more = f" and {len(odd) - 1} more ranks like it" if several else ""
+    who = f"rank {first.rank} {where}{more}"
+    wait = f"{len(others)} ranks wait" if len(others) > 1 else f"rank {others[0].rank} waits"
+    name = call or next((place.call for place in others if place.call), "a collective")
+    return f"{who}, {wait} for {'them' if several else 'it'} in {name} ({silent})"
+
+
+def cause(found: Sequence[Place], told: Hang | None = None) -> Hang:
     """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere.
 
     Args:
@@ -340,6 +383,12 @@ def _frame(stack: str, *, own: bool = False) -> str:
     for path, line, name in (of_script or ([] if own else frames))[:1]:
         return f"{path}:{line} in {name}"
     return ""
+
+
+def _call(stack: str) -> str:
+    """Return the collective of torch that a rank is in; "" where its stack does not name it."""
+    names = (name for path, _, name in _FRAME.findall(stack) if path.endswith(_C10D))
+    return next((name for name in names if not name.startswith("_")), "")
 
 
 def report(

@@ -83,6 +83,14 @@ class Hang(NamedTuple):
     stacks: str | None  # a file in the run's directory
 
 
+class Stall(NamedTuple):
+    """Ranks wait for another one that is silent; or, without a line, they do so no more."""
+
+    line: str  # who waits for whom, for people
+    silent_s: float
+    ranks: tuple[Place, ...]
+
+
 class LossLost(NamedTuple):
     """A training's loss is no number any more: diagnosis/evidence.NoNumber."""
 
@@ -132,6 +140,7 @@ NAMES: dict[type[EventFacts], str] = {
     Recovery: "recovery",
     NodesMet: "nodes",
     Hang: "hang",
+    Stall: "stall",
     LossLost: "loss",
     Recycled: "recycled",
     AttemptOutcome: "ended",
@@ -160,6 +169,7 @@ EventFacts: TypeAlias = (
     | Recovery
     | NodesMet
     | Hang
+    | Stall
     | LossLost
     | Recycled
     | AttemptOutcome

@@ -76,6 +76,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     cores = "" if job.cores is None else f", {job.cores:.1f} cores in use"
     yield Line("ranks", f"{job.ranks}{cores}" if job.ranks else "")
     yield Line("silence", _silence(job, at), "yellow")
+    yield Line("waits", _stall(job, at), "yellow")
     yield Line("loss", printable(attempt.loss), "yellow")
 
 
@@ -100,6 +101,13 @@ def _silence(job: Job, at: float) -> str:
     if job.quiet_s is None or job.quiet_s < _QUIET_S:
         return said
     return f"no sign of work for {seconds(job.quiet_s)}{'; ' if said else ''}{said}"
+
+
+def _stall(job: Job, at: float) -> str:
+    if not job.stall:
+        return ""
+    since = "" if job.stall_at is None else f"; noted {seconds(max(0, at - job.stall_at))} ago"
+    return printable(f"{job.stall}{since}")
 
 
 def _load(gpu: Load) -> str:
@@ -143,7 +151,7 @@ def one_line(now: Snapshot) -> str:
 
 def changes(now: Snapshot) -> object:
     """Return what differs where there is something new to say."""
-    return now.run.outcome, [(j.attempt, j.step, j.line, j.hang_at) for j in now.jobs]
+    return now.run.outcome, [(j.attempt, j.step, j.line, j.hang_at, j.stall) for j in now.jobs]
 
 
 def _before(job: Job) -> dict[str, Any] | None:

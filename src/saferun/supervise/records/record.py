@@ -21,6 +21,7 @@ from saferun.journal.event_types import (
     Hang,
     LossLost,
     RunEnded,
+    Stall,
     Started,
 )
 from saferun.journal.receipts import Receipt
@@ -130,6 +131,16 @@ class Record:
         if self.notifier and not asked:
             self.notifier.hang(self._attempt, silent_s, places)
         return file and os.path.join(self.journal.path or "", file)
+
+    def stall(self, line: str, silent_s: float = 0.0, places: Sequence[Place] = ()) -> None:
+        """Record that ranks wait for another one.
+
+        Args:
+            line: who waits for whom; "" where they do so no more.
+            silent_s: the length of the silence.
+            places: where each rank is.
+        """
+        self.journal.event(Stall(line, round(silent_s, 1), tuple(places)))
 
     def loss(self, found: NoNumber, line: str, saved: Checkpoint | None) -> None:
         """Record that the loss is no number any more.

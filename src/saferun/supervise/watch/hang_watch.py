@@ -47,6 +47,7 @@ class _Asked:
         files: pid -> the file of its stacks, and its size before.
         flight: what torch's flight recorder was asked for.
         environ: the user's.
+        spies: py-spy is asked, too.
     """
 
     def __init__(
@@ -56,21 +57,26 @@ class _Asked:
         files: dict[int, tuple[str, int]],
         flight: FlightDumps,
         environ: Mapping[str, str],
+        *,
+        spies: bool,
     ) -> None:
         self.since, self.before, self.files, self.flight = since, before, files, flight
         self.helpers: list[Helper] = work_signs.helpers(one.pid for one in before.ranks)
         self.native: NativeStacks | None = None
         self._until_s = before.at_s + _ANSWER_S
         self._sizes: dict[int, int] = {}  # pid -> the size of its file at the last look
-        self._environ = environ
+        self._environ, self.spies = environ, spies
+        self._have_answered = False
 
     def are_ready(self, now: Look) -> bool:
-        if self.native is None:
+        if not self._have_answered:
             able = {one.pid for one in now.ranks if one.state not in _HELD}
             if not self._are_written(able) and now.at_s < self._until_s:
                 return False
-            self.native = self._ask_py_spy(now.at_s)
-        native, flight = self.native.are_ready(now.at_s), self.flight.are_ready(now.at_s)
+            self._have_answered = True
+            self.native = self._ask_py_spy(now.at_s) if self.spies else None
+        native = self.native is None or self.native.are_ready(now.at_s)
+        flight = self.flight.are_ready(now.at_s)
         return native and flight
 
     def _ask_py_spy(self, at_s: float) -> NativeStacks:
@@ -118,6 +124,7 @@ class HangWatch:
         self._ranks: list[int] = []
         self._looks = 0
         self._ends = policy.mode == "end"
+        self._stall_is_told = False
         self._is_wanted = False  # a person asked where the ranks are
         self.cause: Hang | None = None  # why the attempt was ended
 
@@ -153,9 +160,13 @@ class HangWatch:
         began = self._silence.take(now, self._every_s)
         if self._is_wanted:
             began = self._silence.with_ended(now)
-        if began is None:
+        if self._stall_is_told and not self._silence.is_stalled:
+            self._stall_is_told = False
+            self._record.stall("")
+        stall = self._silence.stalls(now) if began is None else None
+        if began is None and stall is None:
             return self._silence.look_again_s(now.at_s, self._every_s)
-        self._asked = self._ask(began, now)
+        self._asked = self._ask(began or stall or now, now, spies=began is not None)
         return _AGAIN_S
 
     def _now(self, at_s: float) -> Look | None:
@@ -177,9 +188,9 @@ class HangWatch:
         if self._weak.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
             self._silence.note_busy(now.at_s)
 
-    def _ask(self, began: Look, now: Look) -> _Asked:
+    def _ask(self, began: Look, now: Look, *, spies: bool) -> _Asked:
         flight = FlightDumps(now.ranks, now.at_s)
-        return _Asked(began, now, self._ask_ranks(now), flight, self._environ)
+        return _Asked(began, now, self._ask_ranks(now), flight, self._environ, spies=spies)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
@@ -211,6 +222,12 @@ class HangWatch:
             finding.ranks if finding else (),
             [pid for pid, text in native.items() if silence.waits_for_gpu(text)],
         )
+        if not asked.spies:  # a stall: nothing is said of it but in the journal
+            call = finding.call if finding else ""
+            if line := silence.waiting(found, seconds(now.at_s - since.at_s), call):
+                self._record.stall(line, now.at_s - since.at_s, found)
+                self._stall_is_told = True
+            return
         wanted, self._is_wanted = self._is_wanted, False
         silent = "" if wanted else seconds(now.at_s - since.at_s)
         self._say("\n".join(silence.report(found, silent, recorded)))

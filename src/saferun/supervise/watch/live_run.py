@@ -20,7 +20,7 @@ from saferun.gpu import nvml
 from saferun.gpu.nvml import Load
 from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
-from saferun.journal.event_types import Started
+from saferun.journal.event_types import Stall, Started
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
 from saferun.settings import ResumePolicy
@@ -47,6 +47,8 @@ class Job(NamedTuple):
     cores: float | None = None  # the CPU cores that it uses
     quiet_s: float | None = None  # since its last sign of work, as far as it was watched
     hang_at: float | None = None  # when the run itself said that it may hang
+    stall: str = ""  # which rank the others wait for, as the run has noted it
+    stall_at: float | None = None
     before: Attempt | None = None  # the last one before it that failed
     kind: str = ""  # the kind of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
@@ -108,9 +110,12 @@ class LiveRun:
         mine = [event for event in log if event.worker == worker]
         begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
         hangs = [event.at for event in mine[begun:] if event.name == "hang"]
+        stalls = [(e.at, e.facts.line) for e in mine[begun:] if isinstance(e.facts, Stall)]
         failed = next((one for one in reversed(tried) if one.outcome.kind), None)
         before = next((one for one in reversed(tried[:-1]) if one.outcome.kind), None)
         job = Job(tried[-1], hang_at=hangs[-1] if hangs else None, before=before)
+        if stalls and lives and stalls[-1][1]:
+            job = job._replace(stall=stalls[-1][1], stall_at=stalls[-1][0])
         if failed:
             job = job._replace(kind=failed.outcome.kind, untried=failed.outcome.untried)
         started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
