@@ -2,7 +2,8 @@
 
 It looks at /proc alone (work_signs.py). Only where a silence is too long are the ranks asked, by a
 signal, for their stacks, which faulthandler writes to a file of each (inject/hooks/excepthook.py),
-and torch's flight recorder for the collectives that each rank has called (flight_dumps.py). When
+and torch's flight recorder for the collectives that each rank has called (flight_dumps.py), and
+NCCL for those that each has launched (ras_query.py). When
 they have answered, py-spy is asked for the stacks of C++, where it is installed (native_stacks.py);
 it stops a rank while it reads it, so that the state of each rank is that of the look before.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import Helper, Look, Place, Silence
 from saferun.inject import contract
 from saferun.keeper import process_tree
@@ -23,6 +25,7 @@ from saferun.supervise.records.record import Record
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
+from saferun.supervise.watch.ras_query import RasQuery
 from saferun.supervise.watch.weak_activity import WeakActivity
 from saferun.supervise.watch.work_signs import Tree
 from saferun.system.printable import seconds
@@ -46,6 +49,7 @@ class _Asked:
         before: the look before anybody was asked.
         files: pid -> the file of its stacks, and its size before.
         flight: what torch's flight recorder was asked for.
+        ras: what NCCL was asked for.
         environ: the user's.
         spies: py-spy is asked, too.
     """
@@ -56,11 +60,13 @@ class _Asked:
         before: Look,
         files: dict[int, tuple[str, int]],
         flight: FlightDumps,
+        ras: RasQuery,
         environ: Mapping[str, str],
         *,
         spies: bool,
     ) -> None:
-        self.since, self.before, self.files, self.flight = since, before, files, flight
+        self.since, self.before, self.files = since, before, files
+        self.flight, self.ras = flight, ras
         self.helpers: list[Helper] = work_signs.helpers(one.pid for one in before.ranks)
         self.native: NativeStacks | None = None
         self._until_s = before.at_s + _ANSWER_S
@@ -76,8 +82,8 @@ class _Asked:
             self._have_answered = True
             self.native = self._ask_py_spy(now.at_s) if self.spies else None
         native = self.native is None or self.native.are_ready(now.at_s)
-        flight = self.flight.are_ready(now.at_s)
-        return native and flight
+        flight, ras = self.flight.are_ready(now.at_s), self.ras.are_ready(now.at_s)
+        return native and flight and ras
 
     def _ask_py_spy(self, at_s: float) -> NativeStacks:
         pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
@@ -190,7 +196,9 @@ class HangWatch:
 
     def _ask(self, began: Look, now: Look, *, spies: bool) -> _Asked:
         flight = FlightDumps(now.ranks, now.at_s)
-        return _Asked(began, now, self._ask_ranks(now), flight, self._environ, spies=spies)
+        ras = RasQuery(now.ranks, now.at_s, is_wanted=bool(self._gpus))
+        files = self._ask_ranks(now)
+        return _Asked(began, now, files, flight, ras, self._environ, spies=spies)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
@@ -213,24 +221,27 @@ class HangWatch:
         written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
         by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
         finding = flight_record.compare(asked.flight.take())
-        recorded = flight_record.cause(finding) if finding else None
-        found: list[Place] = silence.places(
-            since,
-            asked.before,
-            {**by_py_spy, **written},
-            asked.helpers,
-            finding.ranks if finding else (),
-            [pid for pid, text in native.items() if silence.waits_for_gpu(text)],
-        )
+        told = flight_record.cause(finding) if finding else None
+        by_ras = asked.ras.finding()
+
+        def places(behind: tuple[int, ...]) -> list[Place]:
+            at_gpu = [pid for pid, text in native.items() if silence.waits_for_gpu(text)]
+            stacks = {**by_py_spy, **written}
+            return silence.places(since, asked.before, stacks, asked.helpers, behind, at_gpu)
+
+        found = places(finding.ranks if finding else ())
+        if by_ras and not finding and not any(place.odd for place in found):
+            found = places(by_ras.ranks)  # it overrules no other sign
         if not asked.spies:  # a stall: nothing is said of it but in the journal
-            call = finding.call if finding else ""
+            call = (finding or by_ras or Finding("", (), "")).call
             if line := silence.waiting(found, seconds(now.at_s - since.at_s), call):
                 self._record.stall(line, now.at_s - since.at_s, found)
                 self._stall_is_told = True
             return
         wanted, self._is_wanted = self._is_wanted, False
         silent = "" if wanted else seconds(now.at_s - since.at_s)
-        self._say("\n".join(silence.report(found, silent, recorded)))
+        lines = silence.report(found, silent, told)
+        self._say("\n".join([*lines, *([f"  NCCL's RAS: {by_ras.line}"] if by_ras else [])]))
         if self._ends and not wanted:
             self.cause = silence.cause(found, recorded)
         silent_s = round(now.at_s - since.at_s, 1)

@@ -1,0 +1,146 @@
+"""Pure: what NCCL's RAS says of a job: which ranks have launched fewer collectives than others.
+
+NCCL answers on localhost:28028 from 2.24 on as a text for people, as JSON from 2.28.7 on
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). It counts what
+was launched, so that ranks of a healthy job differ for a moment: only what differs and stands still
+tells anything. It has called jobs well that were not (NVIDIA/nccl#1730), and so never speaks
+against another sign.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from saferun.diagnosis.flight_record import Finding
+from saferun.named_tuple import NamedTuple
+
+_CALL = "a collective of NCCL"
+_MOST = 100_000  # communicators and ranks that are read
+
+
+class Member(NamedTuple):
+    """One rank of a communicator."""
+
+    rank: int  # in the communicator
+    pid: int
+    host: str
+    launched: int | None  # collectives so far, of all kinds; None where it did not answer
+    is_gone: bool = False  # NCCL holds its process for dead, or it did not answer
+
+
+# By the communicator's name; of a text also by the kind of the collectives, and only what differs.
+Answer = Mapping[str, tuple[Member, ...]]
+_GROUP = re.compile(r"#\d{1,9}-\d{1,9} \(([0-9a-f]{1,16})\) ([A-Z]{1,20})\s*\Z")
+_KIND = re.compile(r"  Communicator ranks have different (\w{1,20}) operation counts")
+_LAUNCHED = r"(?:launched up to operation (\d{1,18})|not launched any operations)"
+_SEVERAL = re.compile(rf"  \d{{1,9}} ranks have {_LAUNCHED}")
+_RANK = re.compile(
+    rf"  Rank (\d{{1,9}}) (?:has {_LAUNCHED} )?"
+    r"-- GPU .{1,80}managed by process (\d{1,9}) on node (\S{1,64})\s*\Z"
+)
+_BETWEEN_TWO = ("Send", "Recv", "SendRecv")  # which ranks of a pipeline call unequally often
+_OTHERS = -1  # the pid of those that a text counts and does not name
+
+
+def read(content: bytes) -> Answer | None:
+    """Return what an answer says; None where it is another thing.
+
+    Args:
+        content: all that came; nothing in it is trusted.
+    """
+    if b"\nCommunicators..." in content:
+        return _of_text(content.decode("latin-1").splitlines())
+    try:
+        document = json.loads(content[max(0, content.find(b"{")) :])
+        comms = document["communicators"][:_MOST]
+        return {f"{one['hash']}/{one['secondary_hash']}": tuple(_members(one)) for one in comms}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _of_text(lines: list[str]) -> Answer:
+    """Return what a text says (NVIDIA/nccl, src/ras/client_support.cc, `rasClientRunComms`)."""
+    found: dict[str, list[Member]] = {}
+    name = section = kind = ""
+    count: int | None = None  # of the ranks of the lines that follow
+    for line in lines:
+        if group := _GROUP.match(line):
+            (name, section), kind = group.groups(), ""
+        elif of_kind := _KIND.match(line):
+            kind = of_kind[1]
+        elif several := _SEVERAL.match(line):
+            count = int(several[1] or 0)
+            if kind:
+                found.setdefault(f"{name}/{kind}", []).append(Member(_OTHERS, _OTHERS, "", count))
+        elif rank := _RANK.match(line):
+            named = " has " in line.partition("--")[0]
+            launched = int(rank[2] or 0) if named else count
+            gone = section == "INCOMPLETE"
+            if kind or gone:
+                one = Member(int(rank[1]), int(rank[3]), rank[4], None if gone else launched, gone)
+                found.setdefault(f"{name}/{kind or section}", []).append(one)
+    return {name: tuple(members) for name, members in found.items()}
+
+
+def _members(comm: Mapping[str, object]) -> Iterator[Member]:
+    """Yield the ranks of a communicator, the missing ones too.
+
+    Raises:
+        TypeError, KeyError: it has another form.
+    """
+    for key in ("ranks", "missing_ranks"):
+        found = comm[key]
+        for one in found[:_MOST] if isinstance(found, list) else ():
+            counts = one.get("collective_counts")
+            launched = None
+            if isinstance(counts, dict):
+                launched = sum(int(n) for kind, n in counts.items() if kind not in _BETWEEN_TWO)
+            status = one.get("status") or {}
+            gone = bool(status.get("considered_dead") or status.get("unresponsive"))
+            yield Member(int(one["rank"]), int(one["pid"]), str(one["host"])[:64], launched, gone)
+
+
+def compare(before: Answer, after: Answer, pids: Mapping[int, int]) -> Finding | None:
+    """Return who is behind; None where nothing differs, or where something moves.
+
+    Args:
+        before: an answer.
+        after: another one, some seconds later.
+        pids: of the ranks of this machine: pid -> rank. An answer without any of them is another
+            job's.
+    """
+    if not any(member.pid in pids for comm in after.values() for member in comm):
+        return None
+    found = (
+        finding
+        for name, comm in after.items()
+        if _counts(comm) == _counts(before.get(name, ())) and (finding := _of(comm, pids))
+    )
+    return max(found, key=lambda one: len(one.ranks), default=None)
+
+
+def _counts(comm: tuple[Member, ...]) -> list[tuple[int, int | None, bool]]:
+    return sorted((one.rank, one.launched or 0, one.is_gone) for one in comm)
+
+
+def _of(comm: tuple[Member, ...], pids: Mapping[int, int]) -> Finding | None:
+    most = max((one.launched for one in comm if one.launched is not None), default=0)
+    behind = [
+        one for one in comm if one.is_gone or (one.launched is not None and one.launched < most)
+    ]
+    named = [one for one in behind if one.pid != _OTHERS]
+    counted = {one.launched for one in behind if one.pid == _OTHERS}
+    if not named or counted - {one.launched for one in named}:
+        return None  # nobody, or some whom the text does not name
+    if len(named) == len(comm) and most:
+        return None
+    ranks = tuple(sorted(pids[one.pid] for one in named if one.pid in pids))
+    first = named[0]
+    who = f"rank {pids[first.pid]}" if first.pid in pids else f"pid {first.pid} on {first.host}"
+    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    if first.is_gone:
+        return Finding("hang", ranks, f"{who}{more}: dead, or gives no answer", _CALL)
+    line = f"{who}{more} launched {first.launched} collectives, others of its group {most}"
+    return Finding("hang", ranks, line, _CALL)

@@ -1,0 +1,113 @@
+"""Ask NCCL's RAS how many collectives each rank has launched, twice, and wait for nobody.
+
+A rank of NCCL 2.24 and later listens on localhost:28028, or where NCCL_RAS_ADDR says, unless
+NCCL_RAS_ENABLE is 0. The protocol is lines of text (NVIDIA/nccl, src/ras/client.cc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Iterable
+
+from saferun.diagnosis import ras
+from saferun.diagnosis.flight_record import Finding
+from saferun.diagnosis.silence import RankSign
+from saferun.system import procfs
+
+LIMIT_S = 12.0  # for both questions; RAS waits up to 5 s for a process
+BETWEEN_S = 3.0
+_MOST_BYTES = 16 << 20
+_ADDRESS = ("127.0.0.1", 28028)
+_QUESTION = b"CLIENT PROTOCOL 2\nSET FORMAT json\nVERBOSE STATUS\n"
+
+
+class RasQuery:
+    """Two answers about the job of some ranks, as they come.
+
+    Args:
+        ranks: those of this machine.
+        at_s: now, by any clock that does not jump.
+        is_wanted: NCCL may be in use.
+    """
+
+    def __init__(self, ranks: Iterable[RankSign], at_s: float, *, is_wanted: bool) -> None:
+        self._pids = {one.pid: one.rank for one in ranks if one.rank is not None}
+        self._until_s, self._next_s = at_s + LIMIT_S, at_s
+        self._answers: list[ras.Answer] = []
+        self._content = b""
+        self._socket: socket.socket | None = None
+        self._address = _address(min(self._pids)) if is_wanted and len(self._pids) > 1 else None
+
+    def are_ready(self, at_s: float) -> bool:
+        """Return whether nothing more will come."""
+        if self._address is None:
+            return True
+        try:
+            if self._socket is None and at_s >= self._next_s:
+                self._ask(self._address)
+            elif self._socket is not None and self._has_ended(self._socket):
+                self._take(at_s)
+        except OSError:  # nobody listens there
+            self._close()
+        if at_s >= self._until_s:
+            self._close()
+        return self._address is None
+
+    def finding(self) -> Finding | None:
+        """Return who is behind; None where that is not known."""
+        if len(self._answers) < 2:
+            return None
+        before, after = self._answers
+        return ras.compare(before, after, self._pids)
+
+    def _ask(self, address: tuple[str, int]) -> None:
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket, self._content = socket.socket(family, socket.SOCK_STREAM), b""
+        self._socket.settimeout(0.2)  # it is this machine: it answers at once, or nobody is there
+        self._socket.connect(address)
+        self._socket.sendall(_QUESTION)
+        self._socket.setblocking(False)
+
+    def _has_ended(self, answering: socket.socket) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while part := answering.recv(1 << 16):
+                self._content += part
+                if len(self._content) > _MOST_BYTES:
+                    raise OSError("too long an answer")
+            return True
+        return False
+
+    def _take(self, at_s: float) -> None:
+        answer = ras.read(self._content)
+        if answer is None:
+            self._close()
+            return
+        self._answers.append(answer)
+        if len(self._answers) == 2:
+            self._close()
+            return
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._next_s = None, at_s + BETWEEN_S
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._address = None
+
+
+def _address(pid: int) -> tuple[str, int] | None:
+    """Return where a rank's RAS listens; None where it is off, or where that is no address."""
+    words = procfs.text(f"/proc/{pid}/environ").split("\0")
+    environ = dict(word.split("=", 1) for word in words if "=" in word)
+    if environ.get("NCCL_RAS_ENABLE") == "0":
+        return None
+    given = environ.get("NCCL_RAS_ADDR")
+    if not given:
+        return _ADDRESS
+    found = re.fullmatch(r"\[?(localhost|[0-9.]{7,15}|[0-9a-fA-F:]{2,39})\]?:(\d{1,5})", given)
+    if found is None:
+        return None
+    return ("127.0.0.1" if found[1] == "localhost" else found[1]), int(found[2])
