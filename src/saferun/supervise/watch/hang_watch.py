@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
@@ -25,10 +26,12 @@ from saferun.supervise.records.record import Record
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
-from saferun.supervise.watch.ras_query import RasQuery
 from saferun.supervise.watch.weak_activity import WeakActivity
 from saferun.supervise.watch.work_signs import Tree
 from saferun.system.printable import seconds
+
+if TYPE_CHECKING:  # only a silence needs it
+    from saferun.supervise.watch.ras_query import RasQuery
 
 _EVERY_S = 15.0  # between looks
 _TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
@@ -195,6 +198,8 @@ class HangWatch:
             self._silence.note_busy(now.at_s)
 
     def _ask(self, began: Look, now: Look, *, spies: bool) -> _Asked:
+        from saferun.supervise.watch.ras_query import RasQuery  # only a silence needs it
+
         flight = FlightDumps(now.ranks, now.at_s)
         ras = RasQuery(now.ranks, now.at_s, is_wanted=bool(self._gpus))
         files = self._ask_ranks(now)

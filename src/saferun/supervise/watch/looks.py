@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.evidence import Hang
@@ -15,17 +15,8 @@ from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.loss_watch import LossWatch
 
-
-class Watch(Protocol):
-    """Looks at a job that runs, and does nothing to it."""
-
-    cause: Hang | None  # why the attempt was ended
-
-    def started(self, keeper: int, launcher: int) -> None:
-        """Note which command runs."""
-
-    def look(self) -> float | None:
-        """Look at the job; return the seconds until the next look, None to end it."""
+# Each has `started`, `look` (the seconds until the next look, None to end the job) and `cause`.
+Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch"
 
 
 class Looks:
