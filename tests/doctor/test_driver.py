@@ -236,11 +236,15 @@ def test_the_drivers_files_are_read(tmp_path):
             "dev/nvidiactl": "",
             "dev/nvidia0": "",
             "tasks/71/comm": "nv-fabricmanage\n",
+            "pci/0000:1a:00.0/numa_node": "1\n",
         },
     )
     seen = seen_in(tmp_path)
     assert (seen.version, seen.gpus, seen.manager) == ("580.95.05", {bus(0): "NVIDIA H200"}, True)
     assert seen.nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing", "nvidia0": "ok"}
+    assert seen.numa == {bus(0): 1}
+    written(tmp_path, {"pci/0000:1a:00.0/numa_node": "-1\n"})  # the kernel knows of none
+    assert seen_in(tmp_path).numa == {}
 
 
 def test_gpus_are_counted_on_the_bus_without_those_of_virtual_machines(tmp_path):

@@ -408,3 +408,41 @@ def test_journald_is_asked_since_a_moment(tmp_path):
     executable(tmp_path / "journalctl", text)
     read = kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"), since_s=1700000000.5)
     assert read.lines[0].endswith("--since=@1700000000")
+
+
+# NUMA
+
+
+TWO = {"0000:18:00.0": 0, "0000:ad:00.0": 1}
+NUMBERS = {"0000:18:00.0": 0, "0000:ad:00.0": 1}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "areas"),
+    [
+        (TWO, {0: 8, 1: 8}, ["NUMA"]),
+        (TWO, {0: 8, 1: 0}, ["GPU 1"]),
+        (TWO, {0: 16}, []),
+        ({}, {0: 8, 1: 8}, []),
+        ({"0000:18:00.0": 0}, {0: 8, 1: 0}, []),
+    ],
+    ids=["unbound", "the other node is not allowed", "one node", "no GPU", "bound to its node"],
+)
+def test_ranks_are_to_run_on_the_node_of_their_gpu(gpus, nodes, areas):
+    found = list(checks_host.numa(gpus, nodes, NUMBERS))
+    assert [finding.area for finding in found] == areas
+    assert all(finding.level == NOTE for finding in found)
+
+
+def test_the_nodes_are_read_as_the_kernel_has_them(tmp_path):
+    allowed = sorted(os.sched_getaffinity(0))
+    for node, cpus in (
+        ("node0", f"{allowed[0]}\n"),
+        ("node1", "9000-9003,9008\n"),
+        ("node2", "\n"),
+    ):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(cpus)
+    (tmp_path / "possible").write_text("0-2\n")
+    assert host.numa(str(tmp_path)) == {0: 1, 1: 0}
+    assert host.numa(str(tmp_path / "none")) == {}

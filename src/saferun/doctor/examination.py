@@ -176,6 +176,10 @@ def _checks(
     yield {"host"}, lambda: checks_host.shared_memory(v.host.memory)
     yield {"host"}, lambda: checks_host.memory(v.host.memory)
     yield {"host", "gpus"}, lambda: checks_host.processors(v.host.memory, len(mine))
+    yield (
+        {"files", "host", "gpus"},
+        lambda: checks_host.numa(v.files.numa, v.host.numa, _numbers(v)),
+    )
     yield {"host"}, lambda: checks_host.limits(v.host.limits)
     yield {"host"}, lambda: checks_host.clock(v.host.clock)
     yield (
@@ -194,6 +198,11 @@ def _untried(gpus: Gpus) -> Iterator[Finding]:
         if card.get("GPU UUID") in gpus.full:
             what = f"not tried: {card.get('FB Memory Usage/Free')} of its memory are free"
             yield Finding(NOTE, f"GPU {numbers[card.bus]}", what, "", "")
+
+
+def _numbers(vitals: Vitals) -> dict[str, int]:
+    report = vitals.gpus.smi.report
+    return nvidia_smi.ordered(report.cards, report.lost)
 
 
 def _events(vitals: Vitals) -> list[Finding]:

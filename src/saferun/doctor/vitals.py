@@ -44,6 +44,7 @@ class Files(NamedTuple):
     wsl: bool = False  # /dev/dxg: the driver is Windows' own
     pci: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has taken
     manager: bool = False  # a fabric manager runs (in this view of the processes)
+    numa: Mapping[str, int] = {}  # the NUMA node of each GPU by its PCI address, where it has one
 
 
 class Cuda(NamedTuple):
@@ -181,6 +182,7 @@ class Host(NamedTuple):
     limits: Limits = Limits()
     clock: Clock = Clock()
     tools: Tools = Tools()
+    numa: Mapping[int, int] = {}  # NUMA node -> how many of its CPUs this process may use
 
 
 class Speed(NamedTuple):

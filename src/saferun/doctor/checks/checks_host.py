@@ -124,6 +124,31 @@ def processors(found: Memory, gpus: int) -> Iterator[Finding]:
         yield Finding(OK, "CPUs", what, "", "")
 
 
+def numa(
+    gpus: Mapping[str, int], nodes: Mapping[int, int], numbers: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Check that ranks can run on the NUMA node of their GPU, and do.
+
+    Args:
+        gpus: the node of each GPU by its PCI address.
+        nodes: how many CPUs of each node a job may use.
+        numbers: the GPUs' by their PCI address.
+    """
+    if len(nodes) < 2 or not gpus:
+        return
+    away = sorted(bus for bus, node in gpus.items() if not nodes.get(node))
+    for bus in away:
+        what = f"none of the CPUs of its NUMA node {gpus[bus]} may be used here"
+        detail = "its rank runs beside another node's memory: copies to the GPU cross the sockets"
+        fix = "give the job CPUs of that node, too (srun --cpu-bind, docker --cpuset-cpus, taskset)"
+        yield Finding(NOTE, f"GPU {numbers.get(bus, bus)}", what, detail, fix)
+    if not away and sum(map(bool, nodes.values())) > 1:
+        what = f"{len(nodes)} NUMA nodes, and nothing binds a rank to that of its GPU"
+        detail = "a rank that runs on the other one reads and writes that one's memory"
+        fix = "try `torchrun --numa-binding=node` (torch 2.9 on), and measure a step with it"
+        yield Finding(NOTE, "NUMA", what, detail, fix)
+
+
 def limits(found: Limits) -> Iterator[Finding]:
     """Check the limits on open files and on processes."""
     hard = "unlimited" if found.files_hard < 0 else str(found.files_hard)

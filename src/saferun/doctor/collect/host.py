@@ -182,4 +182,31 @@ def examine(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
         limits=limits(),
         clock=clock(),
         tools=tools(environ),
+        numa=numa(),
     )
+
+
+def numa(nodes: str = "/sys/devices/system/node") -> dict[int, int]:
+    """Return how many CPUs of each NUMA node that has any this process may use.
+
+    Args:
+        nodes: the kernel's directory of them.
+    """
+    allowed = os.sched_getaffinity(0)
+    found = {}
+    for name in procfs.names(nodes):
+        number = name.removeprefix("node")
+        cpus = _cpus(procfs.text(f"{nodes}/{name}/cpulist")) if number.isdecimal() else set()
+        if cpus:
+            found[int(number)] = len(cpus & allowed)
+    return found
+
+
+def _cpus(text: str) -> set[int]:
+    """Return the numbers of a list such as 0-3,8.
+
+    >>> sorted(_cpus("0-2,8\\n"))
+    [0, 1, 2, 8]
+    """
+    ranges = [part.partition("-") for part in text.split(",") if part.strip()]
+    return {n for a, _, b in ranges for n in range(int(a), int(b or a) + 1)}

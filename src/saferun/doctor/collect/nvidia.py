@@ -45,6 +45,7 @@ def driver_files(
     minors = filter(None, (fields.get("Device Minor") for fields in machine.values()))
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
     present = version or os.path.exists(f"{dev}/nvidiactl")
+    numa = {bus: procfs.text(f"{pci}/{bus}/numa_node").strip() for bus in machine}
     return Files(
         version=version,
         gpus={bus: fields.get("Model", "") for bus, fields in machine.items()},
@@ -53,6 +54,7 @@ def driver_files(
         wsl=os.path.exists(f"{dev}/dxg"),
         pci=sum(_is_gpu(f"{pci}/{device}") for device in procfs.names(pci)),
         manager=_runs("nv-fabricmanager", tasks),
+        numa={bus: int(node) for bus, node in numa.items() if node.isdecimal()},
     )
 
 
