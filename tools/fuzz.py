@@ -210,7 +210,7 @@ def journal(place: Path) -> Target:
         "hang",
         "loss",
     )
-    rows = [json.dumps(desk.event(name, **facts)).encode() + b"\n" for name in names]
+    rows = [json.dumps(user_machine.event(name, **facts)).encode() + b"\n" for name in names]
     plan = json.dumps({"script": "t.py", "env": {"A": {"value": "1"}}, "hooks": {"order": "on"}})
     seeds = [b"".join(rows), rows[0] + rows[2] + rows[4], plan.encode()]
     run_path = place / "run"

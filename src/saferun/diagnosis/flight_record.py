@@ -14,7 +14,7 @@ import json
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from saferun.diagnosis.evidence import Hang
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.reading import progress
-from saferun.named_tuple import NamedTuple
 
 LINES, STEPS = 5, 20  # that have no number, before it is believed
 _CHARS = 1000  # searched in a line

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from saferun.diagnosis.flight_record import Finding
-from saferun.named_tuple import NamedTuple
 
 _CALL = "a collective of NCCL"
 _MOST = 100_000  # communicators and ranks that are read

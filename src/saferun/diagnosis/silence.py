@@ -288,7 +288,7 @@ def waiting(found: Sequence[Place], silent: str, call: str = "") -> str:
     return f"{who}, {wait} for {'them' if several else 'it'} in {name} ({silent})"
 
 
-def cause(found: Sequence[Place], told: Hang | None = None) -> Hang:
+def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:
     """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere.
 
     Args:

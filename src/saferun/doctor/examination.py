@@ -202,7 +202,7 @@ def _untried(gpus: Gpus) -> Iterator[Finding]:
 
 def _numbers(vitals: Vitals) -> dict[str, int]:
     report = vitals.gpus.smi.report
-    return nvidia_smi.ordered(report.cards, report.lost)
+    return report.numbers()
 
 
 def _events(vitals: Vitals) -> list[Finding]:

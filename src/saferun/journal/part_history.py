@@ -11,12 +11,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import mitigation_history
 from saferun.model import NOTE, Finding, Gpu
-from saferun.named_tuple import NamedTuple
 from saferun.system import paths
 
 SCHEMA = 1

@@ -335,8 +335,8 @@ class _Run:
             later=self._beside().__next__,
             later_s=LOAD_S,
             spared=lambda: (*self._keepers.pids(), *self._record.helpers()),
-            check_job=self._first_steps.check_job,
-            asked=self._first_steps.ask if self._first_steps.takes_questions else None,
+            check_job=self._looks.check_job,
+            asked=self._looks.ask if self._looks.takes_questions else None,
             interrupted=lambda left_s: self._say(answer(left_s)),
         )
         ended = run_attempt(spec, observer, self._keepers.take())
@@ -350,7 +350,7 @@ class _Run:
 
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
-        self._record.harmlessly(lambda: self._first_steps.started(keeper, launcher))
+        self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _beside(self) -> Iterator[float]:
@@ -443,11 +443,11 @@ class _Run:
             assert self._watch.request is not None, "it has said why"
             self._record.journal.event(Recycled(last.number, *self._watch.request))
         elif ended.exit_code:
-            if cause := self._first_steps.cause:
+            if cause := self._looks.cause:
                 cause = cause._replace(line=self._record.journal.masked(cause.line))
             lost = self._nodes.lost() if self._nodes else ""
             last = self._watch.diagnosed(last, ended, cause, lost)
-        self._record.harmlessly(lambda: self._first_steps.ended(ended))
+        self._record.harmlessly(lambda: self._looks.ended(ended))
         last = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         ranks = {receipt.rank for receipt in found if receipt.rank is not None}

@@ -46,7 +46,7 @@ class FirstSteps:
         self._keeper, self._launcher = keeper, launcher
         self._sizes = live_output.sizes(launcher)
 
-    def look(self) -> float | None:
+    def check_job(self) -> float | None:
         """Look at the job; return the seconds until the next look, None to end it. Never raises."""
         if not self._left:
             return NEVER_S
@@ -83,7 +83,7 @@ class FirstSteps:
         line = f"ranks begin at different steps: {found.difference}"
         if found.is_far and self._ends:
             self.cause = Hang(_KIND, None, line, "the steps that the ranks print")
-        elif found.told:
+        elif found.difference:
             self._say(
                 f"{line}. If they train one model, its weights become wrong: have all ranks load "
                 "the same checkpoint"

@@ -248,7 +248,7 @@ class HangWatch:
         lines = silence.report(found, silent, told)
         self._say("\n".join([*lines, *([f"  NCCL's RAS: {by_ras.line}"] if by_ras else [])]))
         if self._ends and not wanted:
-            self.cause = silence.cause(found, recorded)
+            self.cause = silence.cause(found, told)
         silent_s = round(now.at_s - since.at_s, 1)
         if path := self._record.hang(found, silent_s, native, asked=wanted):
             self._say(f"  all stacks, those of C++ too: {path}")

@@ -15,7 +15,7 @@ from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.loss_watch import LossWatch
 
-# Each has `started`, `look` (the seconds until the next look, None to end the job) and `cause`.
+# Each has `started`, `cause` and `check_job` (the seconds until the next, None to end the job).
 Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch"
 
 
@@ -70,12 +70,12 @@ class Looks:
             self._hangs.ask()
             self._next_s[self._hangs] = 0.0
 
-    def look(self) -> float | None:
+    def check_job(self) -> float | None:
         """Have those look whose time has come; return the seconds until the next, None to end."""
         now = time.monotonic()
         for watch, next_s in self._next_s.items():
             if now >= next_s:
-                wait_s = watch.look()
+                wait_s = watch.check_job()
                 if wait_s is None:
                     return None
                 self._next_s[watch] = now + wait_s

@@ -57,7 +57,7 @@ class LossWatch:
         self._keeper, self._launcher = keeper, launcher
         self._sizes = live_output.sizes(launcher)
 
-    def look(self) -> float | None:
+    def check_job(self) -> float | None:
         """Look at the job; return the seconds until the next look, None to end it. Never raises."""
         if self._is_over:
             return NEVER_S
