@@ -58,11 +58,13 @@ def everything(base: pathlib.Path) -> None:
         "r",
         event("nodes", attempt=1, hosts={str(n): f"node-{n}" for n in range(200)}),
         *events,
-        event("end", NOW + 4100, 4100, status=0),
+        event("end", NOW + 4100, 4100, status=0, advice=LONG),
         plan={"script": LONG, "command": ["torchrun", LONG], "env": {"A": {"value": LONG}}},
     )
     (place / "hang-1.txt").write_text(f"{LONG}\n" * 50)
     (place / "attempt-1.stderr").write_text(f"step 1\n{LONG}\n" * 300)
+    steps = "".join(f"step {n} loss {9 / n}\n" for n in range(1, 500))
+    (place / "attempt-2.stdout").write_text(steps + '  File "/lib/python3.9/a.py", line 1\n')
     for folder in ("receipts", "state"):
         (place / folder).mkdir()
     for rank in range(64):
@@ -74,7 +76,9 @@ def everything(base: pathlib.Path) -> None:
     trials = [
         {"number": n, "state": "FAIL", "cause": LONG, "params": {LONG: n % 2}} for n in range(9)
     ]
-    trials.append({"number": 9, "state": "COMPLETE", "cause": "", "params": {LONG: 0}})
+    best = {"study": LONG, "values": [0.5], "direction": "minimize"}
+    trials = [{**one, **best, "cause": "SIGSEGV" * (one["number"] > 4) or LONG} for one in trials]
+    trials.append({**best, "number": 9, "state": "COMPLETE", "cause": "", "params": {LONG: 0}})
     lines = "".join(json.dumps(one) + "\n" for one in trials)
     (place / "state" / "trials.jsonl").write_text(lines)
 
@@ -97,6 +101,19 @@ def shown(request: pytest.FixtureRequest, browser: Browser, url: str) -> Browser
     browser.open(url)
     browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     return browser
+
+
+def test_the_page_has_all_that_is_tried_here(shown):
+    for part in ("polyline.step", "polyline.loss", "line.fails", ".fold", ".next", "#search"):
+        assert shown.evaluate(f"!!document.querySelector('{part}')"), part
+
+
+def test_a_phone_shows_the_duration_beside_its_attempt(shown):
+    rows = "[...document.querySelectorAll('.timeline li:not(.gap)')]"
+    edges = f"{rows}.map(li => [li.querySelector('a'), li.querySelector('.took')].map("
+    tops = shown.evaluate(f"{edges}one => one.getBoundingClientRect().top))")
+    assert tops
+    assert all(abs(one - other) < 6 for one, other in tops)
 
 
 def test_the_page_makes_no_error_and_no_request(shown):

@@ -13,6 +13,7 @@ import stat
 import pytest
 from command import call
 from user_machine import MITIGABLE, NOW, OK, WRONG, event, journal
+from helpers import until
 
 import saferun
 
@@ -70,7 +71,7 @@ def evil_journal(machine) -> None:
 def test_a_run_is_told_attempt_by_attempt(machine):
     place = machine.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
     told = machine.ask("report", place.name)
-    assert told.startswith("## Failed at attempt 2: user-exception on rank 1")
+    assert told.startswith("## Failed at attempt 2: The script ended with an exc")
     first, second = told.split("\n### Attempt ")[1:]
     assert first.startswith("1: failed: nccl-shm-failed\n") or "nccl-shm-failed on rank 1" in first
     assert ">> [rank1]: Error while creating shared memory segment" in first
@@ -249,6 +250,16 @@ def test_missing_facts_are_left_out(machine):
     assert "profile" not in shown.text
     assert "GPU" not in shown.text
     assert "None" not in shown.text
+
+
+@pytest.mark.slow
+def test_how_far_the_steps_have_come_is_noted_while_a_job_runs(machine):
+    """The first note comes after five seconds."""
+    says = "step 10 loss 3.5\nstep 20 loss 3.25\n"
+    with machine.running({"wait": str(machine.tmp / "gate"), "says": says}, waits_for='"started"'):
+        (noted,) = until(lambda: list(machine.base.glob("*/attempt-1.steps")))
+        (s, step, loss) = json.loads(noted.read_text())
+        assert (0 <= s < 60, step, loss) == (True, 20, 3.25)
 
 
 def test_trials_are_summed_up(machine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 
 import pytest
 from user_machine import NOW, event, journal
@@ -99,7 +100,76 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
 
 def test_the_headline_says_what_was_done_again_after_which_failures(tmp_path):
     run = run_report(tmp_path, *attempt(1, 0, 100), *ok(2, 130), end(180))
-    assert run.headline == "Finished at attempt 2; 1 min 40 s done again after segfault"
+    assert run.headline == (
+        "Finished at attempt 2; 1 min 40 s of 3 min 0 s done again after segfault"
+    )
+
+
+def test_a_failed_run_has_a_sentence_for_its_headline(tmp_path):
+    run = run_report(tmp_path, *attempt(1, 0, 100, action="stop", root_rank=1), end(100, 1))
+    assert run.headline == (
+        "Failed at the first attempt: A process crashed in compiled code (segfault on rank 1); "
+        "1 min 40 s of 1 min 40 s done again"
+    )
+
+
+NEXT = {  # events, the command, and how the line begins; "" for none
+    "a port": (attempt(1, 0, 1, kind="port-in-use"), [], "give --standalone"),
+    "a port, standalone": (attempt(1, 0, 1, kind="port-in-use"), ["--standalone"], ""),
+    "nothing saved": (
+        attempt(1, 0, 90, lost_work={"s": 90.0, "checkpoint": ""}),
+        [],
+        "have the job save checkpoints",
+    ),
+    "how often to save": (
+        [*attempt(1, 0, 90), event("end", status=1, advice="3 failures had 9 s")],
+        [],
+        "3 failures had 9 s.",
+    ),
+    "nothing": (attempt(1, 0, 90), [], ""),
+}
+
+
+@pytest.mark.parametrize(("events", "words", "expected"), NEXT.values(), ids=NEXT)
+def test_what_the_next_run_can_have_better_is_one_line(tmp_path, events, words, expected):
+    journal(tmp_path, "r", *events, *ok(2, 100), plan={**PLAN, "command": ["torchrun", *words]})
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert run.next_time[: len(expected or "x")] == expected
+    assert ("Next time:" in report_html.page(run)) == bool(expected)
+
+
+def test_a_bar_has_the_three_parts_in_their_order_and_the_steps(tmp_path):
+    lost = {"s": 25.0, "steps": 5, "gpu_hours": 0.0, "checkpoint": "ck/step-40.pt"}
+    events = [*attempt(1, 0, 100, first_step=5, lost_work=lost), *ok(2, 150, 50, first_step=45)]
+    events[2]["checkpoint"] = "ck/step-40.pt"
+    place = journal(tmp_path, "r", *events, end(200), plan=PLAN)
+    (place / "attempt-1.stdout").write_text("".join(f"step {n} loss 2\n" for n in range(5, 46, 5)))
+    (place / "attempt-2.stdout").write_text("".join(f"step {n} loss 1\n" for n in range(45, 76, 5)))
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    text = report_html.page(run)
+    first, second = text.partition('class="timeline"')[2].split("<li ")[1:]
+    drawn = re.findall(r'class="(\w+)" x="([\d.]+)" width="([\d.]+)"', first)
+    assert drawn == [("useful", "0.0", "375.0"), ("again", "375.0", "125.0")]
+    drawn = re.findall(r'class="(\w+)" x="([\d.]+)" width="([\d.]+)"', second.partition("</li>")[0])
+    assert drawn == [("starts", "500.0", "250.0"), ("useful", "750.0", "250.0")]
+    assert "5 → 45<" in first
+    assert "45 → 75, from step-40.pt<" in second
+    (saved,) = run.attempts[0].saved
+    assert (saved.s, saved.step) == (75.0, 40)
+    assert text.count("<polyline") == 4  # steps and losses of two attempts
+    assert text.count('<line class="saved"') == text.count('<line class="fails"') == 1
+
+
+@pytest.mark.parametrize(("status", "opened"), [(0, 0), (1, 1)])
+def test_only_the_last_failure_of_a_run_that_failed_is_open(tmp_path, status, opened):
+    last = {"status": status, "root_line": "segfault" * status, "action": "stop"}
+    events = [*attempt(1, 0, 9, root_line=ERROR), *attempt(2, 9, 9, **last), end(18, status)]
+    place = journal(tmp_path, "r", *events, plan=PLAN)
+    for number, line in ((1, ERROR), (2, "segfault")):
+        (place / f"attempt-{number}.stderr").write_text(f"{line}\n")
+    text = report_html.page(report.read_report(reader.named(str(tmp_path), "r", NOW), NOW))
+    assert text.count("<details open>") == opened
+    assert "<details open>" not in text.partition('id="attempt-2"')[0]
 
 
 @pytest.mark.parametrize(("steps", "again_s"), [(range(1, 101), 20), ([], 100)])
@@ -128,11 +198,29 @@ def test_the_time_until_the_ranks_have_met_is_a_start(tmp_path):
     assert parts(run.attempts[0].spent) == (0, 70, 30)
 
 
-def trial(place: pathlib.Path, number: int, at: float, took: float, of: int = 1) -> None:
+def trial(
+    place: pathlib.Path, number: int, at: float, took: float, of: int = 1, **more: object
+) -> None:
     (place / "state").mkdir(exist_ok=True)
-    facts = {"number": number, "state": "COMPLETE", "params": {"lr": 0.1}, "attempt": of}
+    facts = {"number": number, "state": "COMPLETE", "params": {"lr": 0.1}, "attempt": of, **more}
     with (place / "state" / "trials.jsonl").open("a") as file:
         file.write(json.dumps({**facts, "at": NOW + at, "seconds": took}) + "\n")
+
+
+def test_a_search_has_its_trials_in_the_headline_and_what_it_has_found(tmp_path):
+    place = journal(tmp_path, "r", *attempt(1, 0, 1800), *ok(2, 1800, 1800), end(3600), plan=PLAN)
+    of_study = {"study": "s", "direction": "minimize"}
+    trial(place, 0, 900, 10, values=[0.5], **of_study)
+    trial(place, 1, 1700, 10, state="FAIL", cause="SIGSEGV", params={"lr": 9}, **of_study)
+    trial(place, 2, 1900, 10, of=2, values=[0.25], **of_study)
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert run.headline.startswith("Finished with 3 trials, best 0.25; ")
+    assert report_text.searched(run) == [
+        ("study", "s"),
+        ("best value", "0.25, trial 2: lr=0.1"),
+        ("trials an hour", "3"),
+        ("crashed in", "trial 1: lr=9"),
+    ]
 
 
 HOURS = 7200.0

@@ -29,20 +29,24 @@ class WorkLost(NamedTuple):
 
 
 def lost(
-    last_step: int | None, began_at: float, lived_s: float, checkpoint: Checkpoint | None, gpus: int
+    last_step: int | None,
+    began_at: float,
+    worked_s: float,
+    checkpoint: Checkpoint | None,
+    gpus: int,
 ) -> WorkLost:
     """Return the work that an attempt has lost.
 
     Args:
         last_step: in its output; None without one.
-        began_at: its start, in seconds since the epoch.
-        lived_s: from its start to its end.
+        began_at: when its work began, in seconds since the epoch: its start is no work.
+        worked_s: from then to its end.
         checkpoint: the newest complete one of the run; None if there is none.
         gpus: of this machine that it used.
     """
-    since = lived_s
+    since = worked_s
     if checkpoint is not None:  # a file server's clock may differ from ours
-        since = min(lived_s, max(0.0, began_at + lived_s - checkpoint.at_s))
+        since = min(worked_s, max(0.0, began_at + worked_s - checkpoint.at_s))
     saved = 0 if checkpoint is None else _step(checkpoint)
     steps = None
     if last_step is not None and saved is not None and saved <= last_step:

@@ -42,6 +42,11 @@ class Attempt(NamedTuple):
         return self.outcome.lived_s if self.outcome.has_ended else None
 
 
+def directory(run: Run, one: Attempt) -> str:
+    """Return where the files of an attempt lie: in the run's directory, or in its worker's."""
+    return run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
+
+
 def on_rank(outcome: AttemptOutcome) -> str:
     """Return " on rank 3", for the rank that failed first; "" where it is not known."""
     return "" if outcome.root_rank is None else f" on rank {outcome.root_rank}"

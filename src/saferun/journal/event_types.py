@@ -26,6 +26,7 @@ class AttemptBegun(NamedTuple):
     price_per_gpu_hour: float | None = None  # as the profile has it
     versions: tuple[str, ...] = ()  # "saferun 1.0.0", "torch 2.13.0+cpu"
     gpu_names: tuple[str, ...] = ()  # each once
+    checkpoint: str = ""  # the one that `retry.resume` has it go on from
 
 
 class WorkersBegun(NamedTuple):
@@ -129,6 +130,7 @@ class RunEnded(NamedTuple):
 
     status: int | None  # exit status; None after a fault of saferun's own
     reason: str
+    advice: str = ""  # how often the job should save
 
 
 NAMES: dict[type[EventFacts], str] = {
@@ -158,7 +160,7 @@ _OUTCOME_NAMES = {"number": "attempt", "exit_code": "status"}
 # Fields that are left out of a line where they are empty.
 _LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
-    *("left", "untried", "gpu_names"),
+    *("left", "untried", "gpu_names", "checkpoint", "advice"),
 )
 EventFacts: TypeAlias = (
     AttemptBegun

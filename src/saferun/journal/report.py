@@ -15,8 +15,16 @@ from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract
-from saferun.journal import events, rank_files, receipts, run_notes, time_spent, trials
-from saferun.journal.attempts import Attempt, attempts, on_rank
+from saferun.journal import (
+    events,
+    mitigation_history,
+    rank_files,
+    receipts,
+    run_notes,
+    time_spent,
+    trials,
+)
+from saferun.journal.attempts import Attempt, attempts, directory, on_rank
 from saferun.journal.event_types import Hang
 from saferun.journal.rank_report import Ranks, ranks
 from saferun.journal.reader import (
@@ -32,6 +40,7 @@ from saferun.journal.reader import (
 from saferun.journal.run_notes import Notes
 from saferun.journal.tail_excerpt import Excerpt, excerpt
 from saferun.journal.time_spent import Spent, Times
+from saferun.journal.training_steps import Point, Steps
 from saferun.journal.trials import Trial
 from saferun.planning import mitigation_catalog
 from saferun.planning.mitigation_catalog import Mitigation
@@ -79,6 +88,8 @@ class AttemptReport(NamedTuple):
     spent: Spent
     last_step: int | None
     loss: str
+    steps: Steps
+    saved: tuple[Point, ...]  # checkpoints that are known to have been written in it
     cause: Cause | None
     added: tuple[Change, ...]
     ranks: Ranks
@@ -130,6 +141,7 @@ class RunReport(NamedTuple):
     trials: tuple[Trial, ...]
     replacements: Mapping[str, int]  # by reason
     made_at: float
+    next_time: str  # what to do otherwise, or what saferun will; "" for nothing
 
 
 def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport:
@@ -151,11 +163,11 @@ def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport
     library = Library(signatures.load(os.environ).kinds, mitigation_catalog.load(os.environ))
     shown = _shown(len(tried))
     reports = [_attempt(run, tried, at, kept[at][1], noted, library, finished) for at in shown]
-    cost = _cost(every, times, price, noted)
+    cost, plan = _cost(every, times, price, noted), read_plan(run.path)
     return RunReport(
-        headline=_headline(run, tried, cost),
+        headline=_headline(run, tried, cost, library, finished),
         run=run,
-        plan=read_plan(run.path),
+        plan=plan,
         versions=noted.begun.versions if noted.begun else (),
         gpu_names=noted.begun.gpu_names if noted.begun else (),
         cost=cost,
@@ -166,6 +178,7 @@ def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport
         trials=finished,
         replacements=trials.replaced(run.path),
         made_at=now_s,
+        next_time=_next_time(run, tried, plan, library, noted),
     )
 
 
@@ -189,27 +202,44 @@ def _attempt(
 ) -> AttemptReport:
     one = tried[at]
     key, line = (one.worker, one.number), one.outcome.root_line or ""
-    place = run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
-    directory = os.path.join(place, "receipts")
+    place = directory(run, one)
+    own = os.path.join(place, "receipts")
     tails = [(path.rpartition(".")[2], events.content(path, 1)) for path, _ in one.tails]
     if [stream for stream, _ in tails] == ["stdout"]:  # both, where they are one pipe
         tails = [("output", tails[0][1])]
-    left = receipts.read(directory, one.number)
+    left = receipts.read(own, one.number)
     ended = [trial for trial in finished if trials.ended_its_process(trial)]
+    ready_s = spent.starts_and_waits_s - spent.waited_s
+    end_s = ready_s + spent.useful_s + spent.done_again_s
+    made = time_spent.steps_of(run, one, ready_s, end_s)
     return AttemptReport(
         attempt=one,
         begins_s=max(0.0, (one.started_at or 0.0) - (run.started_at or one.started_at or 0.0)),
         spent=spent,
-        last_step=time_spent.last_step([data for _, data in tails]),
+        last_step=made.last,
         loss=next((loss for _, data in tails if (loss := progress.last_loss(data))), ""),
+        steps=made,
+        saved=_saved(one, made, end_s),
         cause=_cause(library.kinds.get(one.outcome.kind)),
         added=_added(one, tried[at - 1] if _follows(tried, at) else None, library.mitigations),
-        ranks=ranks(left, rank_files.failures(directory, one.number)),
+        ranks=ranks(left, rank_files.failures(own, one.number)),
         tails=tuple(excerpt(stream, data, line) for stream, data in tails if data.strip()),
         hangs=tuple(_silence(place, one.number, hang) for hang in noted.hangs.get(key, ())),
         trials=tuple(trial for trial in ended if trials.ran_in(trial, one.number, one.worker)),
         notes=tuple(noted.lines.get(key, ())),
     )
+
+
+def _saved(one: Attempt, made: Steps, end_s: float) -> tuple[Point, ...]:
+    """Return the checkpoint that the journal names as the last one before a failure."""
+    lost = one.outcome.lost_work
+    if lost is None or not lost.checkpoint or not made.points or lost.s > end_s:
+        return ()
+    at_s = end_s - lost.s
+    step = max((point.step for point in made.points if point.s <= at_s), default=None)
+    if lost.steps is not None and made.last is not None:
+        step = max(0, made.last - lost.steps)
+    return () if step is None else (Point(at_s, step),)
 
 
 def _follows(tried: Sequence[Attempt], at: int) -> bool:
@@ -279,24 +309,80 @@ def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: No
     )
 
 
-def _headline(run: Run, tried: Sequence[Attempt], cost: Cost) -> str:
+def _headline(
+    run: Run, tried: Sequence[Attempt], cost: Cost, library: Library, finished: Sequence[Trial]
+) -> str:
+    """Return the run as one sentence: how it ended, why, and what the failures cost."""
     last = tried[-1] if tried else None
     number = last.number if last else 0
     where = "at the first attempt" if number == 1 else f"at attempt {number}"
     if last is not None and last.worker is not None:
         where = f"with {len({one.worker for one in tried})} workers, {len(tried)} attempts"
-    rank = "" if last is None else on_rank(last.outcome)
+    if finished:
+        where = f"with {trials.headline(finished, 0, 0)}"
     ended = {
         OK: "Finished",
         FAILED: "Failed",
         RUNNING: "Runs",
         INTERRUPTED: "Interrupted",
     }.get(run.outcome, "Its end is not known")
-    text = f"{ended} {where}" if number and run.outcome in (*FINISHED, RUNNING) else ended
-    text += f": {run.kind}{rank}" if run.kind else ""
+    known = number and run.outcome in (*FINISHED, RUNNING)
+    text = f"{ended} {where}" if known or finished else ended
+    if run.kind:
+        text += f": {_sentence(run.kind, last, library)}"
     kinds = list(dict.fromkeys(one.outcome.kind for one in tried if one.outcome.kind))
     if not kinds:
         return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")
     after = f" after {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
-    return f"{text}; {seconds(cost.done_again.s)} done again{after}"
+    again = f"{seconds(cost.done_again.s)} of {seconds(cost.used.s)} done again"
+    if cost.done_again.s < 1:
+        again = "no work done again"
+    return f"{text}; {again}{after}"
+
+
+def _sentence(kind: str, last: Attempt | None, library: Library) -> str:
+    """Return a kind of failure in words, with its name: nobody has to know that."""
+    rank = "" if last is None else on_rank(last.outcome)
+    known = library.kinds.get(kind)
+    first = known.explanation.partition(". ")[0].rstrip(".") if known else ""
+    return f"{first} ({kind}{rank})" if first else f"{kind}{rank}"
+
+
+def _next_time(
+    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, library: Library, noted: Notes
+) -> str:
+    """Return what the next run can have better; "" where nothing is known."""
+    kinds = {one.outcome.kind for one in tried}
+    found = []
+    if "port-in-use" in kinds and "--standalone" not in plan.command:
+        found.append("give --standalone, which takes a free port, if the job has one node.")
+    if names := _remembered(run, plan):
+        costs = {library.mitigations[name].cost for name in names if name in library.mitigations}
+        cost = f" (cost: {'; '.join(sorted(costs))})" if costs else ""
+        found.append(f"the run starts with {', '.join(names)}, which helped here{cost}.")
+    if noted.advice:
+        found.append(f"{noted.advice}.")
+    elif any(_has_lost_all(one) for one in tried):
+        found.append(
+            "have the job save checkpoints, and name them in retry.resume: a retry goes on from "
+            "the newest one."
+        )
+    return " ".join(found)
+
+
+def _remembered(run: Run, plan: RecordedPlan) -> list[str]:
+    """Return the mitigations of a run that the history has kept for the next one."""
+    since = (run.started_at or run.last_at) - mitigation_history.KEPT_S
+    script = os.path.basename(plan.script)
+    kept = {
+        entry.mitigation
+        for entry in mitigation_history.load(os.environ)
+        if entry.at >= since and os.path.basename(entry.key.script) == script
+    }
+    return [name for name in run.mitigations if name in kept and run.outcome in FINISHED]
+
+
+def _has_lost_all(one: Attempt) -> bool:
+    lost = one.outcome.lost_work
+    return one.outcome.action == "again" and lost is not None and not lost.checkpoint

@@ -24,6 +24,7 @@ from saferun.system import paths, procfs, trust
 
 LOCK_FILE = "run.lock"
 ALIVE_FILE = "alive"  # when the run last lived, in clock ticks since boot (procfs.now)
+STEPS_FILE = "attempt-{}.steps"  # how far an attempt's steps have come (training_steps.py)
 NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # where a file system has none
 NAMES = 10  # directories tried for one run id before it gets a word of its own
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

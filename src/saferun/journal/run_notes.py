@@ -14,6 +14,7 @@ from saferun.journal.event_types import (
     NodesMet,
     Preflight,
     Recovery,
+    RunEnded,
     WorkerBegun,
 )
 from saferun.journal.events import Event
@@ -34,6 +35,7 @@ class Notes(NamedTuple):
     hosts: tuple[str, ...]
     worker_gpus: frozenset[str]  # UUIDs
     begun: AttemptBegun | None  # the last attempt
+    advice: str  # how often the job should save, as the run has said it
 
 
 def read(log: Sequence[Event]) -> Notes:
@@ -42,7 +44,7 @@ def read(log: Sequence[Event]) -> Notes:
     hangs: dict[Key, list[Hang]] = {}
     hosts: dict[str, str] = {}  # by node
     gpus: set[str] = set()
-    begun = None
+    begun, advice = None, ""
     numbers: dict[int | None, int] = {}  # the attempt that runs, or is next
     for event in log:
         facts, worker = event.facts, event.worker
@@ -55,6 +57,8 @@ def read(log: Sequence[Event]) -> Notes:
             gpus.add(facts.gpu)
         elif isinstance(facts, Hang):
             hangs.setdefault((worker, number), []).append(facts)
+        elif isinstance(facts, RunEnded):
+            advice = advice or facts.advice
         if isinstance(facts, NodesMet):
             hosts = facts.hosts or hosts
             number = facts.attempt
@@ -65,6 +69,7 @@ def read(log: Sequence[Event]) -> Notes:
         tuple(hosts.values())[:_HOSTS],
         frozenset(gpus),
         begun,
+        advice,
     )
 
 

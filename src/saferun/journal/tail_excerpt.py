@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,17 @@ from saferun.system.printable import shortened
 
 _BEFORE, _AFTER, _END = 24, 8, 16  # lines around the deciding one, and at the end
 _LINE_CHARS = 400
+_SUMMARY_LINES = 400
+# What torchrun prints of its own: a remark at its start; when a rank has failed a traceback of
+# itself, and a summary between two rules of `=`.
+_BANNER = re.compile(r"torch/distributed/run\.py:\d+\]\s*$|\*{20}")
+_STARS = re.compile(r"\*{20}")
+_AGENT = re.compile(r"torch/distributed/\S+\] failed \(exitcode: -?\d+\) local_rank: ")
+_RULE = re.compile(r"={40,}\s*$")
+# A frame of a traceback in what is no code of the user's.
+_FRAME = re.compile(
+    r"\s*File \"[^\"]*(?:/site-packages/|/dist-packages/|/lib/python3\.\d+/|<frozen )[^\"]*\", line"
+)
 _LEAST = 12  # characters of a deciding line that are looked for inside of others
 
 
@@ -21,6 +33,7 @@ class Row(NamedTuple):
     text: str
     decides: bool
     skipped: int  # lines left out before it
+    fold: str = ""  # what it is a part of, where few want to read that; "" for what is shown
 
 
 class Excerpt(NamedTuple):
@@ -45,10 +58,57 @@ def excerpt(stream: str, data: bytes, line: str) -> Excerpt:
     if at is not None:
         shown |= set(range(max(0, at - _BEFORE), min(count, at + _AFTER + 1)))
     rows, last = [], -1
+    folds = _folds(lines)
     for index in sorted(shown):
-        rows.append(Row(shortened(lines[index].raw, _LINE_CHARS), index == at, index - last - 1))
+        text, fold = shortened(lines[index].raw, _LINE_CHARS), folds[index]
+        decides = index == at
+        rows.append(Row(text, decides, index - last - 1, "" if decides else fold))
         last = index
     return Excerpt(stream, tuple(rows), count)
+
+
+def _folds(lines: Sequence[Line]) -> list[str]:
+    """Return what each line is a part of that few want to read; "" for the others."""
+    folds = [""] * len(lines)
+    at = 0
+    while at < len(lines):
+        found = _fold(lines, at)
+        end = found[1] if found else at + 1
+        if found:
+            folds[at:end] = [found[0]] * (end - at)
+        at = end
+    return folds
+
+
+def _fold(lines: Sequence[Line], at: int) -> tuple[str, int] | None:
+    """Return the part that begins at a line, and where it ends; None where none begins."""
+    text, raw = lines[at].text, lines[at].raw
+    if _BANNER.search(raw) and any("OMP_NUM_THREADS" in one.raw for one in lines[at : at + 3]):
+        end = next((n for n in range(at + 1, at + 6) if _is_stars(lines, n)), at)
+        end = next((n for n in range(end + 1, at + 6) if _is_stars(lines, n)), end)
+        return "torchrun's remark about OMP_NUM_THREADS", end + 1
+    if _AGENT.search(raw):
+        rest = range(at, min(len(lines), at + _SUMMARY_LINES))
+        rules = [n for n in rest if _RULE.search(lines[n].raw)]
+        if len(rules) >= 2:
+            return "torchrun's own traceback and summary", rules[1] + 1
+    if _FRAME.match(text):
+        end = at
+        while end < len(lines) and _FRAME.match(lines[end].text):
+            own = _indent(lines[end].text)
+            end += 1
+            while end < len(lines) and _indent(lines[end].text) > own:
+                end += 1
+        return "frames below site-packages", end
+    return None
+
+
+def _is_stars(lines: Sequence[Line], at: int) -> bool:
+    return at < len(lines) and bool(_STARS.search(lines[at].raw))
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _deciding(lines: Sequence[Line], line: str) -> int | None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saferun.diagnosis.reading import progress
-from saferun.journal import events, trials
-from saferun.journal.attempts import Attempt
+from saferun.journal import events, training_steps, trials
+from saferun.journal.attempts import Attempt, directory
 from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
+from saferun.journal.training_steps import Steps
 from saferun.journal.trials import Trial
 
 
@@ -135,16 +135,26 @@ def _done_again(
         return lost.s, steps + saved
     if after is None and ended and run.outcome == INTERRUPTED:
         return 0.0, ""  # the user who asked it to end may have what was wanted
-    begun, resumed = one.outcome.first_step, after.outcome.first_step if after else None
-    if begun is not None and resumed is not None and resumed > begun:
-        came = last_step([events.content(path, 1) for path, _ in one.tails])
-        if came is not None and came > begun:
-            share = max(0, came - resumed + 1) / (came - begun + 1)
-            return (end - ready) * share, f"about; the next attempt went on at step {resumed}"
+    resumed = steps_of(run, after, 0.0, 0.0).began if after else None
+    if resumed:
+        begun = one.started_at or 0.0
+        made = steps_of(run, one, ready - begun, end - begun)
+        came_s = training_steps.reached_s(made, resumed)
+        if came_s is not None:
+            again_s = max(0.0, end - begun - came_s)
+            return again_s, f"about; the next attempt went on from step {resumed}"
     return end - ready, "all of it: no checkpoint is known"
 
 
-def last_step(tails: Sequence[bytes]) -> int | None:
-    """Return the last step that streams report."""
-    steps = [progress.last_step(data) for data in tails]
-    return max((step for step in steps if step is not None), default=None)
+def steps_of(run: Run, one: Attempt, ready_s: float, end_s: float) -> Steps:
+    """Return the steps of an attempt, as far as its files tell.
+
+    Args:
+        run: the run.
+        one: the attempt.
+        ready_s: when its work began, in seconds since its start.
+        end_s: when it ended, or until when it is known to have run.
+    """
+    noted = training_steps.read(directory(run, one), one.number)
+    tails = [events.content(path, 1) for path, _ in one.tails]
+    return training_steps.steps(noted, tails, one.outcome.first_step, ready_s, end_s)

@@ -86,15 +86,22 @@ def headline(trials: Sequence[Trial], crashed: int, replaced: int) -> str:
     """
     done = [trial for trial in trials if not trial.again]
     line = counted(len(done), "trial")
-    values = [t.values[0] for t in done if t.state == "COMPLETE" and len(t.values) == 1]
-    directions = {trial.direction for trial in trials}
-    if values and len({trial.study for trial in trials}) == 1 and "" not in directions:
-        best = max(values) if directions == {"maximize"} else min(values)
-        line += f", best {best:.6g}"
+    if found := best(trials):
+        line += f", best {found.values[0]:.6g}"
     ends = [f"{processes(crashed)} crashed"] if crashed else []
     if replaced:
         ends.append(f"{replaced} replaced" if crashed else f"{processes(replaced)} replaced")
     return f"{line}; {', '.join(ends)}" if ends else line
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """Return the best trial of a search in one study with one objective; None for any other."""
+    directions = {trial.direction for trial in trials}
+    one_study = len({trial.study for trial in trials}) == 1 and "" not in directions
+    done = [one for one in trials if one.state == "COMPLETE" and len(one.values) == 1]
+    sign = -1 if directions == {"maximize"} else 1
+    ranked = [one for one in done if not one.again and one_study]
+    return min(ranked, key=lambda one: sign * one.values[0], default=None)
 
 
 def counted(number: int, noun: str) -> str:

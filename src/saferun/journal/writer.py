@@ -4,6 +4,7 @@
     events.jsonl        one JSON object a line: {"at": unix s, "s": s since begin, "event": name, …}
     attempt-N.stdout    the tails of an attempt's streams; an empty one leaves no file
     attempt-N.stderr
+    attempt-N.steps     how far its steps have come over time (training_steps.py)
     receipts/           what ranks report about themselves (written by them)
     alive               when the run last lived
     state/              what processes under plain python keep for those that replace them
@@ -30,7 +31,7 @@ from typing import Any
 
 from saferun.journal.disk import BoundedDisk
 from saferun.journal.event_types import NAMES, EventFacts, PlanChanged, as_line
-from saferun.journal.run_directory import RunDirectory, remove_empty
+from saferun.journal.run_directory import STEPS_FILE, RunDirectory, remove_empty
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
 
@@ -162,6 +163,16 @@ class Journal:
             if data and self.path:
                 file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
                 self._try(file, functools.partial(self._directory().put, file, content))
+
+    def steps(self, attempt: int, text: str) -> None:
+        """Keep how far an attempt's steps have come; it replaces what was kept before.
+
+        Args:
+            attempt: its number, from 1.
+            text: of training_steps.as_text.
+        """
+        file = STEPS_FILE.format(attempt)
+        self._try(file, lambda: self._directory().put(file, text.encode()))
 
     def stacks(self, text: str) -> str | None:
         """Keep the stacks of the ranks of a job that hangs, masked.

@@ -54,10 +54,11 @@ from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, threads
     from saferun.supervise.nodes.peer_nodes import PeerNodes
+    from saferun.supervise.watch.step_samples import StepSamples
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
 PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
-ALIVE_S = 30.0  # between two notes in the journal that the run lives
+ALIVE_S = 30.0  # between two notes in the journal that the run lives; less while it is young
 
 Say = Callable[[str], None]
 
@@ -176,9 +177,12 @@ class _Run:
         self._forks_ranks = first.settings.start.ranks == "warm"
         self._parts = RunParts(gathered)
         self._nodes = self._other_nodes(first)
-        # Both are those of the attempt that runs.
+        # These are those of the attempt that runs.
         self._watch: AttemptWatch
         self._looks: Looks
+        self._pids = (0, 0)  # of its keeper and of the command
+        self._steps: StepSamples | None = None
+        self._began_s = 0.0
         self._requests = EndRequests()
 
     def _other_nodes(self, plan: LaunchPlan) -> PeerNodes | None:
@@ -256,13 +260,14 @@ class _Run:
 
     def _over(self, status: int, reason: str, *, by_interrupt: bool = False) -> RunEnd:
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
-        if advice := self._resumption.advice(failed):
+        advice = self._resumption.advice(failed)
+        if advice:
             self._say(advice)
         if status and self._history:
             self._record.harmlessly(lambda: self._fail_left_trials(status))
         if self._history and not self._history[-1].asked:
             self._record.harmlessly(lambda: self._parts.keep(self._history[-1].lived_s))
-        self._record.end(status, reason)
+        self._record.end(status, reason, advice)
         last = self._history[-1] if self._history else None
         verdict = last.verdict if last and last.exit_code and not last.asked else ""
         if verdict and self._gathered.identity.worker is None:
@@ -351,13 +356,14 @@ class _Run:
     def _started(self, keeper: int, launcher: int) -> None:
         self._record.harmlessly(lambda: self._watch.started(launcher))
         self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
+        self._pids, self._steps, self._began_s = (keeper, launcher), None, time.monotonic()
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _beside(self) -> Iterator[float]:
         """Work beside an attempt, piece by piece; yield the seconds until the next piece.
 
         What its end needs is loaded, then the next attempt is prepared. After that the journal
-        notes now and then that the run lives.
+        notes now and then that the run lives, and how far its steps have come.
         """
         self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
         yield PREPARE_S - LOAD_S
@@ -365,10 +371,18 @@ class _Run:
         while True:
             self._record.harmlessly(self._record.journal.alive)
             self._record.harmlessly(self._watch.observe_ranks)
+            self._record.harmlessly(self._note_steps)
             if prepares and self._knows_imports():
                 self._record.harmlessly(lambda: self._prepare_agent(self._following()))
                 prepares = False
-            yield PREPARE_S if prepares else ALIVE_S
+            rest = min(ALIVE_S, max(PREPARE_S, (time.monotonic() - self._began_s) / 4))
+            yield PREPARE_S if prepares else rest
+
+    def _note_steps(self) -> None:
+        from saferun.supervise.watch.step_samples import StepSamples  # loaded by own_files.keep
+
+        self._steps = self._steps or StepSamples(*self._pids, self._began_s)
+        self._record.steps(self._steps.look())
 
     def _following(self) -> RunInputs:
         """Return what the plan of the attempt after the running one is computed from."""

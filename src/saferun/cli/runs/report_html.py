@@ -15,21 +15,43 @@ from markupsafe import Markup
 
 from saferun import __version__
 from saferun.cli.runs import report_text, runs_view, trials_view
-from saferun.journal.reader import RUNNING
+from saferun.journal.reader import FAILED, RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
+from saferun.journal.training_steps import Point
 from saferun.system.printable import seconds
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_WIDTH = 1000  # units of the timeline's drawing
+_WIDTH, _HEIGHT = 1000, 200  # units of the drawings
+_LEAST = 4  # width of the shortest bar
 _REGIONS = 10
 
 
 class Bar(NamedTuple):
-    """An attempt in the timeline's drawing."""
+    """An attempt in the timeline's drawing: its three parts, in their order."""
 
-    at: float
-    width: float
-    waited: float  # drawn before `at`
+    at: float  # where it begins, the wait before it included
+    starts: float  # widths
+    useful: float
+    again: float
+
+
+class Line(NamedTuple):
+    """One attempt in the drawing of steps and losses, as the points of a polyline."""
+
+    steps: str
+    losses: str
+    failed_at: float | None  # where it ends, if it failed
+    saved: tuple[tuple[float, float], ...]  # checkpoints
+
+
+class Chart(NamedTuple):
+    """Steps and losses over the time of the run."""
+
+    lines: tuple[Line, ...]
+    first: int  # steps
+    last: int
+    losses: tuple[float, float] | None  # the least and the largest; None without any
+    saves: int  # checkpoints that are marked
 
 
 def page(report: RunReport) -> str:
@@ -49,6 +71,9 @@ def page(report: RunReport) -> str:
         digest=digest,
         report=report,
         bars=_bars(report),
+        whole=_whole(report),
+        chart=_chart(report),
+        opened=_opened(report),
         settings=runs_view.settings(report.plan),
         trials=trials_view.as_json(report.trials, report.replacements) if report.trials else None,
         regions=_REGIONS,
@@ -78,14 +103,68 @@ def _state(report: RunReport, one: AttemptReport) -> str:
 
 def _bars(report: RunReport) -> list[Bar]:
     """Return where each attempt stands in the timeline."""
-    spans = [(one.begins_s, _lived_s(report, one)) for one in report.attempts]
-    whole = max([*(begin + lived for begin, lived in spans), report.cost.used.s, 0.001])
-    scale = _WIDTH / whole
-    sizes = [
-        (begin, max(lived, 4 / scale), one.spent.waited_s)
-        for (begin, lived), one in zip(spans, report.attempts, strict=True)
-    ]
-    return [Bar(*(round(size * scale, 1) for size in each)) for each in sizes]
+    scale = _WIDTH / _took_s(report)
+    bars = []
+    for one in report.attempts:
+        spent = one.spent
+        starts_s, useful_s = spent.starts_and_waits_s, spent.useful_s
+        if not starts_s + useful_s + spent.done_again_s:  # when it began is not known
+            useful_s = _lived_s(report, one)
+        sizes = [one.begins_s - spent.waited_s, starts_s, useful_s, spent.done_again_s]
+        at, *widths = (round(max(0.0, size) * scale, 1) for size in sizes)
+        if sum(widths) < _LEAST:
+            widths[1] = _LEAST
+        bars.append(Bar(at, *widths))
+    return bars
+
+
+def _whole(report: RunReport) -> Bar:
+    """Return the whole run as one bar: useful work first."""
+    scale = _WIDTH / max(report.cost.used.s, 0.001)
+    cost = report.cost
+    parts = (cost.starts_and_waits.s, cost.useful.s, cost.done_again.s)
+    return Bar(0.0, *(round(part * scale, 1) for part in parts))
+
+
+def _took_s(report: RunReport) -> float:
+    ends = (one.begins_s + _lived_s(report, one) for one in report.attempts)
+    return max([*ends, report.cost.used.s, 0.001])
+
+
+def _opened(report: RunReport) -> int:
+    """Return which attempt's output is open: the failure that ended the run; -1 for none."""
+    last = len(report.attempts) - 1
+    ended = last >= 0 and report.attempts[last].attempt.outcome.has_ended
+    return last if ended and report.run.outcome == FAILED else -1
+
+
+def _chart(report: RunReport) -> Chart | None:
+    """Return the drawing of steps and losses; None where the run has told of none."""
+    every = [(one, one.steps.points) for one in report.attempts if len(one.steps.points) > 1]
+    steps = [point.step for _, points in every for point in points]
+    if not steps or max(steps) == min(steps):
+        return None
+    losses = [p.loss for _, points in every for p in points if p.loss is not None]
+    low, high = (min(losses), max(losses)) if losses else (0.0, 0.0)
+    across = _WIDTH / _took_s(report)
+
+    def x(one: AttemptReport, point: Point) -> float:
+        return round((one.begins_s + point.s) * across, 1)
+
+    def y(value: float, least: float, most: float) -> float:
+        return round(_HEIGHT * (1 - (value - least) / (most - least)), 1) if most > least else 0.0
+
+    lines = []
+    for one, points in every:
+        of_steps = [f"{x(one, p)},{y(p.step, min(steps), max(steps))}" for p in points]
+        of_losses = [f"{x(one, p)},{y(p.loss, low, high)}" for p in points if p.loss is not None]
+        end = x(one, Point(_lived_s(report, one), 0))
+        saved = tuple((x(one, p), y(p.step, min(steps), max(steps))) for p in one.saved)
+        failed = end if _state(report, one) == "bad" else None
+        lines.append(Line(" ".join(of_steps), " ".join(of_losses), failed, saved))
+    saves = sum(len(line.saved) for line in lines)
+    ends = (low, high) if losses else None
+    return Chart(tuple(lines), min(steps), max(steps), ends, saves)
 
 
 def _lived_s(report: RunReport, one: AttemptReport) -> float:

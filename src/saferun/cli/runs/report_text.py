@@ -6,19 +6,23 @@ nor a mention of somebody.
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from saferun.cli.runs import runs_view, trials_view
+from saferun.journal import trials
 from saferun.journal.attempts import on_rank
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
-from saferun.journal.tail_excerpt import Excerpt
+from saferun.journal.tail_excerpt import Excerpt, Row
 from saferun.journal.trials import Trial, processes
 from saferun.system.printable import printable, seconds
 
+_CRASHED = 3  # crashed trials that are named
 CHARS = 2000  # the longest text that is shown
 _TAILS = 3  # failed attempts whose tails stand in the Markdown
 _LINE_CHARS = 200
@@ -73,21 +77,47 @@ def _gpus(report: RunReport) -> str:
 def costs(report: RunReport) -> Labelled:
     """Return what the run has used, and for what, by label."""
     cost = report.cost
-    found = [
-        ("used", _amount(cost, cost.used)),
-        ("useful", _amount(cost, cost.useful)),
-        ("done again", _amount(cost, cost.done_again)),
-        ("starts and waits", _amount(cost, cost.starts_and_waits)),
-    ]
+    found = [("used", _amount(cost, cost.used))]
+    found += [(label, _amount(cost, part)) for label, part in three_parts(report)]
     if cost.used.money is not None:
         found.append(("price of a GPU-hour", f"{cost.price_per_gpu_hour:g}"))
     return found
+
+
+def three_parts(report: RunReport) -> list[tuple[str, Amount]]:
+    """Return what the run's time went into, by label; together they are all of it."""
+    cost = report.cost
+    return [
+        ("useful", cost.useful),
+        ("done again", cost.done_again),
+        ("starts and waits", cost.starts_and_waits),
+    ]
 
 
 def _amount(cost: Cost, part: Amount) -> str:
     hours = f", {part.gpu_hours:.2f} GPU-hours" if cost.gpus else ""
     money = "" if part.money is None else f", {part.money:.2f} in money"
     return f"{seconds(part.s)}{hours}{money}"
+
+
+def searched(report: RunReport) -> Labelled:
+    """Return what a search has found, by label; nothing where the run made no trials."""
+    if not report.trials:
+        return []
+    best, crashed = trials.best(report.trials), [t for one in report.attempts for t in one.trials]
+    done = sum(not trial.again for trial in report.trials)
+    hours = report.cost.used.s / 3600
+    found = [
+        ("study", ", ".join(sorted({trial.study for trial in report.trials if trial.study}))),
+        ("best value", best and f"{best.values[0]:.6g}, trial {best.number}: {_params(best)}"),
+        ("trials an hour", f"{done / hours:.3g}" if hours else ""),
+        ("crashed in", "; ".join(f"trial {t.number}: {_params(t)}" for t in crashed[:_CRASHED])),
+    ]
+    return [(label, text) for label, text in found if text]
+
+
+def _params(trial: Trial) -> str:
+    return trials_view.parameters(trial) or "no parameters"
 
 
 def title(one: AttemptReport) -> str:
@@ -117,7 +147,7 @@ def attempt_facts(one: AttemptReport) -> Labelled:
         ("lived", "" if attempt.lived_s is None else seconds(attempt.lived_s)),
         ("status", str(outcome.exit_code) if outcome.has_ended else ""),
         ("known from", "; ".join(outcome.decided_by)),
-        ("steps", _steps(one)),
+        ("steps", steps(one)),
         ("trial", "; ".join(_trial(trial) for trial in one.trials)),
         ("last loss", one.loss),
         *runs_view.time_parts(one.spent),
@@ -134,11 +164,14 @@ def _trial(trial: Trial) -> str:
     return f"{trial.number} ended the process{params and f': {params}'}"
 
 
-def _steps(one: AttemptReport) -> str:
+def steps(one: AttemptReport) -> str:
+    """Return text such as "45 → 75, from step-40.pt"; "" where no step is known."""
     first, last = one.attempt.outcome.first_step, one.last_step
-    if last is None:
-        return "" if first is None else f"from {first}"
-    return f"to {last}" if first is None or first > last else f"{first} to {last}"
+    text = "" if first is None else f"from {first}"
+    if last is not None:
+        text = f"→ {last}" if first is None or first > last else f"{first} → {last}"
+    name = os.path.basename(one.attempt.begun.checkpoint.rstrip("/"))
+    return f"{text}, from {name}" if text and name else text or (name and f"from {name}")
 
 
 # --- Markdown ----------------------------------------------------------------------------------
@@ -149,14 +182,16 @@ def as_markdown(report: RunReport) -> str:
     lines = [f"## {_word(report.headline)}", ""]
     lines += [f"- {label}: {_word(text)}" for label, text in run_facts(report) + costs(report)]
     settings = runs_view.settings(report.plan)
+    lines += [f"- {label}: {_word(text)}" for label, text in searched(report)]
+    lines += [f"- next time: {_word(report.next_time)}"] if report.next_time else []
     lines += [f"- sets: {_code(', '.join(settings))}"] if settings else []
     failed = [one for one in report.attempts if one.attempt.outcome.kind][-_TAILS:]
     for index, one in enumerate(report.attempts):
         if report.left_out and index == FIRST:
             lines += ["", f"{report.left_out} attempts between them are left out."]
         lines += ["", *_attempt(report, one, with_tail=one in failed)]
-    searched = trials_view.as_text(report.trials, report.replacements)
-    lines += ["", *_fenced([line for line in searched if line])] if searched else []
+    found = trials_view.as_text(report.trials, report.replacements)
+    lines += ["", *_fenced([line for line in found if line])] if found else []
     return "\n".join(lines)
 
 
@@ -182,7 +217,8 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
         yield f"- silent for {seconds(silence.silent_s)}:"
         for place in silence.places:
             at = f", at {place.frame}" if place.frame else ""
-            text = f"rank {place.rank} {place.what}{at}{' (elsewhere)' if place.odd else ''}"
+            odd = " (not where the others are)" if place.odd else ""
+            text = f"rank {place.rank} {place.what}{at}{odd}"
             yield f"  - {_code(text)}"
         yield from [f"  - and {silence.left_out} more ranks"] if silence.left_out else []
     for row in one.ranks.rows:
@@ -196,10 +232,24 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
 
 def _tail(tail: Excerpt) -> Iterator[str]:
     yield f"end of {tail.stream}"
-    for row in tail.rows:
-        if row.skipped:
-            yield f"   ... {row.skipped} lines left out"
-        yield f"{'>> ' if row.decides else '   '}{shown(row.text)[:_LINE_CHARS]}"
+    for fold, rows in blocks(tail):
+        if fold:
+            yield f"   ... {len(rows)} lines: {fold}"
+            continue
+        for row in rows:
+            yield from _row(row)
+
+
+def blocks(tail: Excerpt) -> list[tuple[str, list[Row]]]:
+    """Return the rows of a tail in groups, with what those are a part of that few want to read."""
+    groups = itertools.groupby(tail.rows, key=lambda row: row.fold)
+    return [(fold, list(rows)) for fold, rows in groups]
+
+
+def _row(row: Row) -> Iterator[str]:
+    if row.skipped:
+        yield f"   ... {row.skipped} lines left out"
+    yield f"{'>> ' if row.decides else '   '}{shown(row.text)[:_LINE_CHARS]}"
 
 
 def _word(text: str) -> str:

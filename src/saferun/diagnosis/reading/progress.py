@@ -209,6 +209,28 @@ def last_loss(tail: bytes) -> str:
     return found[-1] if found else ""
 
 
+def reports(tail: bytes) -> list[tuple[int, str]]:
+    """Return the steps of the training in the end of an attempt's output, each with its loss.
+
+    Of several series of numbers that grow it is the one that comes furthest. A step that a line
+    repeats, as those of other ranks do, is left out; a line without a loss has "".
+
+    >>> reports(b"step 10 loss 3.2\\nstep 10 val loss 3.3\\nstep 20 loss 3.1\\n")
+    [(10, '3.2'), (20, '3.1')]
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for line in tail[-HEAD_BYTES:].decode("latin-1").replace("\r", "\n").split("\n"):
+        counter = _counter(line[:_START_CHARS])
+        if counter is None:
+            continue
+        number, one = int(line[counter[0] : counter[1]]), found.setdefault(counter[2], [])
+        if not one or number > one[-1][0]:
+            losses = _LOSS.findall(line)
+            one.append((number, losses[-1] if losses else ""))
+    grown = [one for one in found.values() if len(one) > 1]
+    return max(grown, key=lambda one: one[-1][0], default=[])
+
+
 def _series(output: bytes) -> Iterator[tuple[int, int]]:
     """Return the first and the largest number of each series that counts upwards."""
     ends: dict[str, tuple[int, int]] = {}

@@ -17,6 +17,7 @@ from saferun.diagnosis import work_lost
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import nodes
+from saferun.journal import receipts
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.planning import resume
 from saferun.planning.inputs import RunInputs
@@ -152,7 +153,11 @@ class Resumption:
             return last._replace(falls_back=newest is not None)
         checkpoint = newest.checkpoint if newest else None
         gpus = len(plan.gpus.gpus)
-        lost = work_lost.lost(last.last_step, ended.started_at, ended.lived_s, checkpoint, gpus)
+        identity = self._gathered.identity
+        met_at = receipts.met_at(receipts.read(identity.receipts, last.number)) or 0.0
+        end = ended.started_at + ended.lived_s
+        ready = min(end, max(ended.started_at, met_at))
+        lost = work_lost.lost(last.last_step, ready, end - ready, checkpoint, gpus)
         self._lost.append(lost)
         if checkpoint is not None and self._is_further(checkpoint, plan.checkpoint):
             last = last._replace(progressed=True)

@@ -74,12 +74,20 @@ class Record:
         begun = AttemptBegun(number, plan.mitigations, this_process(), left, gpus, price)
         versions = (f"saferun {__version__}", *([f"torch {torch}"] if torch else []))
         names = tuple(dict.fromkeys(gpu.name for gpu in plan.gpus.gpus if gpu.name))
-        self.journal.event(begun._replace(versions=versions, gpu_names=names))
+        checkpoint = plan.checkpoint.path if plan.checkpoint else ""
+        self.journal.event(
+            begun._replace(versions=versions, gpu_names=names, checkpoint=checkpoint)
+        )
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes; now there is time to write the output of the last one."""
         self.journal.event(Started(keeper, launcher))
         self.keep_tails()
+
+    def steps(self, text: str) -> None:
+        """Keep how far the steps of the running attempt have come; "" says nothing new."""
+        if text:
+            self.journal.steps(self._attempt, text)
 
     def ended(self, ended: Ended, outcome: AttemptOutcome) -> None:
         """Record the end of an attempt.
@@ -186,9 +194,9 @@ class Record:
         except Exception as error:
             self.fault(error)
 
-    def end(self, status: int | None, reason: str) -> None:
+    def end(self, status: int | None, reason: str, advice: str = "") -> None:
         """Record the end of the run; `status` is None after a fault of saferun's own."""
-        self.journal.event(RunEnded(status, reason))
+        self.journal.event(RunEnded(status, reason, advice))
         self.keep_tails()
         if self.notifier and self.journal.is_whole:
             self.notifier.run_ended(status, reason)

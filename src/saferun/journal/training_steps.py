@@ -1,0 +1,127 @@
+"""The training steps of an attempt over time: what it printed, and when.
+
+While an attempt runs its supervisor notes now and then how far the output has come
+(supervise/watch/step_samples.py); a tail of the output has more steps, and no times. Steps between
+two whose times are known are held to be equally long.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from saferun.diagnosis.reading import progress
+from saferun.journal import events
+from saferun.journal.run_directory import STEPS_FILE
+from saferun.named_tuple import NamedTuple
+
+_SHOWN = 160  # points of an attempt
+
+
+class Point(NamedTuple):
+    """A step, and when the output had it."""
+
+    s: float  # since the start of the attempt
+    step: int
+    loss: float | None = None  # None where the line has none, or one that is no number
+
+
+class Steps(NamedTuple):
+    """The steps of one attempt."""
+
+    began: int | None = None  # how many were done before its first one; None: not known
+    last: int | None = None  # the last one that it printed
+    points: tuple[Point, ...] = ()  # with growing times and steps
+
+
+def as_text(points: Sequence[Point]) -> str:
+    """Return the content of STEPS_FILE: a line `[seconds, step, loss]` for each point."""
+    return "".join(f"{json.dumps([round(p.s, 1), p.step, p.loss])}\n" for p in points)
+
+
+def read(run_path: str, number: int) -> tuple[Point, ...]:
+    """Return what the supervisor of an attempt has noted.
+
+    Args:
+        run_path: the run's directory, or the worker's.
+        number: the attempt's.
+    """
+    found: list[Point] = []
+    for line in events.content(f"{run_path}/{STEPS_FILE.format(number)}", 1).split(b"\n"):
+        try:
+            s, step, loss = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if events.number(s) is None or events.count(step) is None:
+            continue
+        if not found or (s >= found[-1].s and step > found[-1].step):
+            found.append(Point(float(s), step, _finite(loss)))
+    return tuple(found)
+
+
+def _finite(loss: object) -> float | None:
+    return float(loss) if events.is_number(loss) and math.isfinite(loss) else None
+
+
+def steps(
+    noted: Sequence[Point],
+    tails: Sequence[bytes],
+    first: int | None,
+    ready_s: float,
+    end_s: float,
+) -> Steps:
+    """Return the steps of an attempt.
+
+    Args:
+        noted: what its supervisor has noted.
+        tails: the ends of its streams.
+        first: the first step in its output; None where that is not known.
+        ready_s: when its work began, in seconds since its start.
+        end_s: when it ended, or until when it is known to have run.
+    """
+    told = max((progress.reports(data) for data in tails), key=lambda r: r[-1:], default=[])
+    last = max([step for step, _ in told[-1:]] + [point.step for point in noted[-1:]], default=None)
+    if last is None:
+        return Steps(None if first is None else max(0, first - 1))
+    lowest = min([step for step, _ in told[:1]] + [point.step for point in noted[:1]])
+    if first is None or first > lowest:
+        first = lowest
+    apart = told[1][0] - told[0][0] if len(told) > 1 else 1
+    began = max(0, first - apart)
+    anchors = [Point(ready_s, began)] if began < first else []
+    anchors += [p for p in noted if ready_s <= p.s <= end_s and p.step > (began if anchors else -1)]
+    if not anchors or last > anchors[-1].step:
+        anchors.append(Point(end_s, last))
+    known = {step for step, _ in told}
+    between = [Point(_time(anchors, step), step, number(loss)) for step, loss in told]
+    points = sorted([*between, *(p for p in anchors if p.step not in known)], key=lambda p: p.step)
+    return Steps(began, last, _thinned(points))
+
+
+def number(loss: str) -> float | None:
+    """Return a loss as progress.reports has it; None where there is none, or it is no number."""
+    return _finite(float(loss)) if loss else None
+
+
+def reached_s(found: Steps, step: int) -> float | None:
+    """Return when an attempt had done so many steps, in seconds since its start; None: never."""
+    points = found.points
+    return _time(points, step) if points and points[0].step <= step <= points[-1].step else None
+
+
+def _time(points: Sequence[Point], step: int) -> float:
+    at = bisect_left([point.step for point in points], step)
+    if at == len(points):
+        return points[-1].s
+    after, before = points[at], points[max(0, at - 1)]
+    if after.step == before.step:
+        return after.s
+    return before.s + (after.s - before.s) * (step - before.step) / (after.step - before.step)
+
+
+def _thinned(points: list[Point]) -> tuple[Point, ...]:
+    every = -(-len(points) // _SHOWN)
+    kept = points[::every] if every else []
+    return tuple(kept if not points or kept[-1] == points[-1] else [*kept, points[-1]])

@@ -1,0 +1,31 @@
+"""How far the steps of a job have come is read from its own output, while it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from saferun.supervise.watch.step_samples import StepSamples
+
+
+def test_each_look_adds_the_newest_step_and_says_nothing_without_one(tmp_path):
+    file = tmp_path / "out"
+    file.write_text("step 1 loss 4.5\nstep 2 loss 4\n")
+    with file.open("a") as out:
+        code = "import sys; print(flush=True); sys.stdin.read()"
+        job = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=out)
+    samples = StepSamples(job.pid, job.pid, time.monotonic() - 60)
+    try:
+        first = samples.look()
+        assert first.endswith(", 2, 4.0]\n")
+        assert samples.look() == ""
+        with file.open("a") as out:
+            out.write("step 7 loss nan\n")
+        assert samples.look().splitlines()[1].endswith(", 7, null]")
+    finally:
+        job.communicate()
+
+
+def test_a_job_that_is_gone_has_no_steps():
+    assert StepSamples(0, 0, time.monotonic()).look() == ""
