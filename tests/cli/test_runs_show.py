@@ -25,7 +25,7 @@ def test_a_run_is_shown_attempt_by_attempt(machine):
     place = machine.launch(MITIGABLE, WRONG, command_line=("train.py", "--lr", "1"))
     page = machine.ask("show", place.name)
     for part in (
-        f"run {place.name}: failed: user-exception",
+        f"run {place.name}: failed: user-exception (The script ended with an exception of its own ",
         "torchrun train.py --lr 1",
         "profile   cpu (launcher: torchrun)",
         f"journal   {place}",

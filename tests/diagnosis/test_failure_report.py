@@ -75,9 +75,8 @@ def failure(history, **facts):
 def test_a_failed_run_says_what_where_what_was_tried_what_to_do_and_where_more_is():
     history = [attempt(kind="segfault"), attempt(2, kind="segfault", mitigations=("a",))]
     assert failure(history) == [
-        "the run failed: segfault on rank 3, host node7",
+        "the run failed: A crash in native code (segfault on rank 3, host node7)",
         "  Fatal Python error: Segmentation fault",
-        "A crash in native code.",
         "It came twice. Run with `python -X faulthandler` to see where.",
         "tried: attempt 1: segfault after 2 h 7 min; attempt 2: segfault after 2 h 7 min, with a",
         "not tried again: the attempts are used up",

@@ -339,6 +339,6 @@ def test_the_report_has_those_who_are_elsewhere_first_and_is_short():
     lines = report(found, "20 s")
     assert len(lines) <= 15
     stopped = "is stopped, by a signal or a debugger"
-    assert lines[1] == f"  rank 30 (pid 130) {stopped}  <- elsewhere"
+    assert lines[1] == f"  rank 30 (pid 130) {stopped}  <- not where the others are"
     assert report(found, "")[0] == "where the ranks are:"
     assert lines[-1] == "  and 19 more"

@@ -26,14 +26,14 @@ def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
         until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
         stopped = job.ranks()[1]
         os.kill(stopped, signal.SIGSTOP)
-        job.wait_for_message("<- elsewhere")
+        job.wait_for_message("<- not where the others are")
         assert set(job.ranks()) == {0, 1}
         os.kill(stopped, signal.SIGCONT)
         job.process.send_signal(signal.SIGTERM)
         job.end()
         job.nothing_lives()
         (event,) = job.events("hang")
-    line = next(line for line in job.messages() if "elsewhere" in line)
+    line = next(line for line in job.messages() if "not where the others are" in line)
     assert line.startswith(f"saferun:   rank 1 (pid {stopped}) is stopped")
     assert [place["odd"] for place in event["ranks"]] == [False, True]
 
@@ -113,7 +113,7 @@ def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
         job.nothing_lives()
         (event,) = job.events("hang")
         stacks = (job.journal / event["stacks"]).read_text()
-    line = next(line for line in job.messages() if "elsewhere" in line)
+    line = next(line for line in job.messages() if "not where the others are" in line)
     assert "hanging_rank.py" in line
     assert " in loop_for_ever" in line
     assert "loop_for_ever" in stacks

@@ -56,7 +56,7 @@ def test_the_rank_that_hangs_is_named_and_the_job_goes_on(tmp_path, fault):
     os.mkfifo(tmp_path / "fifo")
     job = hanging(tmp_path, fault)
     assert job.process.returncode == 0, job.err
-    (place,) = (line for line in report(job) if "elsewhere" in line)
+    (place,) = (line for line in report(job) if "not where the others are" in line)
     assert place.startswith(f"saferun:   rank {rank} (pid ")
     assert what in place
     if function:
@@ -110,7 +110,7 @@ def dead_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
 def test_a_read_on_a_dead_file_system_is_named_and_tried_again(tmp_path, dead_mount):
     job = hanging(tmp_path, "file", dead_mount)
     assert job.process.returncode == 0, job.err
-    (place,) = (line for line in report(job) if "elsewhere" in line)
+    (place,) = (line for line in report(job) if "not where the others are" in line)
     assert "in read_file" in place
     first, last = job.events("ended")
     assert (first["kind"], first["root_rank"]) == ("hang", 1)

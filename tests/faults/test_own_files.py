@@ -37,7 +37,7 @@ def fail_three_times_without(files: Path, job: Run) -> None:
     assert job.end() == 1
     assert [event["kind"] for event in job.events("ended")] == KINDS
     assert job.events("fault") == []
-    assert "the run failed: cuda-launch-failure" in job.err
+    assert "the run failed: " in job.err
     assert "not tried again: " in job.err  # its reason depends on how long the first one lived
     assert sum("Traceback" in line for line in job.err.splitlines()) == len(KINDS)  # the ranks'
     for attempt in (1, 2, 3):  # the hooks ran in each

@@ -96,7 +96,9 @@ def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault,
         job.nothing_lives()
     assert (ended["kind"], ended["action"]) == (kind, "stop")
     messages = job.messages()
-    assert any(f"the run failed: {kind} on rank 1" in line for line in messages), job.err
+    assert any(
+        "the run failed: " in line and f"({kind} on rank 1, host" in line for line in messages
+    ), job.err
     assert messages[-1] == f"saferun: journal: {job.journal}"
     assert len(messages) <= 15
 

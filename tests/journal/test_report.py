@@ -93,7 +93,7 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
     assert whole(made_of) == tuple(
         round(sum(part), 3) for part in zip(*(one[:3] for one in times.attempts), strict=True)
     )
-    shown = runs_view.as_text(run, attempts(run), reader.read_plan(str(place)), times, NOW)
+    shown = runs_view.as_text(run, attempts(run), reader.read_plan(str(place)), times, NOW, {})
     text = "; ".join(f"{label} {text}" for label, text in runs_view.time_parts(times.whole))
     assert f"\ntime      {text}\n" in shown
 
@@ -114,19 +114,19 @@ def test_a_failed_run_has_a_sentence_for_its_headline(tmp_path):
 
 
 NEXT = {  # events, the command, and how the line begins; "" for none
-    "a port": (attempt(1, 0, 1, kind="port-in-use"), [], "give --standalone"),
+    "a port": (attempt(1, 0, 1, kind="port-in-use"), [], "Give --standalone"),
     "a port, standalone": (attempt(1, 0, 1, kind="port-in-use"), ["--standalone"], ""),
     "nothing saved": (
         attempt(1, 0, 90, lost_work={"s": 90.0, "checkpoint": ""}),
         [],
-        "have the job save checkpoints",
+        "Have the job save checkpoints",
     ),
     "how often to save": (
         [*attempt(1, 0, 90), event("end", status=1, advice="3 failures had 9 s")],
         [],
         "3 failures had 9 s.",
     ),
-    "nothing": (attempt(1, 0, 90), [], ""),
+    "little was lost": (attempt(1, 0, 50), [], ""),
 }
 
 
@@ -196,6 +196,13 @@ def test_the_time_until_the_ranks_have_met_is_a_start(tmp_path):
     receipt(place, 1, ("init", "applied"), at=NOW + 30)
     run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
     assert parts(run.attempts[0].spent) == (0, 70, 30)
+
+
+def test_an_attempt_whose_ranks_have_not_met_did_no_work(tmp_path):
+    place = journal(tmp_path, "r", *attempt(1, 0, 100), *attempt(2, 100, 9), *ok(3, 109), plan=PLAN)
+    receipt(place, 0, ("init", "applied"), at=NOW + 20)
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert parts(run.attempts[1].spent) == (0, 0, 9)
 
 
 def trial(

@@ -127,7 +127,7 @@ def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], t
     run = pair[0].start(*meeting(), *limits, script(tmp_path), env=path)
     assert run.end() == 1, run.err
     assert "fault of ours" not in run.err
-    assert "saferun: the run failed: node-lost" in run.err
+    assert "(node-lost, host " in run.err
     assert "not all of the other nodes came back in time (retry.rejoin_s: 5 s)" in run.err
     clean([run])
 
@@ -190,7 +190,7 @@ def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(
         fill(small_disk)
         assert end_all(runs) == [1, 1], [run.err for run in runs]
         for run in runs:
-            assert "saferun: the run failed: disk-full on rank 0, host h" in run.err
+            assert "(disk-full on rank 0, host h" in run.err
             assert "saferun:   OSError: [Errno 28] No space left on device" in run.err
             assert "Make room (old checkpoints, caches)" in run.err
         clean(runs)

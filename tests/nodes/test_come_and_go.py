@@ -59,7 +59,7 @@ def test_a_spare_node_takes_the_place_of_one_whose_hardware_failed(
     hosts.alive(runs[2], "torchrun")
     flag.touch()
     assert runs[1].end() == 1, runs[1].err
-    assert "saferun: the run failed: gpu-ecc-uncorrectable on rank " in runs[1].err
+    assert "(gpu-ecc-uncorrectable on rank " in runs[1].err
     assert [runs[0].end(), runs[2].end()] == [0, 0], [runs[0].err, runs[2].err]
     assert [runs[0].out, runs[2].out] == ["done on h1\n", "done on h3\n"]
     clean(runs)

@@ -92,7 +92,8 @@ def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, ran
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     argv = last_words(runs[0])
     assert argv == last_words(runs[1])
-    assert argv[0] == f"saferun: the run failed: user-exception on rank {rank}, host h{rank + 1}"
+    assert argv[0].startswith("saferun: the run failed: ")
+    assert argv[0].endswith(f"(user-exception on rank {rank}, host h{rank + 1})")
     clean(runs)
 
 
@@ -190,7 +191,7 @@ def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], 
     until(lambda: runs[0].ranks() and runs[1].ranks(), "its ranks")
     pair[1].lose_power()
     assert runs[0].end() == 1
-    assert "saferun: the run failed: node-lost, host h2\n" in runs[0].err
+    assert "(node-lost, host h2)\n" in runs[0].err
     clean(runs[:1])
 
 
@@ -203,8 +204,7 @@ def test_nodes_whose_run_directory_cannot_be_written_decide_as_one(
     runs = start(pair, job, backend, "--run-dir=/proc/none", "--set=retry.backoff_s=[0, 0]")
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     said = [[line for line in run.messages() if "the run failed" in line] for run in runs]
-    assert (
-        said[0] == said[1] == ["saferun: the run failed: killed-from-outside on rank 1, host h2"]
-    ), [run.err for run in runs]
+    assert said[0] == said[1], [run.err for run in runs]
+    assert said[0][0].endswith("(killed-from-outside on rank 1, host h2)")
     assert not any("_saferun_inject" in run.err for run in runs)
     clean(runs)

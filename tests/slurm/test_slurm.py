@@ -295,9 +295,7 @@ def test_a_mistake_of_the_scripts_own_is_not_tried_again(user):
     assert user.waits_for_end(job) == "FAILED"
     for node in ("n1", "n2"):
         log = user.log(f"job-{job}-{node}.out")
-        assert re.search(r"^saferun: the run failed: .* on rank \d, host n1$", log, re.MULTILINE), (
-            log
-        )
+        assert re.search(r"^saferun: the run failed: .* on rank \d, host n1\)$", log, re.M), log
     assert user.fact(job, "ExitCode") == "1:0"
     assert user.fact(job, "Restarts") == "0"
     assert "queued again" not in user.logs()

@@ -45,7 +45,7 @@ def test_a_history_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, 
     (tmp_path / "file").touch()
     learn({"HOME": str(tmp_path / "file")}, monkeypatch)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("saferun: what helped is not kept for the next run: ")
+    assert line.startswith("saferun: the mitigation that helped is not kept for the next run: ")
     assert line.endswith(": its directory cannot be used")
 
 

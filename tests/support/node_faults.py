@@ -474,7 +474,8 @@ class Trial:
 
 def end_of(host: str, status: int, at: float, text: str) -> End:
     """Return how a saferun ended, by its last words."""
-    said = re.findall(r"^saferun: the run failed: (\S+?)(?: on rank \d+)?, host (.*)$", text, re.M)
+    failed = r"^saferun: the run failed: .* \((\S+?)(?: on rank \d+)?, host (.*)\)$"
+    said = re.findall(failed, text, re.M)
     whys = re.findall(r"^saferun: (?:not tried again|the run ends): (.*)$", text, re.M)
     kind, named = said[-1] if said else ("", "")
     return End(host, status, at, kind, named, whys[-1] if whys else "no reason")

@@ -129,7 +129,7 @@ def whole_page(base: pathlib.Path) -> str:
     tried = attempts(run)
     times = time_spent.read(run, tried, NOW)
     json.dumps(runs_view.as_json_whole(run, tried, plan, times))
-    return runs_view.as_text(run, tried, plan, times, NOW)
+    return runs_view.as_text(run, tried, plan, times, NOW, {})
 
 
 def a_run(**facts) -> runs.Run:

@@ -394,7 +394,7 @@ def _call(stack: str) -> str:
 def report(
     found: Sequence[Place], silent: str, recorded: Hang | None = None, *, most: int = 12
 ) -> list[str]:
-    """Return the lines about a job that may hang, those who are elsewhere first.
+    """Return the lines about a job that may hang, those who are not where the others are first.
 
     Args:
         found: from `places`.
@@ -411,7 +411,7 @@ def report(
             break
         name = "the job" if place.rank is None else f"rank {place.rank}"
         at = f", at {place.frame}" if place.frame else ""
-        mark = "  <- elsewhere" if place.odd else ""
+        mark = "  <- not where the others are" if place.odd else ""
         lines.append(f"  {name} (pid {place.pid}) {place.what}{at}{mark}")
         lines += [f"    {helper}" for helper in place.helpers[:1] if place.odd]
     if recorded is not None:

@@ -109,7 +109,7 @@ def argument_difference(facts: Mapping[int, RankFacts]) -> str:
     if len(groups) < 2:
         return ""
     (argv, odd), (usual, others) = groups[0], groups[-1]
-    pairs = zip((*argv, "nothing more"), (*usual, "nothing more"))
+    pairs = zip((*argv, "no argument"), (*usual, "no argument"))
     ours, theirs = next(pair for pair in pairs if pair[0] != pair[1])
     was = "was" if len(odd) == 1 else "were"
     return (

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.diagnosis import signatures
+from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
@@ -51,6 +52,7 @@ _PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown
 _STACK_CHARS = 6000  # the most of each stack
 _STACKS_FILE = re.compile(r"hang-\d{1,4}\.txt", re.ASCII)
 _HOUR_S = 3600.0
+_WORTH_SAVING_S = 60.0  # of work done again because nothing was saved
 _NAMED = 3  # kinds of failures in the headline
 
 
@@ -178,7 +180,7 @@ def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport
         trials=finished,
         replacements=trials.replaced(run.path),
         made_at=now_s,
-        next_time=_next_time(run, tried, plan, library, noted),
+        next_time=_next_time(run, kept, plan, library, noted),
     )
 
 
@@ -345,27 +347,32 @@ def _sentence(kind: str, last: Attempt | None, library: Library) -> str:
     """Return a kind of failure in words, with its name: nobody has to know that."""
     rank = "" if last is None else on_rank(last.outcome)
     known = library.kinds.get(kind)
-    first = known.explanation.partition(". ")[0].rstrip(".") if known else ""
+    first, _ = failure_report.in_words(known.explanation if known else "")
     return f"{first} ({kind}{rank})" if first else f"{kind}{rank}"
 
 
 def _next_time(
-    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, library: Library, noted: Notes
+    run: Run,
+    tried: Sequence[tuple[Attempt, Spent]],
+    plan: RecordedPlan,
+    library: Library,
+    noted: Notes,
 ) -> str:
     """Return what the next run can have better; "" where nothing is known."""
-    kinds = {one.outcome.kind for one in tried}
+    kinds = {one.outcome.kind for one, _ in tried}
     found = []
     if "port-in-use" in kinds and "--standalone" not in plan.command:
-        found.append("give --standalone, which takes a free port, if the job has one node.")
+        found.append("Give --standalone, which takes a free port, if the job has one node.")
     if names := _remembered(run, plan):
         costs = {library.mitigations[name].cost for name in names if name in library.mitigations}
         cost = f" (cost: {'; '.join(sorted(costs))})" if costs else ""
-        found.append(f"the run starts with {', '.join(names)}, which helped here{cost}.")
+        found.append(f"The run starts with {', '.join(names)}, which helped here{cost}.")
+    unsaved = sum(spent.done_again_s for _, spent in tried if spent.why in time_spent.UNSAVED)
     if noted.advice:
-        found.append(f"{noted.advice}.")
-    elif any(_has_lost_all(one) for one in tried):
+        found.append(f"{noted.advice[:1].upper()}{noted.advice[1:]}.")
+    elif unsaved >= _WORTH_SAVING_S:
         found.append(
-            "have the job save checkpoints, and name them in retry.resume: a retry goes on from "
+            "Have the job save checkpoints, and name them in retry.resume: a retry goes on from "
             "the newest one."
         )
     return " ".join(found)
@@ -381,8 +388,3 @@ def _remembered(run: Run, plan: RecordedPlan) -> list[str]:
         if entry.at >= since and os.path.basename(entry.key.script) == script
     }
     return [name for name in run.mitigations if name in kept and run.outcome in FINISHED]
-
-
-def _has_lost_all(one: Attempt) -> bool:
-    lost = one.outcome.lost_work
-    return one.outcome.action == "again" and lost is not None and not lost.checkpoint

@@ -16,6 +16,9 @@ from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
 from saferun.journal.training_steps import Steps
 from saferun.journal.trials import Trial
 
+_NOTHING_SAVED, _NOTHING_KNOWN = "nothing was saved", "all of it: no checkpoint is known"
+UNSAVED = (_NOTHING_SAVED, _NOTHING_KNOWN)  # values of `why` where all work is done again
+
 
 class Spent(NamedTuple):
     """Where a time went, in seconds."""
@@ -57,6 +60,7 @@ def _of_attempts(
     run: Run, every: Sequence[Attempt], finished: Sequence[Trial], now_s: float
 ) -> tuple[Spent, ...]:
     found = []
+    ranks_meet = any(one.ready_at is not None for one in every)
     for at, one in enumerate(every):
         before, after = _neighbour(every, at, -1), _neighbour(every, at, 1)
         since = run.started_at if before is None else _end(run, before, one, now_s)
@@ -67,6 +71,8 @@ def _of_attempts(
         end = max(begun, _end(run, one, after, now_s))
         mine = [trial for trial in finished if _is_of(trial, one, begun, end)]
         ready = min(end, max(begun, _ready_at(one, mine)))
+        if ranks_meet and not _has_worked(one, mine):
+            ready = end
         kept_at = max([ready, *(trial.at for trial in mine)]) if finished else None
         again_s, why = _done_again(run, one, after, ready, end, kept_at)
         again_s, waited_s = min(again_s, end - ready), max(0.0, begun - since)
@@ -104,6 +110,12 @@ def _ready_at(one: Attempt, trials: Sequence[Trial]) -> float:
     return one.ready_at or one.started_at or 0.0
 
 
+def _has_worked(one: Attempt, trials: Sequence[Trial]) -> bool:
+    """Return whether an attempt of a run whose ranks meet came to any work."""
+    runs = not one.outcome.has_ended or one.outcome.exit_code == 0
+    return bool(trials) or runs or (one.ready_at, one.outcome.first_step) != (None, None)
+
+
 def _done_again(
     run: Run,
     one: Attempt,
@@ -131,8 +143,8 @@ def _done_again(
         return end - kept_at, "since its last finished trial"
     if lost is not None:
         steps = f"{lost.steps} steps, " if lost.steps else ""
-        saved = f"since {lost.checkpoint}" if lost.checkpoint else "nothing was saved"
-        return lost.s, steps + saved
+        saved = f"since {lost.checkpoint}" if lost.checkpoint else _NOTHING_SAVED
+        return lost.s, steps + saved if lost.checkpoint else saved
     if after is None and ended and run.outcome == INTERRUPTED:
         return 0.0, ""  # the user who asked it to end may have what was wanted
     resumed = steps_of(run, after, 0.0, 0.0).began if after else None
@@ -143,7 +155,7 @@ def _done_again(
         if came_s is not None:
             again_s = max(0.0, end - begun - came_s)
             return again_s, f"about; the next attempt went on from step {resumed}"
-    return end - ready, "all of it: no checkpoint is known"
+    return end - ready, _NOTHING_KNOWN
 
 
 def steps_of(run: Run, one: Attempt, ready_s: float, end_s: float) -> Steps:

@@ -13,6 +13,7 @@ from saferun.cli import colour
 from saferun.cli.completers import run_ids
 from saferun.cli.options import AS_JSON, HELP, RUN_DIR, echo, echo_json
 from saferun.cli.runs import report_html, report_text, runs_view, runs_watch, trials_view
+from saferun.diagnosis import signatures
 from saferun.errors import UnavailableError, UsageError
 from saferun.journal import cleanup, mitigation_history, part_history, report, time_spent, trials
 from saferun.journal import reader as runs
@@ -67,7 +68,8 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
             shown["trials"] = trials_view.as_json(searched, replaced)
         echo_json(shown)
     else:
-        text = runs_view.as_text(run, tried, plan, times, now)
+        kinds = signatures.load(os.environ).kinds
+        text = runs_view.as_text(run, tried, plan, times, now, kinds)
         colour.echo_page("\n".join([text, *trials_view.as_text(searched, replaced)]))
     return 0
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
-from typing import NamedTuple
+import re
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from saferun import __version__
 from saferun.cli.runs import report_text, runs_view, trials_view
@@ -22,6 +23,7 @@ from saferun.system.printable import seconds
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _WIDTH, _HEIGHT = 1000, 200  # units of the drawings
+_DECADE = 10  # losses that differ by a larger factor are drawn logarithmically
 _LEAST = 4  # width of the shortest bar
 _REGIONS = 10
 
@@ -51,6 +53,7 @@ class Chart(NamedTuple):
     first: int  # steps
     last: int
     losses: tuple[float, float] | None  # the least and the largest; None without any
+    logarithmic: bool  # how the losses are drawn
     saves: int  # checkpoints that are marked
 
 
@@ -65,7 +68,7 @@ def page(report: RunReport) -> str:
         lstrip_blocks=True,
         finalize=_finalized,
     )
-    environment.filters.update(seconds=seconds, moment=report_text.moment)
+    environment.filters.update(seconds=seconds, moment=report_text.moment, together=_together)
     return environment.from_string(_read("report.html")).render(
         css=Markup(css),  # noqa: S704 - our own file
         digest=digest,
@@ -92,6 +95,12 @@ def _read(name: str) -> str:
 def _finalized(value: object) -> object:
     """Clean every text that the template shows."""
     return value if isinstance(value, Markup) else report_text.shown(value, kept="\n\t")
+
+
+def _together(text: str) -> Markup:
+    """Return a text in which no line breaks between a number and its unit."""
+    clean = str(escape(report_text.shown(text)))
+    return Markup(re.sub(r"(?<=\d) (?=(?:s|min|h)\b)", "&nbsp;", clean))  # noqa: S704 - escaped
 
 
 def _state(report: RunReport, one: AttemptReport) -> str:
@@ -146,6 +155,7 @@ def _chart(report: RunReport) -> Chart | None:
         return None
     losses = [p.loss for _, points in every for p in points if p.loss is not None]
     low, high = (min(losses), max(losses)) if losses else (0.0, 0.0)
+    logarithmic = low > 0 and high > _DECADE * low
     across = _WIDTH / _took_s(report)
 
     def x(one: AttemptReport, point: Point) -> float:
@@ -154,17 +164,21 @@ def _chart(report: RunReport) -> Chart | None:
     def y(value: float, least: float, most: float) -> float:
         return round(_HEIGHT * (1 - (value - least) / (most - least)), 1) if most > least else 0.0
 
+    def loss_y(loss: float) -> float:
+        ends = (loss, low, high)
+        return y(*map(math.log, ends)) if logarithmic else y(*ends)
+
     lines = []
     for one, points in every:
         of_steps = [f"{x(one, p)},{y(p.step, min(steps), max(steps))}" for p in points]
-        of_losses = [f"{x(one, p)},{y(p.loss, low, high)}" for p in points if p.loss is not None]
+        of_losses = [f"{x(one, p)},{loss_y(p.loss)}" for p in points if p.loss is not None]
         end = x(one, Point(_lived_s(report, one), 0))
         saved = tuple((x(one, p), y(p.step, min(steps), max(steps))) for p in one.saved)
         failed = end if _state(report, one) == "bad" else None
         lines.append(Line(" ".join(of_steps), " ".join(of_losses), failed, saved))
     saves = sum(len(line.saved) for line in lines)
     ends = (low, high) if losses else None
-    return Chart(tuple(lines), min(steps), max(steps), ends, saves)
+    return Chart(tuple(lines), min(steps), max(steps), ends, logarithmic, saves)
 
 
 def _lived_s(report: RunReport, one: AttemptReport) -> float:

@@ -7,12 +7,14 @@ shown without control characters.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from saferun.cli.runs import trials_view
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.explaining.failure_report import in_words
+from saferun.diagnosis.signatures import Kind
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
@@ -132,7 +134,12 @@ def cleaned(done: Cleaned, *, dry_run: bool) -> str:
 
 
 def as_text(
-    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, times: Times, now_s: float
+    run: Run,
+    tried: Sequence[Attempt],
+    plan: RecordedPlan,
+    times: Times,
+    now_s: float,
+    kinds: Mapping[str, Kind],
 ) -> str:
     """Return all that is known of a run, for people.
 
@@ -142,8 +149,11 @@ def as_text(
         plan: that of its first attempt.
         times: where its time went.
         now_s: seconds since the epoch.
+        kinds: of failure: the one that ended it is shown in words.
     """
     lines = [f"run {printable(run.id)}: {outcome(run)}"]
+    if run.kind in kinds:
+        lines[0] += f" ({in_words(kinds[run.kind].explanation)[0]})"
     lines += _facts(run, plan, times)
     if replaced := sum(attempt.replaced for attempt in tried):
         lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))

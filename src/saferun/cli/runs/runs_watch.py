@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from saferun.cli import colour
 from saferun.cli.options import echo, json_text
 from saferun.cli.runs import runs_view, watch_view
+from saferun.diagnosis import signatures
 from saferun.errors import UsageError
 from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
@@ -111,7 +112,8 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
 
     plan, tried, at = reader.read_plan(now.run.path), attempts(now.run), time.time()
     times = time_spent.read(now.run, tried, at)
-    colour.echo_page(runs_view.as_text(now.run, tried, plan, times, at))
+    kinds = signatures.load(os.environ).kinds
+    colour.echo_page(runs_view.as_text(now.run, tried, plan, times, at, kinds))
 
 
 class _Keys:

@@ -133,8 +133,8 @@ def _retry(now: Snapshot) -> str:
         count = "no attempt is" if not left else f"{left} attempt{'s are' if left > 1 else ' is'}"
         parts.append(f"{count} left if this one makes no progress")
     if left and job.kind:
-        names = ", ".join(job.untried) or "nothing more"
-        parts.append(f"against {printable(job.kind)}: {printable(names)}")
+        names = printable(", ".join(job.untried)) or "no other setting is known to help"
+        parts.append(f"against {printable(job.kind)}: {names}")
     if left and now.saved:
         step = f" (step {now.saved.step})" if now.saved.step >= 0 else ""
         parts.append(f"it would go on from {printable(now.saved.path)}{step}")

@@ -84,17 +84,31 @@ def failure(
     last, diagnosis = history[-1], diagnoses[-1]
     if last.asked:
         return []
-    lines = [f"the run failed: {_what(diagnosis)}, host {host}"]
+    meaning, rest = in_words(diagnosis.explanation)
+    what = f"{_what(diagnosis)}, host {host}"
+    lines = [f"the run failed: {f'{meaning} ({what})' if meaning else what}"]
     if shown := last.launcher_end or _root(diagnosis):
         lines.append(f"  {shown}")
     lines += where(diagnosis)
-    lines += [text for text in (diagnosis.explanation, _advice(history, diagnosis)) if text]
+    lines += [text for text in (rest, _advice(history, diagnosis)) if text]
     lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
     lines += [search] if search else _tried([one for one in history if not one.replaced])
     lines.append(f"not tried again: {decision.reason}")
     if journal:
         lines.append(f"journal: {journal}")
     return lines
+
+
+def in_words(explanation: str) -> tuple[str, str]:
+    """Return a kind of failure as a headline, and the rest of its explanation.
+
+    A kind's name tells little to those who meet it for the first time.
+
+    >>> in_words("A process crashed in compiled code. A stack shows the call.")
+    ('A process crashed in compiled code', 'A stack shows the call.')
+    """
+    first, _, rest = explanation.partition(". ")
+    return first.rstrip("."), rest
 
 
 def where(diagnosis: Diagnosis) -> list[str]:

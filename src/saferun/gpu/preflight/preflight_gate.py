@@ -103,7 +103,7 @@ class Clearance:
             return self._granted()
         except Exception as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"the GPUs could not be tried, a fault of saferun's own ({what})")
+            self._say(f"the GPUs could not be tested, a fault of saferun's own ({what})")
             return self._policy.mode != "require"
 
     def _granted(self) -> bool:
@@ -118,7 +118,7 @@ class Clearance:
         try:
             return preflight.PreflightTest(self._environ)
         except OSError as error:
-            self._say(f"the GPUs are not tried, no process could be started: {error.strerror}")
+            self._say(f"the GPUs are not tested, no process could be started: {error.strerror}")
             return None
 
     def _judged(self) -> Judged | None:

@@ -164,6 +164,10 @@ class AttemptLife(StateMachine):
         end = self._clock() if self._ended_at is None else self._ended_at
         return max(0.0, end - self._asked_at)
 
+    def age_s(self) -> float:
+        """Return the time since the command was started: a keeper may have been busy before."""
+        return self._clock() - self._began
+
     # --- actions ---------------------------------------------------------------------------
 
     def _begin(self, report: protocol.Started) -> None:

@@ -61,7 +61,6 @@ def run_attempt(
     plug_closed_descriptors()  # or the one for signals would become the job's output
     modes = TerminalModes()
     with Signals(ALL_SIGNALS) as signals:
-        started_at = time.time()
         if standby is None:
             standby = keeper_pool.start_keeper()
         else:
@@ -75,7 +74,7 @@ def run_attempt(
             modes.restore()
         for number, sender in signals.read():
             life.take_signal(number, sender)
-        return _ended(life, report, started_at)
+        return _ended(life, report, time.time() - life.age_s())
 
 
 def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.Start:

@@ -151,7 +151,7 @@ class RunMitigations:
             if line := self.recall(gathered):
                 say(line)
         except Exception as error:
-            say(f"what helped before could not be read ({type(error).__name__}: {error})")
+            say(f"the history of mitigations could not be read ({type(error).__name__}: {error})")
 
     def recall(self, gathered: RunInputs) -> str:
         """Put in force what helped this script here before; return a message about it, or ""."""
@@ -191,7 +191,7 @@ class RunMitigations:
         except OSError as error:
             why = error.strerror or str(error)
             where = mitigation_history.path(self._environ)
-            say(f"what helped is not kept for the next run: {where}: {why}")
+            say(f"the mitigation that helped is not kept for the next run: {where}: {why}")
 
     def _arguments(self, gathered: RunInputs) -> tuple[str, ...]:
         """The script's arguments as they are kept and compared: without secrets."""

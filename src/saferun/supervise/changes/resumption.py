@@ -34,6 +34,7 @@ T = TypeVar("T")
 _KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
 _MEASURED = 3  # checkpoints whose time of writing is looked up
 _FULL = "disk-full"
+_SHORTEST_S = 10.0  # between checkpoints: a shorter interval is no advice for a person
 _OFFERED = 3  # checkpoints that a node names to the others
 
 
@@ -154,9 +155,11 @@ class Resumption:
         checkpoint = newest.checkpoint if newest else None
         gpus = len(plan.gpus.gpus)
         identity = self._gathered.identity
-        met_at = receipts.met_at(receipts.read(identity.receipts, last.number)) or 0.0
+        left = receipts.read(identity.receipts, last.number)
         end = ended.started_at + ended.lived_s
-        ready = min(end, max(ended.started_at, met_at))
+        ready = min(end, max(ended.started_at, receipts.met_at(left) or 0.0))
+        if not left and last.first_step is None and plan.launcher == "torchrun":
+            ready = end  # no rank of it has begun to work
         lost = work_lost.lost(last.last_step, ready, end - ready, checkpoint, gpus)
         self._lost.append(lost)
         if checkpoint is not None and self._is_further(checkpoint, plan.checkpoint):
@@ -207,7 +210,7 @@ class Resumption:
         ]
         times = [one.checkpoint.at_s for one in written]
         best = work_lost.better_interval_s(lived_s, [t for t in took if t], times)
-        if best is None:
+        if best is None or best < _SHORTEST_S:
             return ""
         lost = seconds(sum(one.s for one in self._lost))
         return (
