@@ -17,7 +17,7 @@ PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow
-.PHONY: test-ray bench bench-peers docs mutants fuzz clean
+.PHONY: test-ray bench bench-peers docs pictures check-pictures mutants fuzz clean
 
 demo: $(READY)
 	$(BIN)/saferun --profile cpu --nproc-per-node 2 examples/train_gpt.py --max-seconds 60 --out out/demo
@@ -88,6 +88,14 @@ fuzz: $(READY)
 # The documents as a site, in out/site; a broken link is an error.
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(DOCS)/bin/mkdocs build
+
+# The pictures of README.md, made anew: one crash under torchrun and under saferun, and a report,
+# which needs a Chromium. The check runs the crash again and compares; not in CI.
+pictures: $(READY)
+	$(BIN)/python tools/pictures.py
+
+check-pictures: $(READY)
+	$(BIN)/python tools/pictures.py --check
 
 # One install for all: the constraints pin torch, whose registry build for GPUs is gigabytes.
 $(READY): pyproject.toml constraints.txt

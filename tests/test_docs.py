@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import click
@@ -154,6 +155,42 @@ def test_every_relative_link_leads_somewhere():
             if not found.exists() or (part and part not in anchors(found)):
                 broken.append(f"{page.name}: {target}")
     assert not broken
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_readme_is_short_and_has_its_pictures():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    pictures = re.findall(r'(?:srcset|src)="([^"]+)"', text)
+    assert len(pictures) == 6
+    assert [name for name in pictures if not (ROOT / name).is_file()] == []
+    for name in pictures:
+        if name.endswith(".svg"):
+            assert (ROOT / name).read_text().count("<text ") <= 12
+
+
+def test_one_variable_has_the_address_of_the_project():
+    """Its links, badges and way to install are made of it."""
+    made, readme = tool("package_page"), (ROOT / "README.md").read_text()
+    assert made.with_address(readme, made.ADDRESS) == readme
+    address = "https://example.org/o/saferun"
+    there = made.with_address(readme, address)
+    assert f"    pip install git+{address} " in there
+    assert f"[![tests]({address}/actions/" in there
+    assert made.with_address(there, made.ADDRESS) == readme
+    page = made.page(there, address)
+    assert f"]({address}/blob/main/docs/start.md)" in page
+    assert f'src="{address}/raw/main/docs/pictures/report-light.png"' in page
+    assert not re.search(r'\]\((?!https?:)|(?:src|srcset)="(?!https:)', page)
+    assert all(url.startswith(address) for url in made.urls(address).values())
 
 
 def test_every_page_is_linked_from_the_readme():

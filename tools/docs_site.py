@@ -66,6 +66,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 def _front() -> str:
     """Return the README as the site's first page: its links are those of the repository's root."""
     text = (ROOT / "README.md").read_text()
+    text = re.sub(r'(srcset|src)="docs/', r'\1="', text)
     return re.sub(r"\]\(docs/", "](", re.sub(r"\]\((?!docs/|https?:|#)", "](../", text))
 
 
