@@ -35,6 +35,8 @@ LINES = [
     ("--set hooks.shards=e", "--set hooks.shards=error "),
     ("--rdzv_ba", "--rdzv_backend "),
     ("--nproc-per-node 2 tr", "--nproc-per-node 2 train.py "),
+    ("--standalone pa", "--standalone parts/"),
+    ("--standalone parts/t", "--standalone parts/tune.py "),
     ("diagnose r", "diagnose runs.log "),
     ("train.py --data some", "train.py --data some.bin "),
     ("help cuda-oom-f", "help cuda-oom-fragmentation "),
@@ -42,9 +44,11 @@ LINES = [
 
 
 @pytest.fixture
-def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
-    made = UserMachine(home, tmp_path)
-    for name in ("runs.log", "some.bin"):
+def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
+    made = Desk(home, tmp_path)
+    (made.cwd / "parts").mkdir()
+    # Where the script stands only the first two are candidates.
+    for name in ("parts/tune.py", "train.py", "train.log", "parts.txt", "runs.log", "some.bin"):
         (made.cwd / name).touch()
     finished(made.base, "20260101-101010-7", NOW)
     trap = made.tmp / "bin" / "nvidia-smi"
@@ -91,7 +95,7 @@ def test_fish_completes_a_line(machine):
         text=True,
     )
     found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert found == [whole.split(" ")[-2] for _, whole in LINES], done.stderr
+    assert found == [whole.split()[-1] for _, whole in LINES], done.stderr
 
 
 # --- the candidates ------------------------------------------------------------------------------
@@ -99,14 +103,18 @@ def test_fish_completes_a_line(machine):
 
 def values(machine: UserMachine, *words: str) -> list[str]:
     """The candidates for the last word; <file> stands for the shell's files."""
-    found = candidates(words[:-1], words[-1], environ=machine.environ)
+    environ = {**desk.environ, "COMP_SCRIPTS": "1"}
+    found = candidates(words[:-1], words[-1], environ=environ)
     return [item.value if item.type == "plain" else f"<{item.type}>" for item in found]
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("r", ["<file>", "run", "runs"]),
+        ("r", ["run", "runs", "<script>"]),
+        ("--standalone t", ["<script>"]),
+        ("--no-python t", ["<file>"]),
+        ("-m t", ["<file>"]),
         ("--nnod", ["--nnodes"]),
         ("--run-dir ", ["<dir>"]),
         ("--max-restarts ", []),
@@ -117,6 +125,7 @@ def values(machine: UserMachine, *words: str) -> list[str]:
         ("plan --j", ["--json"]),
         ("--j", []),
         ("gen-shell --sl", ["--slurm"]),
+        ("run t", ["<script>"]),
         ("run plan --pro", ["<file>"]),
         ("-m train --pro", ["<file>"]),
         ("profiles sh", ["show"]),
@@ -128,9 +137,14 @@ def test_the_candidates_are_those_of_the_word_in_its_place(machine, line, found)
     assert sorted(values(machine, *line.split(" "))) == sorted(found)
 
 
-def test_every_command_and_option_is_a_candidate(machine):
-    assert set(COMMANDS) < set(values(machine, ""))
-    assert set(OWN) < set(values(machine, "--"))
+def test_commands_come_before_the_script_and_older_code_gets_a_file(desk):
+    assert values(desk, "r") == ["run", "runs", "<script>"]
+    assert candidates((), "r", environ=desk.environ)[-1].type == "file"
+
+
+def test_every_command_and_option_is_a_candidate(desk):
+    assert set(COMMANDS) < set(values(desk, ""))
+    assert set(OWN) < set(values(desk, "--"))
 
 
 def test_what_others_have_named_reaches_no_shell(machine):

@@ -46,6 +46,7 @@ _CHOICES = {
     "--rdzv_backend": ("c10d", "static", "etcd-v2"),
 }
 _FILE, _DIRECTORY = CompletionItem("", type="file"), CompletionItem("", type="dir")
+_SCRIPT = CompletionItem[str]("", type="script")
 _PLACES = {
     **dict.fromkeys(("--profile", "-o", "--check"), _FILE),
     **dict.fromkeys(("--run-dir", "--log-dir", "--log_dir"), _DIRECTORY),
@@ -53,7 +54,8 @@ _PLACES = {
 _TAKES_VALUE = {string for option in OPTIONS if not option.flag for string in option.strings}
 # What a shell may insert as it stands: ids and profiles may be named by others.
 _PLAIN = re.compile(r"[\w.:@+=/-]+\Z", re.ASCII)
-# click's own would leave out files wherever there is another candidate.
+# click's own for bash leaves out files where there is another candidate, and none of its own knows
+# a type for scripts: code that can handle one says so by COMP_SCRIPTS, for older code may be kept.
 _BASH = """\
 %(complete_func)s() {
     local type value file
@@ -70,14 +72,74 @@ _BASH = """\
                     COMPREPLY+=("$file")
                 done < <(compgen -A "${type/dir/directory}" -- "${COMP_WORDS[COMP_CWORD]#=}")
                 ;;
+            script)
+                compopt -o filenames
+                while IFS= read -r file; do
+                    [[ ! "$file" == *.py && ! -d "$file" ]] || COMPREPLY+=("$file")
+                done < <(compgen -f -- "${COMP_WORDS[COMP_CWORD]}")
+                ;;
         esac
     done < <(
-        env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" \\
+        env COMP_SCRIPTS=1 COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" \\
             %(complete_var)s=bash_complete "$1"
     )
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
+_ZSH = """\
+#compdef %(prog_name)s
+%(complete_func)s() {
+    local -a plain described response
+    local place type key descr
+    (( ! $+commands[%(prog_name)s] )) && return 1
+    response=("${(@f)$(env COMP_SCRIPTS=1 COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
+%(complete_var)s=zsh_complete %(prog_name)s)}")
+    for type key descr in ${response}; do
+        if [[ "$type" != plain ]]; then
+            place="$type"
+        elif [[ "$descr" == _ ]]; then
+            plain+=("$key")
+        else
+            described+=("$key":"$descr")
+        fi
+    done
+    [[ -z "$described" ]] || _describe -V unsorted described -U
+    [[ -z "$plain" ]] || compadd -U -V unsorted -a plain
+    case "$place" in
+        dir) _path_files -/ ;;
+        file) _path_files -f ;;
+        script) _path_files -g '*.py'; _path_files -/ ;;
+    esac
+    (( compstate[nmatches] ))
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+_FISH = """\
+function %(complete_func)s;
+    set -l response (env %(complete_var)s=fish_complete COMP_SCRIPTS=1 \\
+COMP_WORDS=(commandline -cp) COMP_CWORD=(commandline -t) %(prog_name)s);
+    for completion in $response;
+        set -l metadata (string split "," $completion);
+        switch $metadata[1];
+            case dir;
+                __fish_complete_directories $metadata[2];
+            case file;
+                __fish_complete_path $metadata[2];
+            case script;
+                __fish_complete_path $metadata[2] | \\
+string match -r '^[^\\t]*(?:\\.py|/)(?:\\t.*)?$';
+            case plain;
+                echo $metadata[2];
+        end;
+    end;
+end;
+complete --no-files --keep-order --command %(prog_name)s --arguments "(%(complete_func)s)";
+"""
+_SOURCES = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def answer(instruction: str) -> int:
@@ -96,8 +158,8 @@ def answer(instruction: str) -> int:
         raise UsageError(f"cannot complete for {instruction!r}", where=VARIABLE, fix=fix)
     asked = known(click.Command("saferun"), {}, "saferun", VARIABLE)
     if what == "source":
-        if shell == "bash":
-            asked.source_template = _BASH  # type: ignore[misc]  # this object's alone
+        if shell in _SOURCES:
+            asked.source_template = _SOURCES[shell]  # type: ignore[misc]  # this object's alone
         click.echo(asked.source())
         return 0
     for item in candidates(*asked.get_completion_args(), environ=os.environ):
@@ -129,8 +191,13 @@ def candidates(args: Sequence[str], incomplete: str, *, environ: Mapping[str, st
     plain = (item for item in found if item.type == "plain" and _PLAIN.match(item.value))
     fitting = [item for item in plain if item.value.startswith(written)]
     shortened = [CompletionItem(item.value[cut:], help=item.help) for item in fitting]
-    places = [CompletionItem(shown, type=item.type) for item in found if item.type != "plain"]
-    return [*places, *shortened]
+    known = "COMP_SCRIPTS" in environ
+    places = [
+        CompletionItem(shown, type=item.type if known or item.type != "script" else "file")
+        for item in found
+        if item.type != "plain"
+    ]
+    return [*shortened, *places]
 
 
 def _of_line(words: Sequence[str], written: str, environ: Mapping[str, str]) -> Items:
@@ -166,9 +233,14 @@ def _of_launch(
         place = [_PLACES[option]] if option in _PLACES else []
         return [*place, *_items(f"{option}={item.value}" for item in values)]
     if not written.startswith("-"):
-        return [_FILE]
+        return [_SCRIPT if _wants_python(words) else _FILE]
     spelled = [next((s for s in o.strings if s.startswith(written)), "") for o in OPTIONS]
     return _items([*own, *filter(None, spelled)])
+
+
+def _wants_python(words: Sequence[str]) -> bool:
+    """Return whether the script is a file of Python's; a module's name is completed as a file."""
+    return not {"--no-python", "--no_python", "-m", "--module"}.intersection(words)
 
 
 def _has_script(words: Sequence[str], own: Mapping[str, str | None]) -> bool:
