@@ -23,6 +23,7 @@ from saferun.journal.event_types import AttemptBegun, Started
 from saferun.model import Checkpoint
 from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
+from saferun.system.redact import Masker
 
 
 def snapshot(job: Job, **facts) -> Snapshot:
@@ -72,10 +73,15 @@ def test_how_long_a_run_took_is_said_of_the_run(facts, expected):
 def test_why_the_attempt_before_failed_is_shown(tmp_path):
     facts = {"status": 1, "kind": "cuda-oom", "root_rank": 3, "root_line": "out of memory"}
     begun = [event("attempt", attempt=n, mitigations=[], by=this_process()) for n in (1, 2)]
+    begun[1]["checkpoint"] = "out/step-80.pt"
     ended = event("ended", attempt=1, lived_s=75.0, action="again", **facts)
-    place = journal(tmp_path / "runs", "r1", begun[0], ended, begun[1])
-    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
-    text = "attempt 1 failed after 1 min 15 s: cuda-oom on rank 3: out of memory"
+    place = journal(tmp_path / "runs", "r1", begun[0], event("started"), ended, begun[1])
+    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
+    now = now._replace(at=NOW + 195)
+    text = (
+        "attempt 1 failed after 1 min 15 s, 2 min 0 s ago; went on from step-80.pt: "
+        "cuda-oom on rank 3: out of memory"
+    )
     assert (text_of(now, "before"), text_of(now, "failure")) == (text, "")
     assert text in watch_view.one_line(now)
     assert watch_view.as_json(now)["jobs"][0]["before"]["kind"] == "cuda-oom"
@@ -104,6 +110,25 @@ def test_the_rate_is_that_of_the_ranks_that_run(looks, rate):
     assert [watched.rate(*look) for look in looks][-1] == rate
 
 
+def test_the_rates_of_the_last_looks_are_drawn_on_a_terminal_alone():
+    now = snapshot(Job(attempt(1), step=9, rate=4.0, rates=(0.0, 1.0, 2.0, 4.0)))
+    assert text_of(now, "rate") == "▁▃▅█"
+    assert "▁" not in watch_view.one_line(now)
+    assert text_of(snapshot(Job(attempt(1), rates=(1.0, 2.0))), "rate") == ""
+
+
+def test_each_look_adds_its_rate():
+    watched = Watched(Started(0, 0))
+    rates = iter([None, 2.0, 3.0])
+    watched.rate = lambda *_: next(rates)
+    masker = Masker({}, [])
+    assert [watched.look(Job(attempt(1)), masker).rates for _ in range(3)] == [
+        (),
+        (2.0,),
+        (2.0, 3.0),
+    ]
+
+
 def test_what_a_retry_would_do_is_what_the_run_has_recorded():
     job = Job(attempt(2, left=1), kind="cuda-oom", untried=("compile-off",))
     now = snapshot(job, saved=Checkpoint("out/step-40", 40, NOW))
@@ -111,6 +136,8 @@ def test_what_a_retry_would_do_is_what_the_run_has_recorded():
         "1 attempt is left if this one makes no progress; against cuda-oom: compile-off; "
         "it would go on from out/step-40 (step 40)"
     )
+    none = text_of(snapshot(job._replace(untried=())), "retry")
+    assert none.endswith("against cuda-oom: no other setting is known to help")
     last = snapshot(job._replace(attempt=attempt(3, left=0)), saved=now.saved)
     assert text_of(last, "retry") == "no attempt is left if this one makes no progress"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from saferun.supervise.watch.live_run import Job, Snapshot
 from saferun.system.printable import printable, seconds
 
 _QUIET_S = 15.0  # a shorter silence is an ordinary one
+_FEW, _BARS = 3, "▁▂▃▄▅▆▇█"
 _HOT = 85  # degrees Celsius
 
 
@@ -67,10 +69,9 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     if attempt.outcome.kind:
         yield Line("failure", _failure(attempt), "red")
     if job.before:
-        lived = seconds(job.before.outcome.lived_s)
-        text = f"attempt {job.before.number} failed after {lived}: {_failure(job.before)}"
-        yield Line("before", text, "yellow")
+        yield Line("before", _before_text(job, job.before, at), "yellow")
     yield Line("step", _step(job), "green")
+    yield Line("rate", _spark(job.rates), "green")
     age = "" if job.output_s is None else f"{seconds(job.output_s)} ago: "
     yield Line("output", f"{age}{printable(job.line)}" if age else "")
     cores = "" if job.cores is None else f", {job.cores:.1f} cores in use"
@@ -83,6 +84,26 @@ def _job(job: Job, at: float) -> Iterator[Line]:
 def _failure(attempt: Attempt) -> str:
     outcome = attempt.outcome
     return f"{printable(outcome.kind)}{on_rank(outcome)}: {printable(outcome.root_line or '')}"
+
+
+def _before_text(job: Job, before: Attempt, at: float) -> str:
+    """Return why the attempt before failed, when, and from where this one goes on."""
+    lived_s = before.outcome.lived_s
+    when = ""
+    if before.started_at is not None:
+        when = f", {seconds(max(0, at - before.started_at - lived_s))} ago"
+    name = os.path.basename(job.attempt.begun.checkpoint.rstrip("/"))
+    on = f"; went on from {printable(name)}" if name else ""
+    failed = f"attempt {before.number} failed after {seconds(lived_s)}{when}{on}"
+    return f"{failed}: {_failure(before)}"
+
+
+def _spark(rates: Sequence[float]) -> str:
+    """Return rates as a small drawing, from nothing to the largest; "" for less than three."""
+    most = max(rates, default=0.0)
+    if len(rates) < _FEW or most <= 0:
+        return ""
+    return "".join(_BARS[round(max(0.0, rate) / most * (len(_BARS) - 1))] for rate in rates)
 
 
 def _step(job: Job) -> str:
@@ -144,7 +165,7 @@ def _retry(now: Snapshot) -> str:
 def one_line(now: Snapshot) -> str:
     """Return a moment as one line, for a log or a pipe."""
     clock = f"{datetime.fromtimestamp(now.at):%H:%M:%S}"
-    hidden = ["script", "retry", "output", "", *(["run"] if goes_on(now.run) else [])]
+    hidden = ["script", "retry", "output", "rate", "", *(["run"] if goes_on(now.run) else [])]
     shown = [line for line in lines(now) if line.label not in hidden]
     return f"{clock} {'; '.join(f'{line.label} {line.text}' for line in shown)}"
 

@@ -31,7 +31,8 @@ from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured
-_NVML_S, _NVML_AGAIN_S = 5.0, 60.0  # wait for an answer of NVML; pause after none
+_RATES = 40  # looks whose rates are kept
+_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # wait for an answer of nvidia-smi; pause after none
 _SAVED_S = 10.0  # between two looks for checkpoints
 
 
@@ -41,6 +42,7 @@ class Job(NamedTuple):
     attempt: Attempt
     step: int | None = None
     rate: float | None = None  # steps a second
+    rates: tuple[float, ...] = ()  # those of the last looks
     line: str = ""  # the last one of its output
     output_s: float | None = None  # since its last output
     ranks: int = 0
@@ -159,6 +161,7 @@ class Watched:
         self._ranks: list[int] = []  # their pids
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()
+        self._rates: deque[float] = deque(maxlen=_RATES)
 
     def with_observed(self, job: Job, masker: Masker) -> Job:
         """Return a job with what its processes show now, its output without secrets."""
@@ -175,9 +178,12 @@ class Watched:
         if seen is None or last is None or seen.work != last.work:
             self._worked_at_s = now
         step = max(steps, default=None)
+        rate = self.rate(now, step, [one.pid for one in seen.ranks] if seen else [])
+        self._rates.extend([] if rate is None else [rate])
         return job._replace(
             step=step,
-            rate=self.rate(now, step, [one.pid for one in seen.ranks] if seen else []),
+            rate=rate,
+            rates=tuple(self._rates),
             line=_last_line(masker.data(newest)),
             output_s=min(ages, default=None),
             ranks=len(seen.ranks) if seen else 0,
