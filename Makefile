@@ -51,8 +51,9 @@ test-ecosystem: $(READY) $(ECOSYSTEM)/.ready
 test-ray: $(READY) $(RAY)/.ready
 	$(BIN)/pytest tests/ecosystem -m "ecosystem and slow"
 
-# The page of `saferun runs report` in a headless Chromium, which is skipped where there is none
-# (apt-get install chromium), and axe-core, which a package carries.
+# The page of `saferun runs report`, and the site where `make docs` has made it, in a headless
+# Chromium, which is skipped where there is none (apt-get install chromium), and axe-core, which a
+# package carries.
 test-browser: $(READY) $(AXE)/.ready
 	$(BIN)/pytest tests/browser -m browser
 

@@ -1,16 +1,20 @@
 """mkdocs' hooks: the reference pages, made of the data, and the files beside docs/ that pages name.
 
-`make docs` runs it. The text of the reference is that of `saferun help`.
+`make docs` runs it. The text of the reference is that of `saferun help`. Every page is in the site
+as plain Markdown, too, and llms.txt lists them: people paste pages into assistants. A search for an
+error message finds its kind of failure: the messages are tags of its entry in the search index.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mkdocs.structure.files import File, Files
 
 from saferun.cli import reference
@@ -19,6 +23,10 @@ from saferun.profile import files as profiles
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "shell/README.md")
 EXAMPLES = ("examples/kubernetes/pytorchjob.yaml", "examples/kubernetes/trainjob.yaml")
+DRAWING = (
+    "![Command line, profile, GPU facts and variables become one plan; saferun, keeper, torchrun "
+    "and ranks run it; a failure is diagnosed and leads to the next plan](how-it-works.svg)"
+)
 ENVIRON = {"HOME": "/nonexistent"}  # shipped profiles only
 REFERENCE = reference.Reference(ENVIRON)
 PAGES = {
@@ -28,6 +36,9 @@ PAGES = {
     "hooks": ("hooks", "Hooks"),
     "profile keys": ("keys", "Profile keys"),
 }
+FAILURES = ROOT / "src" / "saferun" / "knowledge" / "failures.yaml"
+SHOWN, TAGS = 12, 6  # messages of a kind on its page, and for the search: more weigh less
+PLAIN: dict[str, tuple[str, str]] = {}  # a page's path -> its title and its Markdown
 # In a text of the data: code and links, and what Markdown would take for markup.
 PARTS = re.compile(r"`[^`]*`|https?://[^\s)]*[^\s).,;:]|[*_\[\]<|]")
 
@@ -60,23 +71,72 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
             return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
         return f"[{text}]({os.path.relpath(inside, here or '.')}{anchor})"
 
-    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)", moved, markdown)
+    text = re.sub(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)", moved, markdown)
+    PLAIN[page.file.src_uri] = page.title, text
+    return text
+
+
+def on_post_build(*, config: Any) -> None:
+    """Write the pages as Markdown, llms.txt, and each kind's messages into the search index."""
+    site = Path(config.site_dir)
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Pages", ""]
+    for path, (title, text) in PLAIN.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text, encoding="utf-8")
+        lines.append(f"- [{title}]({path})")
+    (site / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    index = site / "search" / "search_index.json"
+    found = json.loads(index.read_text(encoding="utf-8"))
+    said = messages()
+    for entry in found["docs"]:
+        place, _, kind = entry["location"].partition("#")
+        if place == "reference/failures.html" and kind in said:
+            entry["tags"] = said[kind][:TAGS]
+    index.write_text(json.dumps(found), encoding="utf-8")
+
+
+def messages() -> dict[str, list[str]]:
+    """Return what is known to be printed at each kind of failure, what torch prints first."""
+    found: dict[str, list[tuple[bool, str]]] = {}
+    for sign in yaml.safe_load(FAILURES.read_text(encoding="utf-8"))["signs"]:
+        says = sign.get("says", [])
+        by_library = says if isinstance(says, dict) else {"": says}
+        of_kind = found.setdefault(sign["kind"], [])
+        for library, phrases in by_library.items():
+            plain = (phrase.replace(" ... ", " … ").strip(" :") for phrase in phrases)
+            of_kind += [(not library.startswith("torch"), phrase) for phrase in plain]
+        of_kind += [(True, name) for name in sign.get("types", [])]
+    ordered = {kind: sorted(pairs, key=lambda pair: pair[0]) for kind, pairs in found.items()}
+    return {
+        kind: list(dict.fromkeys(phrase for _, phrase in pairs))[:SHOWN]
+        for kind, pairs in ordered.items()
+    }
 
 
 def _front() -> str:
     """Return the README as the site's first page: its links are those of the repository's root."""
     text = (ROOT / "README.md").read_text()
     text = re.sub(r'(srcset|src)="docs/', r'\1="', text)
+    text = text.replace("\n## More\n", f"\n## How it works\n\n{DRAWING}\n\n## More\n")
+    text = f"---\nhide: [toc]\n---\n{text}"
     return re.sub(r"\]\(docs/", "](", re.sub(r"\]\((?!docs/|https?:|#)", "](../", text))
 
 
 def _page(what: str, title: str, words: list[str]) -> Iterator[str]:
+    said = messages() if title == "Kinds of failure" else {}
     yield f"# {title}\n\n`saferun help WORD` prints the same in a terminal.\n"
     for word in words:
         for entry in REFERENCE.entries(word):
             if entry.word == word and entry.what.split()[0] in what:
                 yield f"## {word}\n\n_{entry.what}_\n"
                 yield from (f"{_markdown(text)}\n" for text in entry.paragraphs)
+                if said.get(word):
+                    yield f"Messages: {', '.join(map(_code, said[word]))}.\n"
+
+
+def _code(text: str) -> str:
+    """Return a message as code, which no backtick in it can close."""
+    return f"`{text}`" if "`" not in text else f"`` {text} ``"
 
 
 def _profiles() -> Iterator[str]:
