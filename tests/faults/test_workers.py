@@ -56,7 +56,7 @@ def test_each_worker_has_a_number_attempts_and_a_journal_of_its_own(tmp_path):
         ]
         assert Path(tried[2].tails[0][0]).read_text() == "1.2\n"
         shown = runs_view.as_text(
-            found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0
+            found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0, {}
         )
         assert "worker 1, attempt 2: " in shown
     retried = [line for line in job.messages() if "attempt 1 failed" in line]

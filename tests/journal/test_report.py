@@ -11,7 +11,7 @@ import pytest
 from user_machine import NOW, event, journal
 
 from saferun.cli.runs import report_html, report_text, runs_view
-from saferun.journal import reader, report, time_spent
+from saferun.journal import mitigation_history, reader, report, time_spent
 from saferun.journal.attempts import attempts
 
 ERROR = "[rank1]: KeyError: 'label'"
@@ -109,7 +109,7 @@ def test_a_failed_run_has_a_sentence_for_its_headline(tmp_path):
     run = run_report(tmp_path, *attempt(1, 0, 100, action="stop", root_rank=1), end(100, 1))
     assert run.headline == (
         "Failed at the first attempt: A process crashed in compiled code (segfault on rank 1); "
-        "1 min 40 s of 1 min 40 s done again"
+        "1 min 40 s of 1 min 40 s to be done again"
     )
 
 
@@ -136,6 +136,18 @@ def test_what_the_next_run_can_have_better_is_one_line(tmp_path, events, words, 
     run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
     assert run.next_time[: len(expected or "x")] == expected
     assert ("Next time:" in report_html.page(run)) == bool(expected)
+
+
+def test_a_mitigation_that_the_history_has_kept_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    key = mitigation_history.Key("/w/train.py", "", "", "")
+    entry = mitigation_history.Entry(key, "autotune-off", "k", None, NOW + 60)
+    mitigation_history.keep(os.environ, [entry])
+    events = [*attempt(1, 0, 9), *ok(2, 9), end(60)]
+    events[2]["mitigations"] = ["autotune-off", "compile-off"]
+    run = made(tmp_path / "runs", *events)
+    assert run.next_time.startswith("The run starts with autotune-off, which helped here (cost: ")
 
 
 def test_a_bar_has_the_three_parts_in_their_order_and_the_steps(tmp_path):

@@ -36,7 +36,7 @@ def test_replaced_processes_are_no_failures_and_share_a_directory(tmp_path):
         tried = attempts(ran)
         assert [attempt.replaced for attempt in tried] == [True] * 12 + [False]
         shown = runs_view.as_text(
-            ran, tried, reader.read_plan(ran.path), time_spent.read(ran, tried, 0.0), 0.0
+            ran, tried, reader.read_plan(ran.path), time_spent.read(ran, tried, 0.0), 0.0, {}
         )
         assert "replaced  12 processes, as asked; not shown" in shown
         assert "\nattempt 13: " in shown

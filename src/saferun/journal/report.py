@@ -337,7 +337,8 @@ def _headline(
         return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")
     after = f" after {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
-    again = f"{seconds(cost.done_again.s)} of {seconds(cost.used.s)} done again"
+    again = f"{seconds(cost.done_again.s)} of {seconds(cost.used.s)}"
+    again += " done again" if run.outcome in (OK, RUNNING) else " to be done again"
     if cost.done_again.s < 1:
         again = "no work done again"
     return f"{text}; {again}{after}"
@@ -387,4 +388,4 @@ def _remembered(run: Run, plan: RecordedPlan) -> list[str]:
         for entry in mitigation_history.load(os.environ)
         if entry.at >= since and os.path.basename(entry.key.script) == script
     }
-    return [name for name in run.mitigations if name in kept and run.outcome in FINISHED]
+    return [name for name in run.mitigations if name in kept and run.outcome == OK]
