@@ -79,8 +79,8 @@ def test_why_the_attempt_before_failed_is_shown(tmp_path):
     now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
     now = now._replace(at=NOW + 195)
     text = (
-        "attempt 1 failed after 1 min 15 s, 2 min 0 s ago; went on from step-80.pt: "
-        "cuda-oom on rank 3: out of memory"
+        "attempt 1: cuda-oom on rank 3 after 1 min 15 s, 2 min 0 s ago; "
+        "went on from step-80.pt; out of memory"
     )
     assert (text_of(now, "before"), text_of(now, "failure")) == (text, "")
     assert text in watch_view.one_line(now)

@@ -94,8 +94,10 @@ def _before_text(job: Job, before: Attempt, at: float) -> str:
         when = f", {seconds(max(0, at - before.started_at - lived_s))} ago"
     name = os.path.basename(job.attempt.begun.checkpoint.rstrip("/"))
     on = f"; went on from {printable(name)}" if name else ""
-    failed = f"attempt {before.number} failed after {seconds(lived_s)}{when}{on}"
-    return f"{failed}: {_failure(before)}"
+    what = f"{printable(before.outcome.kind)}{on_rank(before.outcome)}"
+    line = printable(before.outcome.root_line or "")
+    text = f"attempt {before.number}: {what} after {seconds(lived_s)}{when}{on}"
+    return f"{text}; {line}" if line else text
 
 
 def _spark(rates: Sequence[float]) -> str:
