@@ -44,8 +44,8 @@ LINES = [
 
 
 @pytest.fixture
-def desk(home: pathlib.Path, tmp_path: pathlib.Path) -> Desk:
-    made = Desk(home, tmp_path)
+def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
+    made = UserMachine(home, tmp_path)
     (made.cwd / "parts").mkdir()
     # Where the script stands only the first two are candidates.
     for name in ("parts/tune.py", "train.py", "train.log", "parts.txt", "runs.log", "some.bin"):
@@ -103,7 +103,7 @@ def test_fish_completes_a_line(machine):
 
 def values(machine: UserMachine, *words: str) -> list[str]:
     """The candidates for the last word; <file> stands for the shell's files."""
-    environ = {**desk.environ, "COMP_SCRIPTS": "1"}
+    environ = {**machine.environ, "COMP_SCRIPTS": "1"}
     found = candidates(words[:-1], words[-1], environ=environ)
     return [item.value if item.type == "plain" else f"<{item.type}>" for item in found]
 
@@ -137,14 +137,14 @@ def test_the_candidates_are_those_of_the_word_in_its_place(machine, line, found)
     assert sorted(values(machine, *line.split(" "))) == sorted(found)
 
 
-def test_commands_come_before_the_script_and_older_code_gets_a_file(desk):
-    assert values(desk, "r") == ["run", "runs", "<script>"]
-    assert candidates((), "r", environ=desk.environ)[-1].type == "file"
+def test_commands_come_before_the_script_and_older_code_gets_a_file(machine):
+    assert values(machine, "r") == ["run", "runs", "<script>"]
+    assert candidates((), "r", environ=machine.environ)[-1].type == "file"
 
 
-def test_every_command_and_option_is_a_candidate(desk):
-    assert set(COMMANDS) < set(values(desk, ""))
-    assert set(OWN) < set(values(desk, "--"))
+def test_every_command_and_option_is_a_candidate(machine):
+    assert set(COMMANDS) < set(values(machine, ""))
+    assert set(OWN) < set(values(machine, "--"))
 
 
 def test_what_others_have_named_reaches_no_shell(machine):

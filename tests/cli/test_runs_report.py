@@ -12,8 +12,8 @@ import stat
 
 import pytest
 from command import call
-from user_machine import MITIGABLE, NOW, OK, WRONG, event, journal
 from helpers import until
+from user_machine import MITIGABLE, NOW, OK, WRONG, event, journal
 
 import saferun
 

@@ -76,7 +76,7 @@ def test_why_the_attempt_before_failed_is_shown(tmp_path):
     begun[1]["checkpoint"] = "out/step-80.pt"
     ended = event("ended", attempt=1, lived_s=75.0, action="again", **facts)
     place = journal(tmp_path / "runs", "r1", begun[0], event("started"), ended, begun[1])
-    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).look()
+    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
     now = now._replace(at=NOW + 195)
     text = (
         "attempt 1: cuda-oom on rank 3 after 1 min 15 s, 2 min 0 s ago; "

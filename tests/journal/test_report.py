@@ -146,7 +146,7 @@ def test_a_mitigation_that_the_history_has_kept_is_named(tmp_path, monkeypatch):
     mitigation_history.keep(os.environ, [entry])
     events = [*attempt(1, 0, 9), *ok(2, 9), end(60)]
     events[2]["mitigations"] = ["autotune-off", "compile-off"]
-    run = made(tmp_path / "runs", *events)
+    run = run_report(tmp_path / "runs", *events)
     assert run.next_time.startswith("The run starts with autotune-off, which helped here (cost: ")
 
 

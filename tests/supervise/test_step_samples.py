@@ -17,15 +17,15 @@ def test_each_look_adds_the_newest_step_and_says_nothing_without_one(tmp_path):
         job = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=out)
     samples = StepSamples(job.pid, job.pid, time.monotonic() - 60)
     try:
-        first = samples.look()
+        first = samples.sample()
         assert first.endswith(", 2, 4.0]\n")
-        assert samples.look() == ""
+        assert samples.sample() == ""
         with file.open("a") as out:
             out.write("step 7 loss nan\n")
-        assert samples.look().splitlines()[1].endswith(", 7, null]")
+        assert samples.sample().splitlines()[1].endswith(", 7, null]")
     finally:
         job.communicate()
 
 
 def test_a_job_that_is_gone_has_no_steps():
-    assert StepSamples(0, 0, time.monotonic()).look() == ""
+    assert StepSamples(0, 0, time.monotonic()).sample() == ""

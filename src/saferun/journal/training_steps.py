@@ -11,11 +11,11 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import progress
 from saferun.journal import events
 from saferun.journal.run_directory import STEPS_FILE
-from saferun.named_tuple import NamedTuple
 
 _SHOWN = 160  # points of an attempt
 

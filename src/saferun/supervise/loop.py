@@ -382,7 +382,7 @@ class _Run:
         from saferun.supervise.watch.step_samples import StepSamples  # loaded by own_files.keep
 
         self._steps = self._steps or StepSamples(*self._pids, self._began_s)
-        self._record.steps(self._steps.look())
+        self._record.steps(self._steps.sample())
 
     def _following(self) -> RunInputs:
         """Return what the plan of the attempt after the running one is computed from."""

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import re
+from typing import NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape

@@ -32,7 +32,7 @@ from saferun.system.redact import Masker
 _LINE_CHARS = 500
 _RATE_S = 60.0  # over which a rate is measured
 _RATES = 40  # looks whose rates are kept
-_SMI_S, _SMI_AGAIN_S = 5.0, 60.0  # wait for an answer of nvidia-smi; pause after none
+_NVML_S, _NVML_AGAIN_S = 5.0, 60.0  # wait for an answer of NVML; pause after none
 _SAVED_S = 10.0  # between two looks for checkpoints
 
 

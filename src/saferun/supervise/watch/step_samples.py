@@ -25,7 +25,7 @@ class StepSamples:
         self._apart_s = 0.0  # the least between two points
         self._points: list[Point] = []
 
-    def look(self) -> str:
+    def sample(self) -> str:
         """Return all that was seen so far, for the journal; "" where there is no new step."""
         now = time.monotonic() - self._began_s
         last = self._points[-1] if self._points else Point(0.0, -1)
