@@ -122,7 +122,7 @@ def test_each_look_adds_its_rate():
     rates = iter([None, 2.0, 3.0])
     watched.rate = lambda *_: next(rates)
     masker = Masker({}, [])
-    assert [watched.look(Job(attempt(1)), masker).rates for _ in range(3)] == [
+    assert [watched.with_observed(Job(attempt(1)), masker).rates for _ in range(3)] == [
         (),
         (2.0,),
         (2.0, 3.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from saferun.doctor import view
-from saferun.doctor.collect import collect
+from saferun.doctor.collect import all_sources
 from saferun.gpu import nvml
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
@@ -54,7 +54,7 @@ def test_colour_is_for_terminals():
 
 
 def test_every_fact_becomes_json():
-    facts = collect.Vitals(gpus=collect.Gpus(nvml.Answer(peers={(0, 1): "OK"})))
+    facts = all_sources.Vitals(gpus=all_sources.Gpus(nvml.Answer(peers={(0, 1): "OK"})))
     document = json.loads(json.dumps(view.as_json(SAMPLE, facts)))
     assert document["facts"]["gpus"]["smi"]["peers"] == {"0 to 1": "OK"}
     assert document["findings"][0]["level"] == "ok"

@@ -61,4 +61,4 @@ def test_the_same_step_again_stops_the_run(tmp_path):
 def test_a_single_attempt_is_ended_too(tmp_path):
     with run(tmp_path, *training(tmp_path, "--set=watch.loss=end", "--retries=0")) as job:
         assert job.end() != 0
-    assert "the run failed: loss-not-finite" in job.err
+    assert "(loss-not-finite" in job.err
