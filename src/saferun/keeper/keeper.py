@@ -53,7 +53,7 @@ EXIT = "exit"  # the command has exited
 LINGER = "linger"  # only output of detached processes is left to carry
 
 _RELAY_S = 0.05  # between two looks for what the agent has written: a person sees it at once
-_HANDOVER_S = 60.0  # a warm agent may still import from a cold disk; then we start afresh
+_HANDOVER_S = 300.0  # a warm agent may still import from a cold disk; then we start afresh
 
 
 class Keeper(StateMachine):

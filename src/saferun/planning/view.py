@@ -76,7 +76,7 @@ def headline(plan: LaunchPlan) -> str:
     parts = [f"profile {plan.profile} ({who})"]
     if plan.settings.workers > 1:
         parts.append(f"{plan.settings.workers} workers")
-    if plan.settings.start.ranks == "warm":
+    if _has_warm_ranks(plan):
         parts.append("warm ranks")
     hidden = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
     shown = [name for name in plan.env if name not in hidden]
@@ -152,9 +152,13 @@ def _beside(plan: LaunchPlan) -> list[str]:
 
 def _started(plan: LaunchPlan) -> list[str]:
     """Return how ranks are started, where that is not torchrun's own way."""
-    if plan.disabled or plan.settings.start.ranks == "spawn":
+    if plan.disabled or not _has_warm_ranks(plan):
         return []
     return _hang("ranks", "warm: forks of a process that has imported torch (start.ranks)")
+
+
+def _has_warm_ranks(plan: LaunchPlan) -> bool:
+    return plan.settings.start.ranks == "warm" and plan.launcher == "torchrun"
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:

@@ -401,7 +401,7 @@ class _Run:
             plan: of the attempt.
             ahead: it does not begin now.
         """
-        warm = plan.settings.start.ranks == "warm" and plan.launcher == "torchrun"
+        warm = plan.settings.start.ranks == "warm"
         if not (warm or ahead):
             return
         env = self._environment(plan)

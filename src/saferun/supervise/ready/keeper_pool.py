@@ -192,7 +192,7 @@ class KeeperPool:
         """
         warm = warm_start.offer(self._launcher, argv, env) if self._launcher else None
         if warm is None:
-            return "the launcher is not torchrun as its own Python starts it"
+            return "torchrun's own Python does not start them"
         if self._standby and self._standby.warm:
             if warm_start.usable(self._standby.warm, argv, env):
                 return ""
