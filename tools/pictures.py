@@ -147,7 +147,7 @@ def report(to: pathlib.Path) -> None:
         run("report", "saferun runs report last --html report.html", folder)
         with chromium(path, folder / "browser") as browser:
             for theme in THEMES:
-                browser.look(1000, theme)
+                browser.show_at(1000, theme)
                 browser.open((folder / "report.html").as_uri())
                 height = browser.evaluate(
                     "document.querySelector('#run').getBoundingClientRect().top"

@@ -64,7 +64,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if path is None:
         pytest.skip("no Chromium (apt-get install chromium, or SAFERUN_TEST_CHROMIUM)")
     with chromium(path, tmp_path_factory.mktemp("browser")) as started:
-        started.look(1280, "light")
+        started.show_at(1280, "light")
         yield started
 
 
