@@ -106,7 +106,7 @@ LIBRARIES += (
 )
 LIBRARIES += ("ultralytics", "optuna", "tensorboard")
 NOISE = re.compile(
-    r"\d{4}-\d\d-\d\d[ T][\d:.,]+|\d+\.\d+ ?s\b|0x[0-9a-f]+|\[[WI]\d{3}[^\]]*\]|pid[ =]?\d+|/tmp/\S+"
+    r"'train_(?:runtime|samples_per_second|steps_per_second)': '[\d.]+'|\d{4}-\d\d-\d\d[ T][\d:.,]+|\d+\.\d+ ?s\b|0x[0-9a-f]+|\[[WI]\d{3}[^\]]*\]|pid[ =]?\d+|/tmp/\S+"
 )
 
 
