@@ -174,7 +174,7 @@ def main():
     facts["late"] = alike
     with open(f"{os.environ['FACTS']}-{os.environ['RANK']}", "w") as file:
         json.dump({"alike": facts, "different": different}, file)
-    atexit.register(lambda: print("at exit", os.environ["RANK"]))
+    atexit.register(lambda: sys.stdout.write(f"at exit {os.environ['RANK']}\n"))
 
 
 if __name__ == "__main__":
