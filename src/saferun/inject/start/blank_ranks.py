@@ -41,6 +41,8 @@ _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subproc
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # linux/prctl.h
 _MARSHAL = 2  # a format that every Python reads and writes
 _ADOPTED_S = 5.0  # until the kernel has given a rank to the agent: microseconds
+_ANSWER_S = 60.0  # until the origin has forked a rank: milliseconds, more where files are remote
+_IMPORT_S = 240.0  # until it has imported all; a keeper waits 300 s for the agent
 # Native code reads these when it is loaded, past os.environ: OpenMP, MKL, oneDNN, OpenBLAS, libc.
 _NATIVE = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "TBB_", "LD_"),
@@ -100,7 +102,8 @@ class Origin:
         try:
             _send(self._channel, request, files)
             reply: Reply | None = _receive(self._channel)[0]
-        except OSError:
+        except OSError:  # too late too: a rank that comes now finds that it has no agent, and ends
+            self._channel.close()
             reply = None
         finally:
             prctl(_SET_SUBREAPER, 0)
@@ -120,12 +123,13 @@ def attach(origin: Origin | None, why: str) -> None:
     handler: Any = getattr(sys.modules.get(_HANDLER), "SubprocessHandler", None)
     original = getattr(handler, "_popen", None)
     if original is None:
+        _say("this torch has no SubprocessHandler._popen")
         return
     from subprocess import Popen
 
     said: list[str] = []
 
-    class Rank(Popen):  # type: ignore[type-arg]
+    class Rank(Popen[bytes]):
         """What torchrun holds of a rank that was forked."""
 
         def __init__(self, args: Sequence[str], pid: int) -> None:
@@ -150,14 +154,18 @@ def attach(origin: Origin | None, why: str) -> None:
                 reason = f"{type(error).__name__}: {error}"
         if not said:
             said.append(reason)
-            line = f"saferun: start.ranks is warm, but ranks are started as usual: {reason}\n"
-            sys.stderr.write(line)
+            _say(reason)
         plain = "".join(
             letter for letter in said[0] if letter.isprintable() and letter not in '"\\'
         )
         return original(self, args, {**env, contract.START: f"spawn {plain}"})
 
     handler._popen = _popen
+
+
+def _say(reason: str) -> None:
+    line = f"saferun: start.ranks is warm, but ranks are started as usual: {reason}\n"
+    sys.stderr.write(line)
 
 
 def make(
@@ -194,15 +202,18 @@ def make(
                 os.close(fd)
             return None, "", _be_origin(theirs, agent, names, at_start, first_path, read)
         theirs.close()
+        ours.settimeout(_IMPORT_S)
         try:
             answer = _receive(ours)[0]
         except OSError:
             answer = None
-        left, why = answer or ([], "its origin has ended")
+        left, why = answer or ([], "its origin has ended, or still imports")
         if not why:
+            ours.settimeout(_ANSWER_S)
             count = len(names)
             return Origin(ours, born, count, time.monotonic() - began), "", None
         ours.close()
+        os.kill(pid, signal.SIGKILL)  # it may still import
         os.waitpid(pid, 0)
         if not names:
             return None, why, None
@@ -322,7 +333,7 @@ def _be_rank(
     while os.getppid() != agent:
         if time.monotonic() > limit:
             os._exit(1)
-        time.sleep(0.0002)
+        time.sleep(0.0002)  # the process between is ending
     os.setsid()
     for number, fd in enumerate(files, 1):
         os.dup2(fd, number)
@@ -339,7 +350,7 @@ def _be_rank(
 
 def _load_hooks() -> None:
     """Import the hooks, which every rank needs, without putting them in place."""
-    from .. import bootstrap, hook_runner, receipts  # noqa: F401
+    from .. import bootstrap, hook_runner, receipts  # noqa: F401 - loaded once for all ranks
     from ..targets import MODULES, TARGETS
 
     parts = {part for name in TARGETS if name in sys.modules for part in TARGETS[name]}

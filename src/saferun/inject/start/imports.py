@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Container, Iterable
 
 # What torchrun sets for a rank (torch/distributed/elastic/agent/server/local_elastic_agent.py).
 RANK_VARIABLES = frozenset(
@@ -106,7 +106,7 @@ def import_all(names: list[str], printed: Printed, reads: Reads) -> tuple[list[s
         The names before the package that must be left to the ranks, and why it must; all names and
         "" where there is none.
     """
-    nvml = os.environ.get(_NVML)
+    nvml, ended = os.environ.get(_NVML), _openblas()
     os.environ[_NVML] = "1"
     why = ""
     try:
@@ -117,7 +117,11 @@ def import_all(names: list[str], printed: Printed, reads: Reads) -> tuple[list[s
                 __import__(name)
             except BaseException as error:  # a SystemExit, too, is the module's answer
                 why = f"{type(error).__name__} when it is imported"
-            why = why or unequal(printed, reads.names) or ("it starts threads" if threads() else "")
+            why = (
+                why
+                or unequal(printed, reads.names)
+                or ("it starts threads" if threads(ended) else "")
+            )
             if why:
                 package = name.partition(".")[0]
                 return names[: _first(names, package, place)], f"{package}: {why}"
@@ -135,36 +139,36 @@ def _first(names: list[str], package: str, place: int) -> int:
     return min(next(inside, place), place)
 
 
-def threads() -> int:
+def threads(ended: Iterable[str] = ()) -> int:
     """Return how many threads this process has beside this one and those of OpenBLAS.
 
     OpenBLAS starts threads when it is loaded, ends them before a fork and starts them again when
     they are needed (pthread_atfork in its driver/others/memory.c).
+
+    Args:
+        ended: the paths of OpenBLAS whose threads a fork has ended.
     """
     count = len(os.listdir("/proc/self/task")) - 1
-    return count and max(0, count - _openblas_threads())
+    return count and max(0, count - sum(map(_threads_of, _openblas().difference(ended))))
 
 
-def _openblas_threads() -> int:
+def _openblas() -> set[str]:
+    """Return the paths of OpenBLAS that are loaded: NumPy and SciPy have one each."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return {line.split(None, 5)[-1].strip() for line in file if "openblas" in line}
+
+
+def _threads_of(path: str) -> int:
     import ctypes
 
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = {line.split(None, 5)[-1].strip() for line in file if "openblas" in line}
-    found = 0
-    for path in paths:
-        for name in (
-            "scipy_openblas_get_num_threads64_",
-            "scipy_openblas_get_num_threads",
-            "openblas_get_num_threads64_",
-            "openblas_get_num_threads",
-        ):
+    for prefix in ("scipy_openblas", "openblas"):
+        for ending in ("64_", ""):
             try:
-                function: Callable[[], int] = getattr(ctypes.CDLL(path), name)
-            except (OSError, AttributeError):
+                count = getattr(ctypes.CDLL(path), f"{prefix}_get_num_threads{ending}")
+            except (OSError, AttributeError):  # no library of its own, or another build's name
                 continue
-            found += function() - 1
-            break
-    return found
+            return int(count()) - 1
+    return 0
 
 
 class Stamps:
