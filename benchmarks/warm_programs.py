@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +86,31 @@ PROGRAMS: dict[str, str] = {
     "mmengine": "from mmengine.dist import init_dist, get_rank, all_reduce\ninit_dist('pytorch', backend='gloo'); t = torch.ones(2) * get_rank(); all_reduce(t); say(t.tolist())",
     "ultralytics": "from ultralytics import YOLO\nfrom ultralytics.utils import RANK, LOCAL_RANK\nsay(RANK, LOCAL_RANK)",
     "tensorboard": "from torch.utils.tensorboard import SummaryWriter\nimport tempfile\nw = SummaryWriter(tempfile.mkdtemp()); w.add_scalar('a', 1, 1); w.close(); say('written')",
+    "fsdp2-tp": "from torch.distributed.fsdp import fully_shard\nfrom torch.distributed.tensor.parallel import parallelize_module, ColwiseParallel, RowwiseParallel\nfrom torch.distributed.device_mesh import init_device_mesh\ninit(); mesh = init_device_mesh('cpu', (1, size), mesh_dim_names=('dp', 'tp')); m = parallelize_module(mlp(), mesh['tp'], {'0': ColwiseParallel(), '2': RowwiseParallel()}); fully_shard(m, mesh=mesh['dp']); fit(m, *data())",
+    "ddp-comm-hook": "from torch.nn.parallel import DistributedDataParallel as DDP\nfrom torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook\ninit(); m = DDP(mlp()); m.register_comm_hook(None, fp16_compress_hook); fit(m, *data())",
+    "activation-checkpoint": "from torch.utils.checkpoint import checkpoint\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nclass C(nn.Module):\n  def __init__(s): super().__init__(); s.m = mlp()\n  def forward(s, x): return checkpoint(s.m, x, use_reentrant=False)\ninit(); fit(DDP(C()), *data())",
+    "ema-swa": "from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\ninit(); m = DDP(mlp()); e = AveragedModel(m.module, multi_avg_fn=get_ema_multi_avg_fn(0.9)); fit(m, *data()); e.update_parameters(m.module); say(sum(p.sum().item() for p in e.parameters()))",
+    "lbfgs": "init(); m = mlp(); x, y = data(); o = torch.optim.LBFGS(m.parameters(), max_iter=4)\ndef closure(): o.zero_grad(); l = F.cross_entropy(m(x), y); l.backward(); return l\nfor i in range(3): say(i, o.step(closure).item())",
+    "functional": "from torch.func import functional_call, vmap, grad\ninit(); m = mlp(); p = dict(m.named_parameters()); x, y = data(8)\nsay(sum(g.sum().item() for g in vmap(grad(lambda q, a, b: F.cross_entropy(functional_call(m, q, (a[None],)), b[None])), in_dims=(None, 0, 0))(p, x, y).values()))",
+    "torch-mp-spawn": "import torch.multiprocessing as mp\ndef child(i, q): q.put(i * 2)\nif __name__ == '__main__':\n  q = mp.get_context('spawn').SimpleQueue(); mp.spawn(child, (q,), nprocs=2); say(sorted(q.get() for _ in range(2)))",
+    "shared-memory": "from multiprocessing import shared_memory\nm = shared_memory.SharedMemory(create=True, size=16); m.buf[0] = 7; n = shared_memory.SharedMemory(m.name); say(n.buf[0]); n.close(); m.close(); m.unlink()",
+    "elastic-record": "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef main(): init(); fit(mlp(), *data(), steps=3); sys.exit(3 if rank == 1 and size > 1 else 0)\nmain()",
+    "uneven-seeds": "import random, numpy, secrets, uuid, tempfile\ninit(); mine = [random.random(), float(numpy.random.rand()), torch.rand(()).item(), secrets.token_hex(8), str(uuid.uuid4()), next(tempfile._get_candidate_names())]; all = [None] * size; dist.all_gather_object(all, mine); say([len({row[i] for row in all}) for i in range(6)])",
+    "numpy-memmap": "import numpy as np, tempfile\nf = tempfile.NamedTemporaryFile(); np.arange(64, dtype='u2').tofile(f.name); d = np.memmap(f.name, dtype='u2', mode='r'); init(); say(int(d[rank::size].sum())); fit(mlp(), *data(), steps=3)",
+    "bert": "from transformers import BertConfig, BertForSequenceClassification\nfrom torch.nn.parallel import DistributedDataParallel as DDP\ninit(); m = DDP(BertForSequenceClassification(BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=64, num_labels=4))); o = torch.optim.AdamW(m.parameters())\nfor s in range(3): l = m(input_ids=torch.arange(16).view(2, 8), labels=torch.tensor([0, 1])).loss; o.zero_grad(); l.backward(); o.step(); die(s); say(s, l.item())",
+    "vit": "from transformers import ViTConfig, ViTForImageClassification\ninit(); m = ViTForImageClassification(ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=8)); say(m(torch.ones(1, 3, 16, 16)).logits.shape)",
+    "t5-generate": "from transformers import T5Config, T5ForConditionalGeneration\ninit(); m = T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=2, vocab_size=64, decoder_start_token_id=0)).eval(); say(m.generate(input_ids=torch.arange(8)[None], max_new_tokens=4, do_sample=False).tolist())",
+    "accelerate-fsdp2": "from accelerate import Accelerator\nfrom accelerate.utils import set_seed\nset_seed(0); a = Accelerator(cpu=True, gradient_accumulation_steps=2); m, o = a.prepare(mlp(), torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)); say(a.gather(torch.tensor([a.process_index])).tolist(), a.num_processes)",
+    "pytorch-lightning": "import pytorch_lightning as pl, logging, warnings\nwarnings.simplefilter('ignore')\npl.seed_everything(1); say(pl.utilities.rank_zero.rank_zero_only.rank, torch.rand(()).item())",
+    "torch-geometric": "from torch_geometric.nn import GCNConv\ninit(); c = GCNConv(4, 2); say(c(torch.ones(3, 4), torch.tensor([[0, 1], [1, 2]])).shape)",
+    "torchaudio": "import torchaudio\ninit(); say(torchaudio.transforms.MelSpectrogram(n_mels=8, n_fft=64)(torch.zeros(1, 256)).shape)",
+    "gpytorch": "import gpytorch\ninit(); k = gpytorch.kernels.RBFKernel(); say(float(k(torch.ones(2, 1)).to_dense().sum()))",
+    "numpyro-jax": "import jax, jax.numpy as jnp\nsay(float(jnp.arange(4).sum()))",
+    "scipy-sklearn": "import scipy.optimize, sklearn.linear_model\nsay(round(float(scipy.optimize.minimize_scalar(lambda x: (x - 2) ** 2).x), 4)); init(); fit(mlp(), *data(), steps=2)",
+    "matplotlib": "import matplotlib; matplotlib.use('Agg')\nimport matplotlib.pyplot as plt, io\nf = io.BytesIO(); plt.plot([1, 2]); plt.savefig(f, format='png'); say(f.getbuffer().nbytes > 100)",
+    "cuda-product": "init(); d = 'cuda' if torch.cuda.is_available() else 'cpu'; m = mlp().to(d); x, y = data(); fit(m, x.to(d), y.to(d)); say(torch.cuda.is_initialized() == (d == 'cuda'))",
+    "nccl-ddp": "from torch.nn.parallel import DistributedDataParallel as DDP\nassert torch.cuda.device_count() >= size, 'too few GPUs'\ntorch.cuda.set_device(rank); dist.init_process_group('nccl'); torch.manual_seed(0); x, y = data(); fit(DDP(mlp().cuda()), x.cuda(), y.cuda()); dist.destroy_process_group()",
+    "cuda-compile": "assert torch.cuda.is_available(), 'no GPU'\ninit(); x, y = data(); fit(torch.compile(mlp().cuda()), x.cuda(), y.cuda(), steps=3)",
 }
 LIBRARIES = (
     "transformers",
@@ -104,7 +130,9 @@ LIBRARIES += (
     "torchtitan",
     "mmengine",
 )
-LIBRARIES += ("ultralytics", "optuna", "tensorboard")
+LIBRARIES += ("ultralytics", "optuna", "tensorboard", "pytorch_lightning", "torch_geometric")
+LIBRARIES += ("torchaudio", "gpytorch", "jax", "scipy", "sklearn", "matplotlib")
+NEEDS = {"nccl-ddp": "assert torch.cuda.device_count() > 1", "cuda-compile": "torch.ones(1).cuda()"}
 NOISE = re.compile(
     r"'train_(?:runtime|samples_per_second|steps_per_second)': '[\d.]+'|\d{4}-\d\d-\d\d[ T][\d:.,]+|\d+\.\d+ ?s\b|0x[0-9a-f]+|\[[WI]\d{3}[^\]]*\]|pid[ =]?\d+|/tmp/\S+"
 )
@@ -118,7 +146,7 @@ def run(python: str, script: Path, way: str, cache: str, kill: bool) -> tuple[in
     env.update({"DIE": "1"} if kill else {})
     options = ["--set", f"start.ranks={way}", "--set", "retry.backoff_s=[0, 0]"]
     done = subprocess.run(
-        [sys.executable, "-m", "saferun", *options, "--nproc-per-node=2", script.name],
+        [sys.executable, "-m", "saferun", *options, *("--standalone", "--nproc-per-node=2"), script.name],
         cwd=script.parent, env=env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     lines = sorted(NOISE.sub("#", line) for line in done.stdout.splitlines() if line.strip())
@@ -128,8 +156,35 @@ def run(python: str, script: Path, way: str, cache: str, kill: bool) -> tuple[in
         if found := re.search(r'"start":"(\w+ [^"]*)"', file.read_text().split("\n")[0]):
             starts.add(re.sub(r" [\d.]+$", "", found[1]))
     if done.returncode:
-        lines.append(done.stderr[-600:])
+        lines += re.findall(r"the run failed: .*?\(([\w-]+)", done.stderr) or [done.stderr[-600:]]
     return done.returncode, lines, ", ".join(sorted(starts))
+
+
+def compare(name: str, python: str, kill: bool) -> tuple[str, list[str]]:
+    """Return the verdict on a program, and the lines that say it."""
+    body = PROGRAMS[name]
+    used = [library for library in LIBRARIES if re.search(rf"(import|from) {library}\b", body)]
+    probe = "; ".join(["import torch", *(f"import {library}" for library in used)])
+    probe += f"; {NEEDS[name]}" if name in NEEDS else ""
+    quiet = subprocess.run([python, "-c", probe], capture_output=True, check=False)
+    if quiet.returncode:
+        why = quiet.stderr.decode().strip().splitlines()[-1][:90]
+        return "skipped", [f"{name:24} skipped: {why}"]
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(HEAD + body + "\n")
+        base = run(python, script, "spawn", f"{folder}/spawn", kill)
+        first = run(python, script, "warm", f"{folder}/warm", kill)
+        second = run(python, script, "warm", f"{folder}/warm", kill)
+    verdict = "same" if base[:2] == first[:2] == second[:2] else "DIFFERENT"
+    said = [f"{name:24} {verdict:10} status {base[0]}  {first[2]}  |  {second[2]}"]
+    if verdict != "same":
+        for label, other in (("first", first), ("second", second)):
+            for line in sorted(set(base[1]) ^ set(other[1]))[:8]:
+                said.append(f"    {label} {'-' if line in base[1] else '+'} {line[:300]}")
+    elif base[0]:
+        said.append(f"    fails in all ways: {base[1][-1].strip().splitlines()[-1][:200]}")
+    return verdict, said
 
 
 def main() -> None:
@@ -137,32 +192,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time")
     options = parser.parse_args()
     counts = {"same": 0, "DIFFERENT": 0, "skipped": 0}
-    for name, body in PROGRAMS.items():
-        if options.only and name not in options.only:
-            continue
-        used = [library for library in LIBRARIES if re.search(rf"(import|from) {library}\b", body)]
-        probe = "; ".join(["import torch", *(f"import {library}" for library in used)])
-        quiet = subprocess.run([options.python, "-c", probe], capture_output=True, check=False)
-        if quiet.returncode:
-            counts["skipped"] += 1
-            print(f"{name:24} skipped: {quiet.stderr.decode().strip().splitlines()[-1][:90]}")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder, "train.py")
-            script.write_text(HEAD + body + "\n")
-            base = run(options.python, script, "spawn", f"{folder}/spawn", options.kill)
-            first = run(options.python, script, "warm", f"{folder}/warm", options.kill)
-            second = run(options.python, script, "warm", f"{folder}/warm", options.kill)
-        same = base[:2] == first[:2] == second[:2]
-        counts["same" if same else "DIFFERENT"] += 1
-        verdict = "same" if same else "DIFFERENT"
-        print(f"{name:24} {verdict:10} status {base[0]}  {first[2]}  |  {second[2]}", flush=True)
-        if not same:
-            for label, other in (("first", first), ("second", second)):
-                for line in sorted(set(base[1]) ^ set(other[1]))[:8]:
-                    print(f"    {label} {'-' if line in base[1] else '+'} {line[:300]}")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        names = [name for name in PROGRAMS if not options.only or name in options.only]
+        for verdict, said in pool.map(
+            lambda name: compare(name, options.python, options.kill), names
+        ):
+            counts[verdict] += 1
+            print("\n".join(said), flush=True)
     print(counts)
 
 

@@ -67,6 +67,7 @@ def main() -> int:
     path = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.realpath(entry) for entry in path)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["TRIAL_RANKS"] = "warm" if options.warm else "spawn"
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as place:
         os.environ.setdefault(INDUCTOR, str(Path(place, "inductor")))
@@ -91,6 +92,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="how many at once")
     parser.add_argument("--seconds", type=float, default=1e9, help="all must be over by then")
     parser.add_argument("--torch", action="store_true", help="with a real torchrun")
+    parser.add_argument("--warm", action="store_true", help="ranks are forked, with --torch")
     parser.add_argument("--way", choices=["live", "script"], default="", help="all of them so")
     parser.add_argument("--kept", default="", help="a directory for the directories of misses")
     parser.add_argument("--summary", default="", help="a file for the results, as JSON")

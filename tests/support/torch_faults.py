@@ -122,7 +122,8 @@ class TorchTrial(Trial):
 
     def settings(self) -> list[str]:
         """Return saferun's own options."""
-        return [*super().settings(), *([f"--set=locks.slots={SHARED}"] if gpus() else [])]
+        ranks = f"--set=start.ranks={os.environ.get('TRIAL_RANKS', 'spawn')}"
+        return [*super().settings(), ranks, *([f"--set=locks.slots={SHARED}"] if gpus() else [])]
 
     def job(self) -> list[str]:
         """Return the words of torchrun."""
