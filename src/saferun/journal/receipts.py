@@ -97,6 +97,21 @@ def met_at(receipts: Iterable[Receipt]) -> float | None:
     return max(first.values(), default=None)
 
 
+def nccl(receipts: Iterable[Receipt]) -> tuple[str, int]:
+    """Return the version of the ranks' NCCL and the size of the job; ("", 0) where that is unknown.
+
+    It is where a rank runs elsewhere: another saferun decides on its variables there.
+    """
+    seen = {
+        one.rank: (one.facts.get("nccl"), one.facts.get("world_size"))
+        for one in receipts
+        if (one.hook, one.outcome) == ("init", contract.OBSERVED)
+    }
+    version, size = next(iter(seen.values()), ("", 0))
+    alike = set(seen.values()) == {(version, size)} and len(seen) == size
+    return (version, size) if alike and isinstance(version, str) and _is_count(size) else ("", 0)
+
+
 def unwritten(directory: str | None, attempt: int) -> bool:
     """Return whether a receipt is empty since the disk was full: the hooks ran in its process."""
     names = [name for _, name in _files(directory, attempt)] if directory else []

@@ -39,6 +39,7 @@ class Mitigation(NamedTuple):
     cost_percent: float | None = None  # measured loss of throughput; None where it was not measured
     excludes: tuple[str, ...] = ()  # mitigations, or "cudagraphs", that it is not combined with
     torch: str = ""  # a range; "" is every torch that saferun supports
+    nccl: str = ""  # a range of NCCL's versions
     last: bool = False  # only for the one last attempt that collects diagnostics
 
     @property

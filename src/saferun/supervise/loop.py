@@ -475,6 +475,8 @@ class _Run:
         )
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
+        if decision.action == retry_policy.AGAIN:
+            self._mitigations.have_nccl_tested(following, last, self._watch.nccl_tests)
         if self._nodes:
             decision = self._nodes.share(ended, decision)
         followed = {**decision._asdict(), "delay_s": round(decision.delay_s, 3)}
@@ -489,7 +491,8 @@ class _Run:
     def _report(
         self, ended: Ended, decision: retry_policy.Decision, problems: tuple[str, ...]
     ) -> None:
-        change = self._mitigations.describe([decision.add] if decision.add else [])
+        added = [decision.add] if decision.add else []
+        change = self._mitigations.describe([*added, *self._mitigations.beside])
         path, history = self._record.path, self._history
         host = self._nodes.host if self._nodes else ""
         lines = report.attempt_lines(history, decision, change, path, host)

@@ -25,6 +25,7 @@ from saferun.diagnosis.deciding import (
 from saferun.diagnosis.deciding.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.diagnosis import Diagnosis, Near
 from saferun.diagnosis.evidence import Evidence, Observation
+from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.diagnosis.reading import last_run, log_reader, oom_message, progress, user_frame
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
@@ -37,6 +38,7 @@ _TELLS_NOTHING = ("unknown", "child-failed-no-root")
 # What says little of a cause: what another node reports comes before it.
 _TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
 _LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
+_NO_PATHS = "nccl-p2p-off"  # the mitigation: no GPU reads another one's memory
 _NUMBERS_CHARS = 8000  # of a message are searched for its numbers
 
 
@@ -266,6 +268,27 @@ def by_nodes(
     if not lost or (weight(diagnosis, knowledge) == nodes.ROOT and not ends):
         return diagnosis
     return _diagnosis("node-lost", knowledge, lost, by=("the agents' heartbeats",))
+
+
+def by_nccl(diagnosis: Diagnosis, tests: NcclTests, knowledge: Knowledge) -> Diagnosis:
+    """Return the diagnosis of a failed collective with what NCCL's own tests say of its paths.
+
+    Args:
+        diagnosis: by everything else.
+        tests: NCCL's answer.
+        knowledge: how failures look.
+    """
+    if diagnosis.group != "collective" or not tests.finding:
+        return diagnosis
+    by = (*diagnosis.decided_by, tests.finding)
+    if tests.is_wrong:
+        return _diagnosis("gpu-p2p-corrupt", knowledge, tests.line, tests.rank, by=by)
+    nobody = diagnosis.kind == "hang" and diagnosis.root_rank is None
+    if tests.line and (nobody or diagnosis.kind == "nccl-timeout"):
+        return _diagnosis("nccl-p2p-hang", knowledge, tests.line, diagnosis.root_rank, by=by)
+    first = [name for name in diagnosis.mitigations if tests.line and name == _NO_PATHS]
+    rest = [name for name in diagnosis.mitigations if name not in first]
+    return diagnosis._replace(mitigations=(*first, *rest), decided_by=by)
 
 
 def _broken_pipe(evidence: Evidence) -> Line | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from saferun.diagnosis import signatures
+from saferun.diagnosis import nccl_tests, signatures
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.diagnosis.process_end import launcher_end
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
@@ -46,6 +47,7 @@ class AttemptWatch:
         self.ranks_ran = False  # ranks were seen while it ran
         self._is_isolated = False  # one of them is a Python that ignores its environment
         self._progress = recycling.progress(gathered.identity.state)  # the progress before it
+        self.nccl_tests: NcclTests | None = None  # what NCCL found, where the attempt failed
         self.request: recycling.Request | None = None  # a process's wish to be replaced
 
     def started(self, launcher: int) -> None:
@@ -121,6 +123,9 @@ class AttemptWatch:
         observed = machine_state.observed(seen, self._scene(ended))
         diagnosis = classify.by_machine(diagnosis, observed, known)
         diagnosis = classify.by_nodes(diagnosis, lost, known)
+        self.nccl_tests = self._nccl_tests(ended)
+        if self.nccl_tests:
+            diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, known)
         return last._replace(
             asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
@@ -137,6 +142,14 @@ class AttemptWatch:
             stack=diagnosis.stack,
             user_frame=diagnosis.user_frame,
         )
+
+    def _nccl_tests(self, ended: Ended) -> NcclTests | None:
+        outputs = (*ended.heads, ended.stdout_tail, ended.stderr_tail)
+        if not any(nccl_tests.MARK in output for output in outputs):
+            return None
+        identity = self._gathered.identity
+        size = receipts.nccl(receipts.read(identity.receipts, identity.attempt))[1]
+        return nccl_tests.read(outputs, size)
 
     def _offered(self, diagnosis: Diagnosis, began_s: float) -> tuple[str, ...]:
         """Return the mitigations of a failure, a fresh cache first where an old one may be it.

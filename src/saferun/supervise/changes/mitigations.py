@@ -13,18 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Entry, Key
-from saferun.journal.receipts import Receipt, missed
+from saferun.journal.receipts import Receipt, missed, nccl
 from saferun.model import LaunchOptions, LaunchPlan
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.inputs import RunInputs
+from saferun.profile.schema import in_range
 from saferun.system.gpus import driver_version
 from saferun.system.redact import Masker
 from saferun.system.stderr import say
 
 if TYPE_CHECKING:  # only a failure needs them: sockets, temporary files
     from saferun.supervise.changes.probes import Probes
+
+NCCL_TESTS = "nccl-diagnostics"
 
 
 class RunMitigations:
@@ -48,17 +53,21 @@ class RunMitigations:
         self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
+        self._nccl_answered = False  # it has tested its paths in this run
+        self._nccl = ""  # its version in the ranks; "" where it is not known
+        self.beside: tuple[str, ...] = ()  # those that the next attempt has for its diagnosis
         self._missed: frozenset[str] = frozenset()  # modules that ranks loaded past the hooks
 
     # --- what is changed ---
 
     def plan(self, gathered: RunInputs) -> LaunchPlan:
         """Return the plan of an attempt with the mitigations in force."""
-        base = self._plain(gathered)
-        if not self.in_force:
+        base, names = self._plain(gathered), (*self.in_force, *self.beside)
+        if not names:
             return base
-        here = self._situation(gathered, base, self.in_force)
-        return gathered.plan(mitigation_overlay.changes(self.known(), self.in_force, here))
+        here = self._situation(gathered, base, names)
+        made = mitigation_overlay.changes(self.known(), names, here)
+        return gathered.plan(made._replace(names=self.in_force))
 
     def _plain(self, gathered: RunInputs) -> LaunchPlan:
         """The plan of an attempt without mitigations, computed once for each."""
@@ -83,6 +92,32 @@ class RunMitigations:
         self.in_force += (name,)
         self._chosen[name] = kind
 
+    def have_nccl_tested(
+        self, gathered: RunInputs, last: AttemptOutcome, tests: NcclTests | None
+    ) -> None:
+        """Have NCCL test its paths in the attempt after a failure of its own or of a peer.
+
+        Once it has answered, the answer is known for the rest of the run. All ranks have to be
+        here and to have the same variable: with others, NCCL would wait forever.
+
+        Args:
+            gathered: what the plan of the next attempt is computed from.
+            last: the attempt that failed.
+            tests: what NCCL found in it.
+        """
+        self._nccl_answered |= tests is not None and tests.completed
+        self.beside = ()
+        group = last.diagnosis.group if last.diagnosis else ""
+        policy = self._base[1].settings.mitigate
+        if self._nccl_answered or group != "collective" or not (self._nccl and policy.enabled):
+            return
+        tested, base = self.known()[NCCL_TESTS], self._plain(gathered)
+        here = self._situation(gathered, base, ())
+        given = any(here.value(name) is not None for name in tested.env)
+        if NCCL_TESTS in policy.never or given or base.options.nodes != 1:
+            return
+        self.beside = (NCCL_TESTS,) if in_range(self._nccl, tested.nccl) else ()
+
     def read_receipts(self, receipts: Sequence[Receipt], *, ranks_seen: bool) -> None:
         """Read from the ranks' receipts what decides whether a mitigation can be used.
 
@@ -92,6 +127,7 @@ class RunMitigations:
             receipts: those of one attempt.
             ranks_seen: ranks ran, so that missing receipts mean that the hooks did not.
         """
+        self._nccl, _ = nccl(receipts)
         self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in receipts)
         if ranks_seen:
             self._hooks_run = any(receipt.rank is not None for receipt in receipts)

@@ -141,6 +141,13 @@ class InitCall:
         """
         if self._settings.set_device and self._device_id is None:
             self._device = _set_device(self._backend)
+        if self._world and (version := _nccl_version(self._backend)):
+            rank, size = self._world
+            self._context.receipt(
+                "init", contract.OBSERVED, rank=rank, world_size=size, nccl=version
+            )
+            if environment.nccl_tests_paths(os.environ):
+                _write_lines_at_once()
         if not (self._wanted and self._world and self._earlier == 0):
             return self
         rank, size = self._world
@@ -349,9 +356,29 @@ def _add_versions(facts: agreement.RankFacts, torch: ModuleType, backend: str) -
     """Add the versions and the GPU's name; CUDA is asked only where a context exists already."""
     facts["torch"] = str(torch.__version__)
     facts["cuda"] = torch.version.cuda or "none"
-    if ("nccl" in backend or backend == "undefined") and torch.cuda.is_initialized():
+    if _may_be_nccl(backend) and torch.cuda.is_initialized():
         facts["gpu"] = torch.cuda.get_device_name()
-        facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        facts["nccl"] = _nccl_version(backend)
+
+
+def _may_be_nccl(backend: str) -> bool:
+    return "nccl" in backend or backend == "undefined"
+
+
+def _nccl_version(backend: str) -> str:
+    """Return the version of the NCCL that is loaded; "" where none is used. Makes no context."""
+    cuda = sys.modules["torch"].cuda
+    if not (_may_be_nccl(backend) and (cuda.is_initialized() or cuda.is_available())):
+        return ""
+    return ".".join(str(part) for part in cuda.nccl.version())
+
+
+def _write_lines_at_once() -> None:
+    """Have C's stdout written by the line: NCCL prints there, and an abort loses what waits."""
+    import ctypes  # an attempt that follows a failure needs it, no other does
+
+    libc = ctypes.CDLL(None)
+    libc.setlinebuf(ctypes.c_void_p.in_dll(libc, "stdout"))
 
 
 def _collective_barrier(c10d: ModuleType) -> None:

@@ -1,0 +1,136 @@
+"""Pure: what NCCL's own diagnosis says of the paths between GPUs, where it was asked for.
+
+With NCCL_RUN_DIAGNOSTICS, NCCL 2.31 and later tests the paths of each communicator and prints lines
+with "NCCL DIAG", by the process of its rank 0. A failed test does not end the job:
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+MARK = b"NCCL DIAG "
+_LINE = re.compile(r"(?P<process>[^\s:]{0,64}:\d{1,10} )?NCCL DIAG (?P<text>.{1,1000})")
+_BEGINS = "=== NCCL Diagnostics ==="
+_ENDS = re.compile(r"NCCL diagnostics completed in [\d.]{1,20} ms across (\d{1,7}) ranks")
+_FAILED = re.compile(
+    r"\[INFO\] p2p: (?P<what>[A-Za-z/ -]{1,60}) "
+    r"srcRank=(?P<src>\d{1,7}) srcCudaDev=\d{1,4} srcNvmlDev=(?P<src_gpu>\d{1,4}) "
+    r"dstRank=(?P<dst>\d{1,7}) dstCudaDev=\d{1,4} dstNvmlDev=(?P<dst_gpu>\d{1,4}) "
+    r"path=(?P<path>\w{1,10})"
+)
+_COUNT = re.compile(r"p2p: (?:only (\d{1,7})/(\d{1,7}) |verified .{1,80}\((\d{1,7}) peer accesses)")
+_SLOW = re.compile(
+    r"net bw: \S{1,20} rank (\d{1,7}) \((\S{1,64})\): ([\d.]{1,20}) Gbit/s, "
+    r">30% off median ([\d.]{1,20}) Gbit/s"
+)
+_WRONG = "mismatch"  # in what failed where a copy arrived, but not as it was sent
+_BY = "NCCL's own test"
+
+
+class _End(NamedTuple):
+    """One end of a path."""
+
+    rank: int
+    gpu: int  # NVML's number
+
+
+class _Path(NamedTuple):
+    """A path whose test failed."""
+
+    what: str
+    source: _End
+    target: _End
+    kind: str  # NVL, PIX, SYS, …
+    line: str
+
+
+class NcclTests(NamedTuple):
+    """The answer of one attempt."""
+
+    finding: str = ""  # one clause for people; "" where nothing could be tested
+    line: str = ""  # the line of a path between GPUs that failed; "" where none did
+    rank: int | None = None  # where one rank is in all that failed, and is known
+    is_wrong: bool = False  # data arrived that was not sent
+    completed: bool = False
+
+
+class _Report:
+    """What was printed about one communicator."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.failed: dict[tuple[_End, _End], _Path] = {}
+        self.passed = self.tested = 0
+        self.slow = ""
+
+    def take(self, text: str, line: str) -> None:
+        if found := _FAILED.match(text):
+            source = _End(int(found["src"]), int(found["src_gpu"]))
+            target = _End(int(found["dst"]), int(found["dst_gpu"]))
+            path = _Path(found["what"], source, target, found["path"], line)
+            self.failed[source, target] = path
+        elif found := _COUNT.search(text):
+            passed, of, every = (int(number or 0) for number in found.groups())
+            self.passed, self.tested = passed or every, of or every
+        elif found := _SLOW.search(text):
+            rank, host, rate, median = found.groups()
+            self.slow = f"the network of rank {rank} ({host}) carries {rate} Gbit/s of {median}"
+        elif found := _ENDS.match(text):
+            self.size = int(found[1])
+
+
+def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
+    """Return what NCCL found; None where it printed nothing of the kind.
+
+    Args:
+        outputs: beginnings and ends of what the job has written; they may overlap.
+        world_size: ranks of the job; 0 where it is not known. A smaller communicator has ranks of
+            its own numbering, which name nobody.
+    """
+    reports: list[_Report] = []
+    latest: dict[str, _Report] = {}  # by the process that prints
+    for output in outputs:
+        for raw in output.split(b"\n") if MARK in output else ():
+            line = raw.decode("utf-8", "replace").strip()
+            if (found := _LINE.search(line)) is None:
+                continue
+            process = found["process"] or ""
+            if found["text"].startswith(_BEGINS) or process not in latest:
+                latest[process] = _Report()
+                reports.append(latest[process])
+            latest[process].take(found["text"], found[0].strip())
+    if not reports:
+        return None
+    largest = max(report.size for report in reports)
+    told = [one for one in reports if one.size in (largest, 0)]
+    worst = max(told, key=lambda one: (len(one.failed), bool(one.slow), one.tested))
+    return _answer(worst, knows_ranks=largest == world_size)._replace(completed=largest > 0)
+
+
+def _answer(report: _Report, *, knows_ranks: bool) -> NcclTests:
+    paths = sorted(report.failed.values(), key=lambda path: _WRONG not in path.what)
+    if not paths and report.slow:
+        return NcclTests(f"{_BY}: {report.slow}")
+    if not paths:
+        well = f"{_BY}: the paths between GPUs work ({report.passed} of {report.tested})"
+        return NcclTests(well if report.tested and report.passed == report.tested else "")
+    first, rest = paths[0], len(paths) - 1
+    common = set.intersection(*({path.source, path.target} for path in paths))
+    names = [_name(end, knows_ranks=knows_ranks) for end in (first.source, first.target)]
+    finding = f"{_BY}: {first.what} from {names[0]} to {names[1]} ({first.kind})"
+    if rest:
+        finding += f", {rest} more failed"
+    alone = common.pop() if len(common) == 1 else None
+    if alone is not None and rest:
+        finding += f", {_name(alone, knows_ranks=knows_ranks)} is in all of them"
+    if report.tested:
+        finding += f", {report.passed} of {report.tested} passed"
+    rank = alone.rank if alone is not None and knows_ranks else None
+    return NcclTests(finding, first.line, rank, _WRONG in first.what)
+
+
+def _name(end: _End, *, knows_ranks: bool) -> str:
+    return f"GPU {end.gpu}" + (f" (rank {end.rank})" if knows_ranks else "")
