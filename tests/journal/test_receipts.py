@@ -331,3 +331,32 @@ def test_a_missed_module_is_reported_where_a_setting_needs_it(needed: set[str]) 
     found = [started(0, size=1), reported(0, "missed")]
     lines = judge(found, **KNOWN, needed=needed)
     assert [KERNELS in line and "rank 0" in line for line in lines] == [True] * len(needed)
+
+
+# NCCL
+
+
+def nccl(rank: int, version: str = "2.32.3", size: int = 2) -> Receipt:
+    return left(rank, "init", "observed", nccl=version, world_size=size)
+
+
+def test_the_version_of_nccl_is_known_where_all_ranks_of_the_job_are_here() -> None:
+    both = [nccl(0), nccl(1), left(0, "init"), left(1, "init")]
+    assert receipts.nccl(both) == ("2.32.3", 2)
+    assert receipts.nccl([*both, nccl(0)]) == ("2.32.3", 2), "a group that was made again"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param([], id="no rank has begun"),
+        pytest.param([left(0, "init"), left(1, "init")], id="no NCCL"),
+        pytest.param([nccl(0)], id="a rank has not begun"),
+        pytest.param([nccl(0, size=4), nccl(1, size=4)], id="ranks of another machine"),
+        pytest.param([nccl(0), nccl(1, "2.30.7")], id="two versions"),
+        pytest.param([left(0, "init", "observed", nccl=3, world_size=1)], id="no text"),
+        pytest.param([left(0, "init", "observed", nccl="2.32.3", world_size="x")], id="no count"),
+    ],
+)
+def test_elsewhere_it_is_not(found: list[Receipt]) -> None:
+    assert receipts.nccl(found) == ("", 0)
