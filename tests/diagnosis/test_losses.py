@@ -6,6 +6,7 @@ import pytest
 
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.losses import Losses, sentence
+from saferun.diagnosis.reading import progress
 
 BAR = "\rEpoch 3:  {n}%|##        | {n}/100 [00:01<00:10,  8.60it/s, v_num=0, train_loss={loss}]"
 MEGATRON = (
@@ -44,6 +45,69 @@ FORMS = {
         "2",
         "nan",
     ),
+    "Keras 2": (
+        " {n}/100 [>.............................] - ETA: 1:32 - loss: {loss} - accuracy: 0.09",
+        "0.345",
+        "nan",
+    ),
+    "Keras in a terminal": (
+        "\x1b[1m {n}/100\x1b[0m \x1b[32m━\x1b[0m\x1b[37m━\x1b[0m \x1b[1m1s\x1b[0m - loss: {loss}",
+        "2.1",
+        "nan",
+    ),
+    "Lightning 2": (BAR.replace("train_loss", "train_loss_step"), "2.31", "nan.0"),
+    "mmengine": (
+        "01/02 10:00:00 - mmengine - INFO - Epoch(train)  [1][ {n}/2931]  lr: 2.0000e-02  eta: "
+        "0:39:15  memory: 2389  loss: {loss}  loss_rpn_cls: {loss}  acc: 0.0000",
+        "1.25",
+        "nan",
+    ),
+    "mmdetection 2": (
+        "2026-01-02 10:00:00,649 - mmdet - INFO - Epoch [1][{n}/7517]\tlr: 0.00125, eta: 4:33:09, "
+        "loss_rpn_cls: 0.0989, loss_bbox: 0.1484, loss: {loss}",
+        "0.489",
+        "nan",
+    ),
+    "fairseq": (
+        "2026-01-02 10:00:00 | INFO | train_inner | epoch 001:   {n} / 160368 loss={loss}, "
+        "nll_loss={loss}, ppl=611.12, num_updates={n}, gnorm=3.23",
+        "9.255",
+        "nan",
+    ),
+    "NeMo": (
+        "Training epoch 0, iteration {n}/99 | lr: 1.499e-06 | global_step: {n} | "
+        "reduced_train_loss: {loss} | train_step_timing in s: 0.35",
+        "10.4",
+        "nan",
+    ),
+    "Composer": ("[batch={n}/1000]:\n\t Train loss/train/total: {loss}", "2.3", "nan"),
+    "torchtune": ("1|{n}|Loss: {loss}:  10%|# | {n}/100 [00:10<01:30,  1.00s/it]", "1.2", "nan"),
+    "detectron2": (
+        "[01/02 10:00:00 d2.utils.events]:  eta: 1:00  iter: {n}  total_loss: {loss}  loss_cls: 1",
+        "1.23",
+        "nan",
+    ),
+    "TRL": (
+        "{{'loss': {loss}, 'grad_norm': 0.5, 'rewards/chosen': -1.09, 'epoch': 0.{n}}}",
+        "1.54",
+        "nan",
+    ),
+    "llm.c": (
+        "step   {n}/74 | loss     {loss} (+nanz)| norm    {loss} (+nanz)| lr 3e-4",
+        "3.29",
+        "nan",
+    ),
+    "brackets": (
+        "[R0] | E4 iter[ {n}/150] | [Loss] {loss} | [exp] ./e | [time] 0.4m",
+        "12.3",
+        "nan",
+    ),
+    "a loss of several": (
+        "[train: 9, {n} / 125] FPS: 21.6 ,  Loss/total: {loss}  ,  Loss/bbox: 0.1",
+        "2.3",
+        "nan",
+    ),
+    "a wide colon": ("第 {n} 次, Loss\uff1a{loss}", "1.98", "nan"),
     "infinite": ("step {n} train_loss={loss}", "2.0", "inf"),
 }
 
@@ -66,6 +130,43 @@ def test_a_loss_that_stays_no_number_is_known_in_each_form(form, good, bad):
     assert (found.value, found.good) == ("infinite" if bad == "inf" else "nan", good)
     assert found.step in (15, None)
     assert told(lines(form, good, 10, 40)) is None
+
+
+@pytest.mark.parametrize(("form", "good", "bad"), FORMS.values(), ids=FORMS)
+def test_what_a_watcher_sees_of_each_form_is_the_same_loss(form, good, bad):
+    output = "\n".join([*lines(form, good, 10, 15), ""]).encode()
+    assert progress.last_loss(output) == good
+    assert progress.last_loss(output.replace(good.encode(), bad.encode())) == bad
+    if (found := told(lines(form, good, 10, 15) + lines(form, bad, 15, 20))) and found.step:
+        assert progress.reports(output)[-1][0] == 14
+
+
+def test_the_same_step_of_another_epoch_is_another_place():
+    """One line an epoch, at its last step: no bar that is drawn again."""
+    form = "Epoch {n}: 100%|####| 40/40 [00:01<00:00, 8.60it/s, v_num=0, train_loss={loss}]"
+    found = told(lines(form, "2.0", 0, 3) + lines(form, "nan", 3, 8))
+    assert found is not None
+    assert (found.step, found.epoch) == (40, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "epoch"),
+    [
+        ("Epoch(train)  [4][  {n}/2931]  loss: {loss}", 4),
+        ("Epoch: [4]  [  {n}/1251]  eta: 0:20:11  loss: {loss} (7.1)", 4),
+        ("Train: 4 [  {n}/1251 (  8%)]  Loss: {loss} (6.9)", 4),
+        ("Train Epoch: 4 [{n}/60000 (1%)]\tLoss: {loss}", 4),
+        ("epoch 004:  {n} / 160368 loss={loss}, ppl=6", 4),
+        (ULTRALYTICS.replace(" 1/3 ", " 4/9 "), 4),
+        ("{{'loss': {loss}, 'epoch': 4.27}}", 4),
+        ("Epoch 4/10\n  {n}/100 [=====>........] - ETA: 1s - loss: {loss}", 4),
+        ("step {n} loss {loss}", None),
+    ],
+)
+def test_the_epoch_of_a_loss_is_known_where_it_is_told(line, epoch):
+    found = told(lines(line, "2.0", 10, 15) + lines(line, "nan", 15, 40))
+    assert found is not None
+    assert found.epoch == epoch
 
 
 HEALTHY = {

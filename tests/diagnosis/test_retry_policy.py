@@ -49,9 +49,11 @@ def attempts(count: int, verdict: str = "retry", **facts) -> list[AttemptOutcome
     return [failed(n, verdict, **facts) for n in range(1, count + 1)]
 
 
-def without_loss(number: int, step: int | None, good: str = "2.0") -> AttemptOutcome:
+def without_loss(
+    number: int, step: int | None, good: str = "2.0", epoch: int | None = None
+) -> AttemptOutcome:
     """An attempt that resumed, and was ended at this step since its loss was no number."""
-    lost = NoNumber("nan", step, good, None, 0.0)
+    lost = NoNumber("nan", step, good, None, 0.0, epoch)
     return failed(number, fingerprint=str(number), first_step=10 * number, no_number=lost)
 
 
@@ -59,6 +61,31 @@ CASES = {
     "a loss that is no number may come of a bad batch": ([without_loss(1, 100)], {}, AGAIN),
     "at the same step it comes again": ([without_loss(1, 100), without_loss(2, 115)], {}, STOP),
     "later it is another one": ([without_loss(1, 100), without_loss(2, 150)], {}, AGAIN),
+    "at the same step of a later epoch it is another one": (
+        [without_loss(1, 40, epoch=1), without_loss(2, 40, epoch=3)],
+        {},
+        AGAIN,
+    ),
+    "at an earlier step of a later epoch too": (
+        [without_loss(1, 40, epoch=1), without_loss(2, 3, epoch=2)],
+        {},
+        AGAIN,
+    ),
+    "at the same step of the same epoch it comes again": (
+        [without_loss(1, 40, epoch=3), without_loss(2, 40, epoch=3)],
+        {},
+        STOP,
+    ),
+    "at a later step of an earlier epoch too": (
+        [without_loss(1, 40, epoch=3), without_loss(2, 90, epoch=2)],
+        {},
+        STOP,
+    ),
+    "where only the epoch is printed, a later one is another": (
+        [without_loss(1, None, epoch=1), without_loss(2, None, epoch=3)],
+        {},
+        AGAIN,
+    ),
     "from the beginning on it is in the weights": (
         [without_loss(1, 100), without_loss(2, 150, good="")],
         {},

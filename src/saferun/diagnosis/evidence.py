@@ -26,6 +26,7 @@ class NoNumber(NamedTuple):
     good: str  # the last number before it; "" where there was none in this attempt
     good_step: int | None
     good_at_s: float  # seconds since the epoch; what was saved before is older than that number
+    epoch: int | None = None  # the training's, at `step`: many count the steps of each one anew
 
 
 class Hang(NamedTuple):

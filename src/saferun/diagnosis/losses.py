@@ -1,8 +1,6 @@
 """Pure: the losses that a training prints while it runs, and whether they are numbers any more.
 
-A loss is the number behind that word, in a line about training: `val_loss`, `best loss`, `aux_loss`
-and what a line about an evaluation has are none. Losses are compared where the words before them in
-their lines are the same.
+Losses are compared where the words before them in their lines are the same (loss_lines.py).
 """
 
 from __future__ import annotations
@@ -13,39 +11,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from saferun.diagnosis.evidence import NoNumber
-from saferun.diagnosis.reading import progress
+from saferun.diagnosis.reading import loss_lines, progress
 
 LINES, STEPS = 5, 20  # that have no number, before it is believed
-_CHARS = 1000  # searched in a line
 _SHORT = 8192  # bytes, at the end, that are read while nothing in an output is "nan" or "inf"
 _NEAR = 30  # lines before a loss in which its step may stand: a bar above transformers' dictionary
 
-_VALUE = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf(?:inity)?)(?:\.0)?"
-# "loss: 2.3", "loss nan", "loss=nan.0", "'loss': '2.31'", "Loss: 6.93 (6.94)", "lm loss: 9.9E+00",
-# "loss: tensor(nan, …". A word may stand before it, as in "train/loss".
-_LOSS = re.compile(
-    rf"(?<![\w./-])(?P<word>(?:[a-z]{{1,20}}[_/.-])?)loss['\"]?\s{{0,3}}[:=]?\s{{0,3}}"
-    rf"(?:['\"]|tensor\()?(?P<value>{_VALUE})(?![\w%]|\.\d)",
-    re.IGNORECASE | re.ASCII,
-)
-# Ultralytics prints columns: epoch, memory, the losses, instances, size.
-_COLUMNS = re.compile(
-    rf"^\s{{1,12}}\d{{1,5}}/\d{{1,5}}\s+[\d.]+G\s+(?P<value>{_VALUE})\s+(?:{_VALUE}\s+)+\d+:",
-    re.IGNORECASE | re.ASCII,
-)
-# Words that may stand before the training's own loss; with any other one it is another loss.
-_OWN = (
-    *("train", "training", "lm", "mlm", "ce", "nll", "total", "overall", "step", "batch", "avg"),
-    *("average", "mean", "running", "current", "iter", "iteration", "epoch", "smooth", "smoothed"),
-    *("global", "rank", "gpu", "info", "debug"),
-)
-_EVALUATES = re.compile(
-    r"(?<![a-z])(?:val|valid|validation|eval\w*|test\w*|dev|best)(?![a-z])", re.I
-)
 _NO_NUMBER = re.compile(rb"nan|[+-]?inf(?:inity)?\b", re.IGNORECASE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_WORDS = re.compile(r"(?<![\dA-Za-z.])[A-Za-z]{2,}")
-_NO_FORM = ("nan", "inf", "it")  # words that come and go with the numbers beside a loss
 
 
 class _Reading(NamedTuple):
@@ -54,6 +27,7 @@ class _Reading(NamedTuple):
     form: str
     value: str
     line: int  # index of its line
+    epoch: int | None
 
     @property
     def is_number(self) -> bool:
@@ -113,13 +87,14 @@ class Losses:
             return None
         steps = [_step(lines, one.line) for one in bad]
         known = [step for step in steps if step is not None]
-        # A bar is drawn again and again at one step.
-        again = sum(step is not None and step == before for before, step in pairwise(steps))
+        # A bar is drawn again and again at one step; the same one of another epoch is none.
+        places = [(one.epoch, step) for one, step in zip(bad, steps, strict=True)]
+        again = sum(place[1] is not None and place == before for before, place in pairwise(places))
         count = len(bad) - again
         if count < LINES and (not known or known[-1] - known[0] < STEPS):
             return None
         value = "nan" if "nan" in bad[0].value.lower() else "infinite"
-        return NoNumber(value, steps[0], good.value, good.step, good.at_s)
+        return NoNumber(value, steps[0], good.value, good.step, good.at_s, bad[0].epoch)
 
     def _note(self, reading: _Reading, lines: list[str]) -> None:
         known, step = self._good.get(reading.form), _step(lines, reading.line)
@@ -129,26 +104,12 @@ class Losses:
 
 def _readings(lines: list[str]) -> Iterator[_Reading]:
     """Yield the losses of the training; the last line may go on."""
+    epoch = None
     for at, line in enumerate(lines[:-1]):
-        text = line[:_CHARS]
-        if "loss" in text or "Loss" in text or "LOSS" in text:
-            yield from _of_line(at, text)
-        elif found := _COLUMNS.match(text):
-            yield _Reading("columns", found["value"], at)
-
-
-def _of_line(at: int, text: str) -> Iterator[_Reading]:
-    for found in _LOSS.finditer(text):
-        before = text[: found.start()]
-        if _EVALUATES.search(before):
-            return
-        # The words between the last mark and the loss: "Average training loss".
-        near = re.split(r"[^A-Za-z ]", before)[-1]
-        words = [*near.lower().split(), found["word"].lower().rstrip("_/.-")]
-        if all(word in _OWN for word in words if word):
-            form = " ".join(w for w in _WORDS.findall(before) if w.lower() not in _NO_FORM)
-            yield _Reading(f"{form} {found['word']}", found["value"], at)
-            return
+        text = line[: loss_lines.CHARS]
+        epoch = progress.epoch_in(text, epoch)
+        if found := loss_lines.own_loss(text):
+            yield _Reading(found.form, found.value, at, epoch)
 
 
 def _step(lines: list[str], at: int) -> int | None:

@@ -168,9 +168,14 @@ def _loss_comes_again(history: Sequence[AttemptOutcome]) -> bool:
     before = [one.no_number for one in history[:-1] if one.no_number]
     if last is None or not before:
         return False
-    if None in (last.step, before[-1].step) or not last.good:
+    if not last.good:
         return True
-    return (last.step or 0) <= (before[-1].step or 0) + SAME_LOSS_STEPS
+    earlier = before[-1]
+    if last.epoch is not None and earlier.epoch is not None and last.epoch != earlier.epoch:
+        return last.epoch < earlier.epoch
+    if last.step is None or earlier.step is None:
+        return True
+    return last.step <= earlier.step + SAME_LOSS_STEPS
 
 
 def _is_same_age(one: AttemptOutcome, other: AttemptOutcome) -> bool:

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from saferun.diagnosis.reading import loss_lines
 from saferun.diagnosis.reading.log_lines import Line
 
 HEAD_BYTES = 64 * 1024  # searched at either end of an attempt's output
@@ -37,7 +38,11 @@ _IN_EPOCH = (  # fairseq, and the examples of PyTorch, timm, DETR and OpenMMLab
     r"|\b(?:train|epoch|iter)\b[^\[%|]{0,20}(?:\[\d{1,5}\] {0,4})?"
     r"\[ {0,8}(?P<place>\d{1,9}) {0,2}/ {0,8}\d{1,9}(?: {0,2}\(| ?\])"
 )
-_BAR = r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
+_BAR = (  # tqdm's, and that of Keras 3, whose sign is read as the bytes that it has in UTF-8, too
+    r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
+    r"|^(?:\x1b\[\d{0,2}m)? {0,8}(?P<drawn>\d{1,9})/\d{1,9}(?:\x1b\[\d{0,2}m)? (?:\x1b\[\d{0,2}m)?"
+    r"(?:\u2501|\xe2\x94\x81)"
+)
 _POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
 # What grows in a log where no step is told: epochs or parts of one, Optuna's trials, a place in a
@@ -86,12 +91,6 @@ _NAME_CHARS = 60  # a bar has its name in the first ones of its line
 _CUT_LINES = 3  # a cut bar's: its start with the message, and what follows
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
-# A training's loss, and not that of an evaluation.
-_LOSS = re.compile(
-    r"(?<!\w)(?<!val )(?<!eval )(?<!test )(?<!validation )(?:train(?:ing)?[ _/])?loss['\"]?"
-    r"\s{0,3}[:=]?\s{0,3}['\"]?(-?(?:\d{1,9}(?:\.\d{1,12})?(?:e[-+]?\d{1,3})?|nan|inf))(?![\w.])",
-    re.I,
-)
 # A training's end, as the script or its framework states it. What transformers says comes before
 # the model is saved, so it is none.
 _OVER = re.compile(
@@ -100,6 +99,12 @@ _OVER = re.compile(
     r"(?: (?:in|after|at) .{1,80})?[.! ]{0,4}$",
     re.I,
 )
+_IN_EPOCHS = re.compile(
+    r"\bepoch(?:\(train\))?['\"]?[\s=:#\[(]{1,4}(\d{1,5})\b|\btrain: {0,3}(\d{1,5}) {0,3}\["
+    r"|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s",
+    _FLAGS,
+)
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 # Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
 _OF_RANK = re.compile(
@@ -205,8 +210,8 @@ def last_loss(tail: bytes) -> str:
     >>> last_loss(b"step 11 loss 3.2\\n{'loss': 3.1, 'lr': 0.1}\\nval loss: 2.9 val_loss=2.8\\n")
     '3.1'
     """
-    found = _LOSS.findall(tail[-HEAD_BYTES:].decode("latin-1"))
-    return found[-1] if found else ""
+    lines = _plain_lines(tail)
+    return next((loss for line in reversed(lines) if (loss := _loss(line))), "")
 
 
 def reports(tail: bytes) -> list[tuple[int, str]]:
@@ -219,16 +224,33 @@ def reports(tail: bytes) -> list[tuple[int, str]]:
     [(10, '3.2'), (20, '3.1')]
     """
     found: dict[str, list[tuple[int, str]]] = {}
-    for line in tail[-HEAD_BYTES:].decode("latin-1").replace("\r", "\n").split("\n"):
+    for line in _plain_lines(tail):
         counter = _counter(line[:_START_CHARS])
         if counter is None:
             continue
         number, one = int(line[counter[0] : counter[1]]), found.setdefault(counter[2], [])
         if not one or number > one[-1][0]:
-            losses = _LOSS.findall(line)
-            one.append((number, losses[-1] if losses else ""))
+            one.append((number, _loss(line)))
     grown = [one for one in found.values() if len(one) > 1]
     return max(grown, key=lambda one: one[-1][0], default=[])
+
+
+def _plain_lines(tail: bytes) -> list[str]:
+    text = _ANSI.sub("", tail[-HEAD_BYTES:].decode("latin-1"))
+    return text.replace("\r", "\n").split("\n")
+
+
+def _loss(line: str) -> str:
+    found = loss_lines.own_loss(line[: loss_lines.CHARS])
+    return found.value if found else ""
+
+
+def epoch_in(line: str, before: int | None = None) -> int | None:
+    """Return the epoch that a line of output names, else the one named before it."""
+    if not ("poch" in line or "EPOCH" in line or "rain: " in line or line[:1] == " "):
+        return before
+    found = _IN_EPOCHS.search(line)
+    return int(found[found.lastindex or 0]) if found else before
 
 
 def _series(output: bytes) -> Iterator[tuple[int, int]]:
