@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from runs import program, run
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
+SAFERUN = [sys.executable, "-m", "saferun"]
 KEEP = ["--set=watch.mode=off"]
 
 
@@ -38,12 +42,21 @@ def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_pa
         assert "the loss is nan since step 20" in page
 
 
-def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path):
-    words = [*training(tmp_path, "--set=watch.loss=end"), "--heals"]
-    with run(tmp_path, *words) as job:
+@pytest.mark.parametrize("way", ["live", "script"])
+def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
+    words, command = [*training(tmp_path, "--set=watch.loss=end"), "--heals"], SAFERUN
+    if way == "script":
+        at = words.index(program("diverging"))
+        make = [*SAFERUN, "gen-shell", *words[:at], "-o", "run.sh", "--", *words[at:]]
+        subprocess.run(make, cwd=tmp_path, check=True)
+        words, command = [], ["bash", "run.sh"]
+    with run(tmp_path, *words, command=command) as job:
         assert job.end() == 0, job.err
         first, last = job.events("ended")
+        shown = job.ask("runs", "show", "last")
     assert (first["kind"], first["action"], last["status"]) == ("loss-not-finite", "again", 0)
+    assert (first["ended_by"], last["ended_by"]) == ("loss", "job")
+    assert "end       its loss is no number" in shown
     (line,) = (line for line in job.messages() if "attempt 2 goes on from" in line)
     begun = int(shlex.split(line.partition("(step ")[2].replace(")", " "))[0].rstrip(";"))
     assert 0 < begun < 20

@@ -42,7 +42,7 @@ class AttemptOutcome(NamedTuple):
     falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
     has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
     no_number: NoNumber | None = None  # why the watch of its loss has ended it
-    ended_by: str = ""  # "job", "grace", "interrupt", "keeper", "hang"
+    ended_by: str = ""  # "job", "grace", "interrupt", "keeper", "hang", "loss"
     signals: tuple[str, ...] = ()  # the names of those that were passed on to it
     killed: int = 0  # processes that had to be killed
     unkillable: tuple[int, ...] = ()  # pids of processes that the kernel could not end

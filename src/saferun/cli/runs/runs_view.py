@@ -235,7 +235,8 @@ def ending_events(outcome: AttemptOutcome) -> list[str]:
     """Return the signals and kills that ended an attempt."""
     found = [f"asked by {', '.join(outcome.signals)}"] if outcome.signals else []
     if outcome.ended_by not in ("", "job"):
-        found.append({"keeper": "its keeper was killed"}.get(outcome.ended_by, outcome.ended_by))
+        words = {"keeper": "its keeper was killed", "loss": "its loss is no number"}
+        found.append(words.get(outcome.ended_by, outcome.ended_by))
     found += [f"{outcome.killed} processes killed"] if outcome.killed else []
     pids = ", ".join(map(str, outcome.unkillable))
     return found + ([f"not to be killed: {pids}"] if pids else [])

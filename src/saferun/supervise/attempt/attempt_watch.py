@@ -135,6 +135,7 @@ class AttemptWatch:
             fingerprint=classify.fingerprint(diagnosis),
             last_step=seen.step,
             no_number=hang.no_number if hang else None,
+            ended_by="loss" if hang and hang.no_number else last.ended_by,
             diagnosis=diagnosis,
             root_rank=diagnosis.root_rank,
             root_line=diagnosis.root_line or None,
