@@ -44,14 +44,21 @@ def test_an_answer_is_kept_where_the_rank_aborts_and_is_not_asked_for_again(tmp_
     assert ended[1]["decided_by"][-1] == ("NCCL's own test: the paths between GPUs work (2 of 2)")
 
 
-def test_paths_that_fail_are_named_and_no_mitigation_is_kept_for_the_question(tmp_path: Path):
-    with run(tmp_path, *job("no-import", "system", "internal", "well")) as made:
-        assert made.end() == 0, made.err
-        last, begun = made.events("ended")[1], made.events("attempt")[1]
-    assert last["decided_by"][-1] == (
+def test_paths_that_fail_are_told_to_the_end_and_the_question_is_no_mitigation(tmp_path: Path):
+    with run(tmp_path, *job("no-import", "system", "internal", "system")) as made:
+        assert made.end() != 0
+        _, second, third = made.events("ended")
+        begun = made.events("attempt")[1]
+    finding = (
         "NCCL's own test: peer-memory import failed from GPU 0 (rank 0) to GPU 1 (rank 1) (NVL), "
         "1 more failed, 0 of 2 passed"
     )
+    assert (second["kind"], second["decided_by"][-1]) == ("nccl-internal-error", finding)
+    assert (third["kind"], third["decided_by"][-1]) == (
+        "nccl-system-error",
+        f"{finding} (attempt 2)",
+    )
+    assert f"{finding} (attempt 2)" in made.err
     assert begun["mitigations"] == []
 
 

@@ -306,7 +306,7 @@ class _Run:
         if self._nodes:
             self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
-        self._watch = AttemptWatch(self._gathered, plan)
+        self._watch = AttemptWatch(self._gathered, plan, self._mitigations.nccl_finding)
         self._looks = Looks(
             plan,
             number,

@@ -49,7 +49,8 @@ FAILURES = {
 
 dist.init_process_group()
 asked = os.environ.get("NCCL_RUN_DIAGNOSTICS")
-print(f"attempt {attempt}: asked {asked}", flush=True)
+if dist.get_rank() == 0:
+    print(f"attempt {attempt}: asked {asked}", flush=True)
 if dist.get_rank() == 0 and asked == "1":
     libc = ctypes.CDLL(None)
     size = dist.get_world_size()

@@ -270,14 +270,19 @@ def by_nodes(
     return _diagnosis("node-lost", knowledge, lost, by=("the agents' heartbeats",))
 
 
-def by_nccl(diagnosis: Diagnosis, tests: NcclTests, knowledge: Knowledge) -> Diagnosis:
+def by_nccl(
+    diagnosis: Diagnosis, tests: NcclTests | None, before: str, knowledge: Knowledge
+) -> Diagnosis:
     """Return the diagnosis of a failed collective with what NCCL's own tests say of its paths.
 
     Args:
         diagnosis: by everything else.
-        tests: NCCL's answer.
+        tests: NCCL's answer in this attempt; None where it was not asked.
+        before: what it found in an attempt before; "" for nothing. It changes no kind: the paths
+            may be others now.
         knowledge: how failures look.
     """
+    tests = tests or NcclTests(before)
     if diagnosis.group != "collective" or not tests.finding:
         return diagnosis
     by = (*diagnosis.decided_by, tests.finding)

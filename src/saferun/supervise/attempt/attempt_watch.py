@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from saferun.diagnosis import nccl_tests, signatures
+from saferun.diagnosis import signatures
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.diagnosis.process_end import launcher_end
 from saferun.inject import contract
 from saferun.inject.targets import NEEDS
@@ -25,6 +25,9 @@ from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
 from saferun.system import compile_cache
 
+if TYPE_CHECKING:  # only a failure needs its patterns
+    from saferun.diagnosis.nccl_tests import NcclTests
+
 SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
 FRESH_CACHE = "fresh-compile-cache"  # the mitigation
 MARGIN_S = 10.0  # more time, for torchrun to end
@@ -36,9 +39,10 @@ class AttemptWatch:
     Args:
         gathered: the run; its identity names the attempt.
         plan: the attempt's.
+        nccl_finding: what NCCL's tests found in an attempt before; "" for nothing.
     """
 
-    def __init__(self, gathered: RunInputs, plan: LaunchPlan) -> None:
+    def __init__(self, gathered: RunInputs, plan: LaunchPlan, nccl_finding: str = "") -> None:
         self._gathered = gathered
         self._plan = plan
         self._injected = contract.VARIABLE in plan.env
@@ -47,6 +51,7 @@ class AttemptWatch:
         self.ranks_ran = False  # ranks were seen while it ran
         self._is_isolated = False  # one of them is a Python that ignores its environment
         self._progress = recycling.progress(gathered.identity.state)  # the progress before it
+        self._nccl_finding = nccl_finding
         self.nccl_tests: NcclTests | None = None  # what NCCL found, where the attempt failed
         self.request: recycling.Request | None = None  # a process's wish to be replaced
 
@@ -124,8 +129,7 @@ class AttemptWatch:
         diagnosis = classify.by_machine(diagnosis, observed, known)
         diagnosis = classify.by_nodes(diagnosis, lost, known)
         self.nccl_tests = self._nccl_tests(ended)
-        if self.nccl_tests:
-            diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, known)
+        diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, self._nccl_finding, known)
         return last._replace(
             asked=last.asked and not self._failed_by_itself(ended, diagnosis),
             kind=diagnosis.kind,
@@ -145,6 +149,8 @@ class AttemptWatch:
         )
 
     def _nccl_tests(self, ended: Ended) -> NcclTests | None:
+        from saferun.diagnosis import nccl_tests  # see the top
+
         outputs = (*ended.heads, ended.stdout_tail, ended.stderr_tail)
         if not any(nccl_tests.MARK in output for output in outputs):
             return None

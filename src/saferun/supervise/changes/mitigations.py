@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Entry, Key
 from saferun.journal.receipts import Receipt, missed, nccl
@@ -26,7 +25,8 @@ from saferun.system.gpus import driver_version
 from saferun.system.redact import Masker
 from saferun.system.stderr import say
 
-if TYPE_CHECKING:  # only a failure needs them: sockets, temporary files
+if TYPE_CHECKING:  # only a failure needs them: patterns, sockets, temporary files
+    from saferun.diagnosis.nccl_tests import NcclTests
     from saferun.supervise.changes.probes import Probes
 
 NCCL_TESTS = "nccl-diagnostics"
@@ -53,6 +53,7 @@ class RunMitigations:
         self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
+        self.nccl_finding = ""  # what it found, as a clause for people
         self._nccl_answered = False  # it has tested its paths in this run
         self._nccl = ""  # its version in the ranks; "" where it is not known
         self.beside: tuple[str, ...] = ()  # those that the next attempt has for its diagnosis
@@ -105,7 +106,9 @@ class RunMitigations:
             last: the attempt that failed.
             tests: what NCCL found in it.
         """
-        self._nccl_answered |= tests is not None and tests.completed
+        if tests is not None:
+            self._nccl_answered |= tests.completed
+            self.nccl_finding = f"{tests.finding} (attempt {last.number})" if tests.finding else ""
         self.beside = ()
         group = last.diagnosis.group if last.diagnosis else ""
         policy = self._base[1].settings.mitigate
