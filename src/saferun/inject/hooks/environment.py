@@ -47,11 +47,6 @@ def shares_agent_store(environ: Mapping[str, str]) -> bool:
     return is_one_node(environ) or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
 
 
-def nccl_tests_paths(environ: Mapping[str, str]) -> bool:
-    """Tell whether NCCL tests the paths between its GPUs, and prints what it finds."""
-    return environ.get("NCCL_RUN_DIAGNOSTICS", "0") not in ("", "0")
-
-
 def inits_lazily(environ: Mapping[str, str]) -> bool:
     """Tell whether the script wants an init that returns before other ranks are there."""
     return environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0")

@@ -146,8 +146,6 @@ class InitCall:
             self._context.receipt(
                 "init", contract.OBSERVED, rank=rank, world_size=size, nccl=version
             )
-            if environment.nccl_tests_paths(os.environ):
-                _write_lines_at_once()
         if not (self._wanted and self._world and self._earlier == 0):
             return self
         rank, size = self._world
@@ -370,15 +368,10 @@ def _nccl_version(backend: str) -> str:
     cuda = sys.modules["torch"].cuda
     if not (_may_be_nccl(backend) and (cuda.is_initialized() or cuda.is_available())):
         return ""
-    return ".".join(str(part) for part in cuda.nccl.version())
-
-
-def _write_lines_at_once() -> None:
-    """Have C's stdout written by the line: NCCL prints there, and an abort loses what waits."""
-    import ctypes  # an attempt that follows a failure needs it, no other does
-
-    libc = ctypes.CDLL(None)
-    libc.setlinebuf(ctypes.c_void_p.in_dll(libc, "stdout"))
+    try:
+        return ".".join(str(part) for part in cuda.nccl.version())
+    except (AttributeError, RuntimeError):  # a torch that was built without it
+        return ""
 
 
 def _collective_barrier(c10d: ModuleType) -> None:
