@@ -3,30 +3,73 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 
+import pytest
 import yaml
 from repo import ROOT
 
 import saferun
 from saferun.export import bundle
+from saferun.export.bare_code import bare
+
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+class _Meaning(ast.NodeTransformer):
+    """Takes away what a packed module may lack: docstrings, annotations, imports at the top."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        self.generic_visit(node)
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not is_left_out(one)]
+            if not isinstance(node, ast.ClassDef):
+                node.body = [
+                    ast.Assign([one.target], one.value, lineno=one.lineno)
+                    if isinstance(one, ast.AnnAssign) and one.value
+                    else one
+                    for one in node.body
+                ]
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        return node
+
+
+def is_left_out(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
+    text = isinstance(node, ast.Expr) and getattr(node.value, "value", None)
+    return isinstance(text, str) or (isinstance(node, IMPORTS) and node.col_offset == 0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_module_is_made_bare_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle, "bare", functools.cache(bare))
+        yield
 
 
 def meant(text: str) -> str:
-    """Return what Python makes of a module, with the lines of its code, less its docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            value = body[0].value
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                del body[0]
-    return "\n".join(
-        f"{getattr(node, 'lineno', '')} {type(node).__name__}" for node in ast.walk(tree)
-    ) + ast.dump(tree)
+    """Return what Python makes of a module, with the lines of its statements."""
+    tree = _Meaning().visit(ast.parse(text))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return "\n".join(f"{one.lineno} {type(one).__name__}" for one in statements) + ast.dump(tree)
+
+
+def names(text: str, *kinds: type[ast.AST]) -> set[str]:
+    """Return the names that a module imports, or reads."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return {one.id for one in found if isinstance(one, ast.Name)} | {
+        alias.asname or alias.name for one in found for alias in getattr(one, "names", ())
+    }
 
 
 def test_what_is_packed_means_what_it_meant_on_the_same_lines():
@@ -36,12 +79,69 @@ def test_what_is_packed_means_what_it_meant_on_the_same_lines():
         if path.startswith("saferun/") and path.endswith(".py"):
             whole = (ROOT / "src" / path).read_text()
             assert meant(text) == meant(whole), path
+            assert names(text, ast.Name) & names(whole, *IMPORTS) <= names(text, *IMPORTS), path
             assert not [line for line in text.split("\n") if line.startswith("# ---")], path
 
 
-def test_a_string_and_a_body_of_nothing_but_a_docstring_are_left():
-    text = 'class A:\n    """Two\n    lines."""\n\n\nX = """\n# kept\n"""  # kept\n# gone\n'
-    assert bundle.bare(text) == 'class A:\n    ""\n\n\n\nX = """\n# kept\n"""  # kept\n\n'
+def test_what_only_readers_need_is_left_out_of_a_module():
+    whole = '''from a import (
+    Read,
+    Seen,
+)
+from b import Wide
+
+if TYPE_CHECKING:
+    from c import C
+
+class A:
+    """Two
+    lines."""
+
+    field: Seen
+
+Y: Wide = "->"  # gone
+X = """
+# kept
+"""
+
+def f(
+    a: Read,
+    *b: "Wide",
+    c: int = 3,
+) -> dict[
+    str, C
+]: return {"# kept": a}  # é, gone
+'''
+    packed = '''from a import Seen
+
+
+
+
+
+
+
+
+class A:
+    ""
+
+
+    field: Seen
+
+Y = "->"
+X = """
+# kept
+"""
+
+def f(
+    a,
+    *b,
+    c = 3,
+)\\
+\\
+: return {"# kept": a}
+'''
+    assert bare(whole) == packed
+    compile(packed, "packed", "exec")
 
 
 def test_what_is_known_means_the_same_without_a_yaml_parser():

@@ -1,11 +1,13 @@
 """The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
-It is a JSON object from path to text, compressed by bzip2 (smaller and quicker than LZMA for text),
-in base85. export/unpack.py reads it where the script runs. The commands, and what only they use,
-are left out. Knowledge is packed as JSON, since the target may have no YAML parser.
+Paths and texts follow each other. Frequent words are replaced by single characters (`_coded`), and
+all is compressed by bzip2 (more Pythons lack LZMA than bzip2), in base85. export/unpack.py reads it
+where the script runs. The commands, and what only they use, are left out, and of the code what only
+its readers need (export/bare_code.py). Knowledge is packed as JSON, since the target may have no
+YAML parser.
 
-Packing takes 0.3 s, so the user's cache directory keeps the last bundle, under a hash of all that
-it was made of.
+Packing takes 2 s, so the user's cache directory keeps the last bundle, under a hash of all that it
+was made of.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
+from saferun.export import bare_code
+from saferun.export.bare_code import bare
 from saferun.knowledge import loader
 from saferun.system import paths
 
@@ -54,10 +59,12 @@ UNUSED = (
     "profile/yaml_reader.py",
 )
 _PROGRAM = os.path.join(paths.PACKAGE, "export", "unpack.py")
+_MADE_BY = (__file__, bare_code.__file__)
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
-# Code with its strings, up to a comment; lines inside of a long string do not match as a whole.
-_BEFORE_COMMENT = re.compile(r"""((?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*)#.*""")
+# What single characters stand for: words, and line ends with the next line's indentation.
+_WORD = re.compile(r"\n[\n ]*|[A-Za-z]{2,}")
+_LEAST = 30  # the times that a word must occur; a rarer one gains less than the table's line costs
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -67,19 +74,34 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
         environ: names the user's cache directory.
     """
     program, sources = _read(_PROGRAM), _sources(environ)
-    made_of = "\0".join((_read(__file__), program, *sources, *sources.values()))
+    made_of = "\0".join((*map(_read, _MADE_BY), program, *sources, *sources.values()))
     key = hashlib.sha256(made_of.encode()).hexdigest()
     entry = os.path.join(paths.cache_dir(environ), "kit")
     kept = (paths.read_private(entry) or b"").decode("ascii", "replace").split("\n")
     if len(kept) != 3 or kept[0] != key:
-        data = json.dumps(_bare(sources), sort_keys=True, separators=(",", ":"))
-        kept = [key, _packed(bare(program)), _packed(data)]
+        parts = (part for file in sorted(_bare(sources).items()) for part in file)
+        kept = [key, _packed(bare(program)), _packed(_coded("\0".join(parts)))]
         paths.write_private(entry, "\n".join(kept).encode())
     return kept[1], kept[2]
 
 
 def _packed(text: str) -> str:
     return base64.b85encode(bz2.compress(text.encode())).decode()
+
+
+def _coded(text: str) -> str:
+    """Return a text whose frequent words are characters that it has not, below a table of them.
+
+    A character is one byte or two. Compressed, the whole is 5 % smaller for it.
+    """
+    used = {"\0", "\1", *text}
+    codes = [code for code in map(chr, range(0x800)) if code not in used]
+    counts = Counter(_WORD.findall(text))
+    words = [word for word, times in counts.items() if times >= _LEAST and len(word) > 1]
+    words.sort(key=lambda word: (-counts[word] * (len(word) - 1), word))
+    table = dict(zip(words, codes, strict=False))
+    body = _WORD.sub(lambda found: table.get(found[0], found[0]), text)
+    return "\0".join(("".join(table.values()), *table)) + "\1" + body
 
 
 def template(name: str = "run.sh") -> str:
@@ -106,27 +128,6 @@ def _sources(environ: Mapping[str, str]) -> dict[str, str]:
         text = json.dumps(document, separators=(",", ":"))
         found[f"saferun/knowledge/{name}.json"] = text
     return found
-
-
-def bare(text: str) -> str:
-    """Return a module without comments and docstrings; all else keeps the number of its line.
-
-    It knows Python as ruff formats it: a docstring begins a line below one that ends with a colon.
-    """
-    lines, within, is_doc, before = [], False, False, ":"
-    for line in text.split("\n"):
-        word, odd = line.strip(), line.count('"""') % 2 == 1
-        if within:
-            within = not odd
-            lines.append("" if is_doc else line)
-        elif is_doc := word.startswith('"""') and before.endswith(":"):
-            lines.append(line[: len(line) - len(line.lstrip())] + '""')
-            within, before = odd, word
-        else:
-            code = None if odd else _BEFORE_COMMENT.fullmatch(line)
-            lines.append(code[1].rstrip() if code else line)
-            within, before = odd, lines[-1].strip() or before
-    return "\n".join(lines)
 
 
 def _room(name: str) -> Iterator[str]:

@@ -15,7 +15,6 @@ import base64
 import bz2
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import sys
@@ -39,7 +38,7 @@ def main() -> None:
     os.umask(0o077)
     with open(script, "rb") as file:
         lines = [line[len(MARK) :].rstrip() for line in file if line.startswith(MARK)]
-    files = json.loads(bz2.decompress(base64.b85decode(b"".join(lines[1:]))))
+    files = _files(bz2.decompress(base64.b85decode(b"".join(lines[1:]))).decode())
     trust: dict[str, Any] = {"__name__": "trust"}
     exec(files["saferun/system/trust.py"], trust)  # noqa: S102 - as this program itself is run
     environ = _environ(pid)
@@ -66,6 +65,14 @@ def main() -> None:
             return
     sys.stderr.write(f"saferun: {trouble}\n")
     raise SystemExit(69)
+
+
+def _files(packed: str) -> dict[str, str]:
+    """Return the texts by path; bundle.py says how they are coded."""
+    head, body = packed.split("\1")
+    codes, *words = head.split("\0")
+    parts = body.translate(dict(zip(map(ord, codes), words))).split("\0")  # noqa: B905 (equal)
+    return dict(zip(parts[::2], parts[1::2]))  # noqa: B905
 
 
 def _environ(pid: str) -> bytes:
