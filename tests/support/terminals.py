@@ -73,7 +73,8 @@ def start(command: list[str], folder: Path, environ: dict[str, str]) -> tuple[in
 def read_all(fd: int) -> str:
     """Return what a terminal shows until its other side is closed."""
     data = b""
-    while select.select([fd], [], [], DEADLINE_S)[0]:
+    while True:
+        assert select.select([fd], [], [], DEADLINE_S)[0], "a process still has the terminal"
         try:
             piece = os.read(fd, 1 << 16)
         except OSError:  # the other side is closed
