@@ -170,7 +170,7 @@ loop.run_attempt = started
 open('t.py', 'w').close()
 main(['--profile', 'h100', 't.py'])
 """
-HEAVY = {"torch", "rich", "jinja2", "asyncio"}
+HEAVY = {"torch", "rich", "jinja2", "asyncio", "socket", "shutil", "_hashlib"}
 
 
 @pytest.mark.parametrize("launch", [LAUNCH, SUPERVISED], ids=["exec", "supervised"])

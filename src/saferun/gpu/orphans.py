@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterable, Mapping
@@ -198,6 +197,8 @@ def remove_stale_caches(folder: str) -> list[str]:
             continue
         try:
             if not _in_environments(path):
+                import shutil  # 3 ms; only what a killed run has left needs it
+
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(claim)

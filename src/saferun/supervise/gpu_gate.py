@@ -11,8 +11,6 @@ from collections.abc import Callable
 from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.gpu_locks import Held
-from saferun.gpu.preflight import preflight_gate
-from saferun.gpu.preflight.preflight_gate import Clearance
 from saferun.gpu.preflight.preflight_report import in_a_line
 from saferun.journal import part_history
 from saferun.journal.event_types import Preflight
@@ -58,8 +56,11 @@ class GpuCare:
         self._gathered = gathered
         self._held = held
         self._say = say
-        wanted = plan.settings.preflight.mode != "off"
-        self._check = Clearance(gathered, plan, held, say) if wanted else None
+        self._check: Clearance | None = None
+        if plan.settings.preflight.mode != "off":
+            from saferun.gpu.preflight.preflight_gate import Clearance  # only a test: 10 ms
+
+            self._check = Clearance(gathered, plan, held, say)
         self._policy = plan.settings.preflight
 
     @property
@@ -116,8 +117,10 @@ class GpuCare:
         if not asks or not plan.gpus.gpus:
             return ()
 
+        from saferun.gpu.preflight.preflight_gate import recovered  # only a failure needs it
+
         wanted: dict[str, tuple[str, ...]] = dict.fromkeys(asks, ())
-        done = preflight_gate.recovered(wanted, self._gathered, plan, self._held)
+        done = recovered(wanted, self._gathered, plan, self._held)
         for finding in done.findings:
             self._say(in_a_line(finding))
         return done.findings

@@ -173,8 +173,8 @@ class _Run:
         self._history: list[AttemptOutcome] = []
         self._mitigations = RunMitigations(gathered, first, run_record.path or "")
         self._resumption = Resumption(gathered, first, say)
-        self._imports = RankImports(first, gathered)
-        self._forks_ranks = first.settings.start.ranks == "warm"
+        forks_ranks = first.settings.start.ranks == "warm"
+        self._imports = RankImports(first, gathered) if forks_ranks else None
         self._parts = RunParts(gathered)
         self._nodes = self._other_nodes(first)
         # These are those of the attempt that runs.
@@ -345,8 +345,8 @@ class _Run:
             interrupted=lambda left_s: self._say(answer(left_s)),
         )
         ended = run_attempt(spec, observer, self._keepers.take())
-        if self._forks_ranks:
-            self._record.harmlessly(lambda: self._imports.take(self._gathered.identity.attempt))
+        if imports := self._imports:
+            self._record.harmlessly(lambda: imports.take(self._gathered.identity.attempt))
         return ended
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
@@ -408,7 +408,7 @@ class _Run:
         why = self._keepers.prepare_warm_agent(
             plan.command,
             env,
-            ranks=self._imports.path if warm else None,
+            ranks=self._imports.path if warm and self._imports else None,
             sets_threads=warm_start.sets_threads(plan, env),
         )
         if why and not ahead:
@@ -417,7 +417,7 @@ class _Run:
     def _knows_imports(self) -> bool:
         """Return whether what the ranks import is known, or nobody wants to know it."""
         attempt = self._gathered.identity.attempt
-        return not self._forks_ranks or self._imports.known(attempt)
+        return self._imports is None or self._imports.known(attempt)
 
     # --- its end ---------------------------------------------------------------------------
 

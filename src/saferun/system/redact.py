@@ -12,9 +12,7 @@ what is not UTF-8 passes unchanged. Each rule yields spans; overlapping spans be
 from __future__ import annotations
 
 import base64
-import html
 import json
-import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.system import secret_spans
@@ -139,6 +137,9 @@ def _forms(value: str) -> set[str]:
     forms = {value, *_in_base64(raw)}
     if compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
         return forms
+    import html  # with urllib.parse 5 ms; only a secret with punctuation needs them
+    import urllib.parse
+
     for kept in ("", "/", "/:@!$&'()*,;=+"):
         quoted = urllib.parse.quote(raw, safe=kept)
         forms |= {quoted, compiled("%..").sub(lambda m: m[0].lower(), quoted)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -16,6 +15,7 @@ _DUMP, _DONE, _ERROR = 0x301, 3, 2  # NLM_F_REQUEST | NLM_F_DUMP; NLMSG_DONE, NL
 _INFO = 2  # INET_DIAG_INFO, and the bit of it is 1 << (2 - 1)
 _BYTES = 120  # where tcp_info has tcpi_bytes_acked and tcpi_bytes_received (Linux 4.1)
 _ESTABLISHED = 1 << 1
+_FAMILIES = (2, 10)  # AF_INET, AF_INET6
 _LIMIT_S = 1.0
 
 
@@ -27,7 +27,7 @@ def moved(pids: Iterable[int]) -> int | None:
     try:
         return sum(
             count
-            for family in (socket.AF_INET, socket.AF_INET6)
+            for family in _FAMILIES
             for inode, count in _connections(family)
             if inode in wanted
         )
@@ -47,6 +47,8 @@ def _sockets(pid: int) -> Iterator[int]:
 
 def _connections(family: int) -> Iterator[tuple[int, int]]:
     """Yield the inode of each established connection, and the bytes that it has carried."""
+    import socket  # 3 ms; only a job that has been silent for long needs it
+
     with socket.socket(_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as link:
         link.settimeout(_LIMIT_S)
         asked = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _ESTABLISHED)

@@ -8,7 +8,6 @@ from a process that has imported torch alone.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 
 from saferun.inject.imported_modules import ENDING
@@ -29,6 +28,8 @@ class RankImports:
         script, launcher = plan.script or "", gathered.launcher
         python = (launcher and launcher.interpreter) or plan.command[0]
         name = script if plan.options.module else os.path.realpath(script)
+        import hashlib  # loads OpenSSL, 3 ms; only warm ranks need it
+
         key = hashlib.sha256(f"{python}\0{name}".encode(errors="surrogateescape")).hexdigest()
         self.path = os.path.join(paths.cache_dir(gathered.environ), "imports", key[:32])
         self._receipts = gathered.identity.receipts
