@@ -8,18 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers import until
 from interpreters import Interpreters, other_pythons
 from ranks import MARK, TORCHRUN, alive, launch
 from repo import source
 
 NEUTRAL = {"excepthook": "on"}
-DEADLINE_S = 300
 STAYS_S = 1.0  # what is still there by then outlives its agent; the kernel needs a millisecond
 
 ASK = """
@@ -44,16 +43,6 @@ open(os.environ["READY"] + "/rank" + os.environ["RANK"], "w").close()
 """
 
 
-def until(done: Callable[[], bool], patience_s: float = DEADLINE_S) -> bool:
-    """Poll; tell whether it came about in time."""
-    end = time.monotonic() + patience_s
-    while not done():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 class Agent:
     """A torchrun that was started with our hooks in its environment, as after our exec."""
 
@@ -76,7 +65,7 @@ class Agent:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        assert until(lambda: len(list(self.ready.iterdir())) == self.ranks), "no rank came up"
+        until(lambda: len(list(self.ready.iterdir())) == self.ranks, "the ranks come up")
 
     def left(self) -> list[int]:
         return [pid for pid in alive(self.mark) if pid != self.process.pid]
@@ -110,9 +99,9 @@ def test_ranks_end_with_their_agent_whatever_they_do(agents: Callable[..., Agent
     ways = f"exec({list(SIT.values())!r}[int(os.environ['RANK'])])"
     agent = agents(READY + ways, ranks=len(SIT))
     agent.start()
-    assert until(lambda: len(agent.left()) == len(SIT))  # in mid-exec a process has no environment
+    until(lambda: len(agent.left()) == len(SIT))  # in mid-exec a process has no environment
     agent.sigkill()
-    assert until(lambda: not agent.left()), agent.left()
+    until(lambda: not agent.left(), agent.left)
 
 
 @pytest.mark.slow
@@ -121,7 +110,8 @@ def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., A
     agent = agents(READY + SIT["waiting"], injected=False)
     agent.start()
     agent.sigkill()
-    assert not until(lambda: not agent.left(), STAYS_S)
+    with pytest.raises(AssertionError):
+        until(lambda: not agent.left(), limit_s=STAYS_S)
     assert len(agent.left()) == 2
 
 
@@ -133,7 +123,7 @@ def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(
     agent.start(TORCHRUN, "--standalone", "--nproc-per-node=1", "--no-python")
     assert len(agent.left()) == 2
     agent.sigkill()
-    assert until(lambda: not agent.left()), agent.left()
+    until(lambda: not agent.left(), agent.left)
 
 
 # whom it must not touch
