@@ -38,6 +38,8 @@ WELL = {
     "GetMemoryErrorCounter.1.1.2": "0",
     "GetRepairStatus": "0 0",
     "GetRemappedRows": "0 0 0 0",
+    "GetClockInfo": "1980",
+    "GetMaxClockInfo": "1980",
     "GetCurrentClocksEventReasons": "1",
     "value.270": "0",
     "value.271": "0",

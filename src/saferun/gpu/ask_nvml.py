@@ -55,6 +55,7 @@ REASONS = {  # nvmlClocksEventReason*
     "HW Slowdown/HW Thermal Slowdown": 0x40,
     "HW Slowdown/HW Power Brake Slowdown": 0x80,
     "SW Thermal Slowdown": 0x20,
+    "SW Power Cap": 0x04,
 }
 Form = Callable[[int], str]
 
@@ -226,6 +227,8 @@ def _ask_memory_errors(gpu: Gpu) -> None:
 
 
 def _ask_clocks_and_power(gpu: Gpu) -> None:
+    gpu.numbers("GetClockInfo", {"Clocks/SM": "{} MHz".format}, 1)  # NVML_CLOCK_SM
+    gpu.numbers("GetMaxClockInfo", {"Max Clocks/SM": "{} MHz".format}, 1)
     reasons = gpu.number("GetCurrentClocksEventReasons")
     if reasons < 0:  # before 535
         reasons = gpu.number("GetCurrentClocksThrottleReasons")

@@ -100,6 +100,14 @@ int nvmlDeviceGetTemperature(void *d, int sensor, u32 *a) {
     return sensor ? INVALID : tell32(d, "GetTemperature", 1, (u32 *[]){a});
 }
 
+int nvmlDeviceGetClockInfo(void *d, int clock, u32 *a) {
+    return clock != 1 ? INVALID : tell32(d, "GetClockInfo", 1, (u32 *[]){a});
+}
+
+int nvmlDeviceGetMaxClockInfo(void *d, int clock, u32 *a) {
+    return clock != 1 ? INVALID : tell32(d, "GetMaxClockInfo", 1, (u32 *[]){a});
+}
+
 int nvmlDeviceGetRemappedRows(void *d, u32 *a, u32 *b, u32 *c, u32 *e) {
     return tell32(d, "GetRemappedRows", 4, (u32 *[]){a, b, c, e});
 }
