@@ -68,6 +68,9 @@ VERSION = 1  # raise it with each key that a hook gains: ranks know no defaults
 
 STACKS = ".stacks"  # the ending of the file that a rank's stacks go to, beside its receipt
 STACKS_SIGNAL = 53  # a real-time signal (signal(7)) on which faulthandler writes them
+TIMES = ".times"  # the ending of the file that the times of a rank's collectives go to
+TIMES_SIGNAL = 54  # on which the rank writes it (collective_times.py)
+TIMING_SIGNAL = 55  # the same, and NCCL's collectives are timed on the GPU from now on
 BOOTSTRAP = "bootstrap"  # the hook of a rank's first line
 ERROR_FILE = "error_file"  # what that line calls the file in which torchrun looks for an exception
 TARGETS = "targets"  # the hook of the lines that tell the state of each watched module

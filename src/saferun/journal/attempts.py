@@ -10,7 +10,14 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.reading import crash_stack
 from saferun.inject import contract
 from saferun.journal import events, receipts
-from saferun.journal.event_types import AttemptBegun, LossLost, PlanChanged, Recycled, Started
+from saferun.journal.event_types import (
+    AttemptBegun,
+    LossLost,
+    PlanChanged,
+    Recycled,
+    SlowRank,
+    Started,
+)
 from saferun.journal.events import Event
 from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
 from saferun.planning.own_variables import OF_ATTEMPT
@@ -29,6 +36,7 @@ class Attempt(NamedTuple):
     hooks: tuple[str, ...] = ()  # messages about the hooks in it
     ranks_started: str = ""  # how, where ranks may be warm
     loss: str = ""  # what the watch of its loss has said
+    slow: str = ""  # what the watch for a slow rank has said
     replaced: bool = False  # its process asked for another one in its place
 
     @property
@@ -85,6 +93,8 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             found[number] = found[number]._replace(started_at=event.at)
         elif isinstance(facts, LossLost) and number in found:
             found[number] = found[number]._replace(loss=facts.line)
+        elif isinstance(facts, SlowRank) and number in found:
+            found[number] = found[number]._replace(slow=facts.line)
         elif isinstance(facts, Recycled) and number in found:
             found[number] = found[number]._replace(replaced=True)
         elif isinstance(facts, AttemptOutcome):

@@ -103,6 +103,16 @@ class LossLost(NamedTuple):
     checkpoint: str | None  # the newest one of the run from before that
 
 
+class SlowRank(NamedTuple):
+    """The others wait for one rank in nearly every collective: diagnosis/slow_rank.Slow."""
+
+    line: str  # for people
+    rank: int
+    share: float  # of the job's time that it costs
+    collectives: int  # so many were compared
+    facts: tuple[str, ...]  # what its GPU and its CPU show beside the others'
+
+
 class Recycled(NamedTuple):
     """The process of an attempt is replaced, as it asked: recycling.Request."""
 
@@ -144,6 +154,7 @@ NAMES: dict[type[EventFacts], str] = {
     Hang: "hang",
     Stall: "stall",
     LossLost: "loss",
+    SlowRank: "slow",
     Recycled: "recycled",
     AttemptOutcome: "ended",
     PlanChanged: "plan",
@@ -173,6 +184,7 @@ EventFacts: TypeAlias = (
     | Hang
     | Stall
     | LossLost
+    | SlowRank
     | Recycled
     | AttemptOutcome
     | PlanChanged

@@ -15,6 +15,7 @@ from saferun.journal.event_types import (
     Preflight,
     Recovery,
     RunEnded,
+    SlowRank,
     WorkerBegun,
 )
 from saferun.journal.events import Event
@@ -86,7 +87,7 @@ def _lines(event: Event) -> Iterator[str]:
             yield f"the nodes agreed that the failure began on {host}"
         if facts.why:
             yield f"the nodes do not fit: {facts.why}"
-    elif isinstance(facts, LossLost):
+    elif isinstance(facts, (LossLost, SlowRank)):
         yield facts.line
     elif isinstance(facts, Fault):
         yield f"a fault of saferun's own: {facts.what}"

@@ -79,6 +79,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     yield Line("silence", _silence(job, at), "yellow")
     yield Line("waits", _stall(job, at), "yellow")
     yield Line("loss", printable(attempt.loss), "yellow")
+    yield Line("slow", printable(attempt.slow), "yellow")
 
 
 def _failure(attempt: Attempt) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from saferun import __version__
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
@@ -21,6 +22,7 @@ from saferun.journal.event_types import (
     Hang,
     LossLost,
     RunEnded,
+    SlowRank,
     Stall,
     Started,
 )
@@ -34,6 +36,9 @@ from saferun.supervise.records.notifier import Notifier
 from saferun.system import paths
 from saferun.system.procfs import this_process
 from saferun.system.redact import Masker
+
+if TYPE_CHECKING:  # only a job that has run for minutes needs it
+    from saferun.diagnosis.slow_rank import Slow
 
 VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
 
@@ -164,6 +169,18 @@ class Record:
         self.journal.sync()
         if self.notifier:
             self.notifier.loss(self._attempt, event)
+
+    def slow(self, found: Slow, line: str, facts: Sequence[str]) -> None:
+        """Record that the others wait for one rank.
+
+        Args:
+            found: which, and what it costs.
+            line: the same for people.
+            facts: what its GPU and its CPU show.
+        """
+        event = SlowRank(line, found.rank, round(found.share, 3), found.calls, tuple(facts))
+        self.journal.event(event)
+        self.journal.sync()
 
     def keep_tails(self) -> None:
         """Write the end of the last attempt's output; called while the next one starts."""

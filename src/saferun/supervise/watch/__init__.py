@@ -1,1 +1,1 @@
-"""What is watched while a job runs: hangs, stacks, output, first steps."""
+"""What is watched while a job runs: hangs, stacks, slow ranks, output, first steps."""

@@ -14,9 +14,10 @@ from saferun.supervise.records.record import Record
 from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.loss_watch import LossWatch
+from saferun.supervise.watch.slow_watch import SlowWatch
 
 # Each has `started`, `cause` and `check_job` (the seconds until the next, None to end the job).
-Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch"
+Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch | SlowWatch"
 
 
 class Looks:
@@ -49,6 +50,8 @@ class Looks:
         if plan.settings.watch.mode != "off":
             self._hangs = HangWatch(plan, receipts, record, say, environ)
         watches: list[Watch | None] = [self._hangs, self._first_steps]
+        if plan.settings.watch.mode != "off":
+            watches.append(SlowWatch(plan, receipts, record, say, environ))
         if plan.settings.watch.loss != "off":
             watches.append(LossWatch(plan, history, record, saved_before, say))
         self._next_s: dict[Watch, float] = {watch: 0.0 for watch in watches if watch}

@@ -18,13 +18,14 @@ Whether they train from the same step shows later (first_steps.py).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import os
 import sys
 import time
 
-from ... import agreement, contract, first_steps, hidden_frames, meeting
+from ... import agreement, collective_times, contract, first_steps, hidden_frames, meeting
 from .. import environment
 
 TYPE_CHECKING = False
@@ -169,6 +170,9 @@ class InitCall:
             if self._settings.agree != "off" and not self._earlier:
                 first_steps.watch(self._c10d, rank, self._settings.agree, self._context)
         self._agent = None
+        if size > 1 and self._context.is_watched and not self._earlier:
+            with contextlib.suppress(Exception):  # then the watch gets no times from this rank
+                collective_times.arm(self._c10d, self._context)
         facts = {} if self._device is None else {"device": self._device}
         self._context.receipt(
             "init",

@@ -1,0 +1,250 @@
+"""Pure: which rank the others wait for in nearly every step, by torch's flight recorder.
+
+Gloo's collectives begin when the host calls them, so the times of the calls tell who comes last;
+they are of one machine's clock. NCCL's are only queued by that call, and a rank that is behind in
+queueing need not be behind on its GPU: there the durations count, where torch takes them (a rank
+that comes last finds the others waiting, and its collective is the shortest), and the calls alone
+are only a suspicion.
+
+What a rank costs in a step is how far it lies behind the last but one, at most, in the step's
+collectives: not their sum, since the others work on while a collective is under way. That is the
+least that the job loses. Where ranks wait for each other many times in a step, it loses more, and a
+slow rank may not be seen. A rank is named only where nothing else explains who comes last:
+
+- It is far behind in most steps: one that saves or evaluates now and then is not.
+- It waits for nobody itself: with groups of several kinds, whom it holds up comes late elsewhere.
+- There are no sends between ranks: in a pipeline some stages end later than others by design.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeGuard
+
+from saferun.diagnosis import flight_record
+
+SHARE = 0.1  # of the time: a rank that costs less is not named
+OFTEN = 0.8  # in so many parts of the record it is the one
+FEWEST = 200  # collectives of a group
+_PARTS = 10
+_MOST = 4000  # characters of a text
+_STEPS = 10  # the fewest
+_SAME = 0.95  # of the collectives are those of the step before
+# Collectives in which every rank waits for every other one.
+_TOGETHER = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
+
+
+class Call(NamedTuple):
+    """One collective, as one rank recorded it."""
+
+    at_s: float  # when the host called it
+    lasts_s: float | None  # on the GPU; None where that is not known
+    name: str  # the same on all ranks
+    sizes: str = ""  # of its input
+
+
+class Times(NamedTuple):
+    """When one rank called its collectives."""
+
+    groups: Mapping[str, Mapping[int, Call]]  # group -> number in it -> the call
+    is_nccl: bool = False
+    sends: bool = False  # it sends to other ranks, or receives
+
+
+class Slow(NamedTuple):
+    """A rank that the others wait for."""
+
+    rank: int
+    share: float  # of the job's time that it costs
+    calls: int  # collectives that were compared
+    is_proven: bool = True  # False: by the calls of NCCL alone
+
+
+class _Part(NamedTuple):
+    """Some steps that follow each other."""
+
+    costs: Mapping[int, float]  # rank -> the share of the time that it costs
+    waits: Mapping[int, float]  # rank -> the share of the time that it waits
+
+
+def read(content: bytes) -> Times | None:
+    """Return the times of a dump of the flight recorder; None where it is something else.
+
+    Args:
+        content: of the file; nothing in it is trusted.
+    """
+    try:
+        dump: object = flight_record._Plain(io.BytesIO(content)).load()
+    except Exception:  # a broken pickle raises what it likes
+        return None
+    entries = dump.get("entries", []) if isinstance(dump, dict) else None
+    if not isinstance(entries, list) or not isinstance(dump, dict):
+        return None
+    known = [entry for entry in entries if isinstance(entry, dict)]
+    config = dump.get("pg_config")
+    names = [name for entry in known if isinstance(name := entry.get("profiling_name"), str)]
+    is_nccl = any(name.startswith("nccl:") for name in names)
+    groups: dict[str, dict[int, Call]] = {}
+    for entry in known:
+        backend, _, name = str(entry.get("profiling_name")).rpartition(":")
+        number, at = entry.get("collective_seq_id"), entry.get("time_created_ns")
+        if not any(word in name for word in _TOGETHER) or entry.get("is_p2p"):
+            continue
+        if _is_number(number) and _is_number(at) and (backend == "nccl") == is_nccl:
+            lasts = entry.get("duration_ms")
+            lasts_s = lasts / 1000 if isinstance(lasts, float) and lasts >= 0 else None
+            sizes = str(entry.get("input_sizes"))[:_MOST]
+            call = Call(at / 1e9, lasts_s, name[:_MOST], sizes)
+            groups.setdefault(_group(entry.get("process_group"), config), {})[number] = call
+    return Times(groups, is_nccl, any(entry.get("is_p2p") is True for entry in known))
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _group(group: object, config: object) -> str:
+    """Return a name of a group that no other one has: of a mesh's rows, several have one name."""
+    name = group[0] if isinstance(group, (tuple, list)) and group else None
+    one = config.get(name) if isinstance(config, dict) and isinstance(name, str) else None
+    ranks = one.get("ranks") if isinstance(one, dict) else ""
+    return f"{str(group)[:_MOST]} {str(ranks)[:_MOST]}"
+
+
+def wants_durations(times: Mapping[int, Times]) -> bool:
+    """Return whether ranks of NCCL do not time their collectives."""
+    calls = (call for one in times.values() for of in one.groups.values() for call in of.values())
+    return any(one.is_nccl for one in times.values()) and all(c.lasts_s is None for c in calls)
+
+
+def judge(times: Mapping[int, Times]) -> Slow | None:
+    """Return which rank the others wait for; None where there is none, or no telling.
+
+    Args:
+        times: rank -> its times, of the ranks of one machine.
+    """
+    if len(times) < 2 or any(one.sends for one in times.values()):
+        return None
+    timed = not wants_durations(times)
+    is_nccl = any(one.is_nccl for one in times.values())
+    found: list[Slow] = []
+    waits: dict[int, float] = {}
+    for group in sorted({name for one in times.values() for name in one.groups}):
+        of = {rank: one.groups[group] for rank, one in times.items() if group in one.groups}
+        numbers = _common(of, timed=timed and is_nccl)
+        parts = _parts(of, numbers, timed=timed and is_nccl) if len(of) > 1 else []
+        if not parts:
+            continue
+        for rank in of:
+            waited = statistics.median(part.waits[rank] for part in parts)
+            waits[rank] = waits.get(rank, 0.0) + waited
+        if slow := _last(parts, len(numbers)):
+            found.append(slow._replace(is_proven=timed or not is_nccl))
+    held = {one.rank: one for one in sorted(found, key=lambda one: one.share)}
+    free = [one for rank, one in held.items() if waits[rank] <= one.share / 2]
+    return free[0] if len(free) == 1 else None
+
+
+def _common(of: Mapping[int, Mapping[int, Call]], *, timed: bool) -> list[int]:
+    """Return the numbers of the collectives that all ranks have recorded alike."""
+    first, *others = of.values()
+    numbers = sorted(number for number in first if all(number in calls for calls in others))
+    if any(len({calls[number].name for calls in of.values()}) > 1 for number in numbers):
+        return []  # groups that are not the same one
+    if timed:
+        numbers = [n for n in numbers if all(c[n].lasts_s is not None for c in of.values())]
+    return numbers
+
+
+def _parts(
+    of: Mapping[int, Mapping[int, Call]], numbers: Sequence[int], *, timed: bool
+) -> list[_Part]:
+    """Return what each part of a record shows; nothing where it is too short."""
+    steps = _steps(next(iter(of.values())), numbers) if len(numbers) >= FEWEST else []
+    if len(steps) <= _STEPS:
+        return []
+    size = (len(steps) - 1) // _PARTS
+    return [
+        _part(of, steps[start : start + size + 1], timed=timed)
+        for start in range(0, size * _PARTS, size)
+    ]
+
+
+def _steps(calls: Mapping[int, Call], numbers: Sequence[int]) -> list[Sequence[int]]:
+    """Return the numbers of the collectives of each step.
+
+    What a step has comes again in the next one. Where all collectives are alike, a step ends with
+    a long pause.
+    """
+    forms = [(calls[number].name, calls[number].sizes) for number in numbers]
+    for period in range(1, len(forms) // _STEPS + 1):
+        same = sum(one == again for one, again in zip(forms, forms[period:], strict=False))
+        if same >= _SAME * (len(forms) - period):
+            break
+    else:
+        return []
+    if period > 1:
+        return [numbers[at : at + period] for at in range(0, len(numbers) - period + 1, period)]
+    pauses = [calls[b].at_s - calls[a].at_s for a, b in itertools.pairwise(numbers)]
+    long_s = sorted(pauses)[int(0.98 * len(pauses))] / 2
+    ends = [at + 1 for at, pause in enumerate(pauses) if pause >= long_s]
+    return [numbers[a:b] for a, b in itertools.pairwise([0, *ends, len(numbers)])]
+
+
+def _part(
+    of: Mapping[int, Mapping[int, Call]], steps: Sequence[Sequence[int]], *, timed: bool
+) -> _Part:
+    """Return what some steps show; the last one is only their end."""
+    clock = next(iter(of.values()))
+    over_s = max(1e-9, clock[steps[-1][0]].at_s - clock[steps[0][0]].at_s)
+    costs, waits = dict.fromkeys(of, 0.0), dict.fromkeys(of, 0.0)
+    for step in steps[:-1]:
+        behind, waited = dict.fromkeys(of, 0.0), dict.fromkeys(of, 0.0)
+        for number in step:
+            at = {rank: _arrival(calls[number], timed=timed) for rank, calls in of.items()}
+            *_, before, last = sorted(at, key=lambda rank: at[rank])
+            behind[last] = max(behind[last], at[last] - at[before])
+            for rank in of:
+                waited[rank] = max(waited[rank], at[last] - at[rank])
+        for rank in of:
+            costs[rank] += behind[rank] / over_s
+            waits[rank] += waited[rank] / over_s
+    return _Part(costs, waits)
+
+
+def _arrival(call: Call, *, timed: bool) -> float:
+    """Return when a rank came to a collective; by the GPU's time, before the end that all share."""
+    return -(call.lasts_s or 0.0) if timed else call.at_s
+
+
+def _last(parts: Sequence[_Part], calls: int) -> Slow | None:
+    """Return the rank that is behind in most parts, and what it costs."""
+    found: dict[int, int] = {}
+    for part in parts:
+        rank, cost = max(part.costs.items(), key=lambda one: one[1])
+        if cost > SHARE / 2 and cost >= OFTEN * sum(part.costs.values()):
+            found[rank] = found.get(rank, 0) + 1
+    if not found:
+        return None
+    rank = max(found, key=lambda one: found[one])
+    share = statistics.median(part.costs[rank] for part in parts)
+    if found[rank] < OFTEN * len(parts) or share <= SHARE:
+        return None
+    return Slow(rank, share, calls)
+
+
+def sentence(slow: Slow, facts: Sequence[str]) -> str:
+    """Return who is slow, and what its GPU and its CPU show beside the others', for people.
+
+    Args:
+        slow: who.
+        facts: what differs; nothing where nothing does, or where that is not known.
+    """
+    text = (
+        f"rank {slow.rank} is slow: the others waited for it throughout the last {slow.calls} "
+        f"collectives, and the job loses {slow.share:.0%} of its time by it"
+    )
+    return f"{text}; {'; '.join(facts)}" if facts else text

@@ -1,0 +1,214 @@
+"""What a rank's GPU and CPU show beside the others': why it may be slow.
+
+Of the GPUs the driver's library NVML tells, in a child that nobody waits for; of the CPUs /proc
+does. Only what differs from the other ranks is a fact: all may run at a power limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import statistics
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.gpu import nvml
+from saferun.gpu.nvml import Card, number
+from saferun.system import command as bounded
+from saferun.system import procfs
+
+_MOST_BYTES = 1 << 20
+_LOWER = 0.9  # of the others' clock: that much does another temperature not explain
+_WAITED = 0.05  # of the time, for a CPU
+_SWAPPED_MIB = 100
+_REASONS = (
+    *("HW Slowdown", "HW Slowdown/HW Thermal Slowdown", "HW Slowdown/HW Power Brake Slowdown"),
+    *("SW Thermal Slowdown", "SW Power Cap"),
+)
+_ERRORS = re.compile(r"ECC Errors/Volatile/.*Uncorrectable|Remapped Rows/Uncorrectable")
+
+
+class CpuState(NamedTuple):
+    """What /proc shows of one rank at one time."""
+
+    at_s: float
+    cpus: frozenset[int]  # it may run on these
+    delay_s: float  # its main thread has waited so long for one of them
+    swapped_mib: int
+
+
+def cpu_state(pid: int, at_s: float) -> CpuState:
+    """Return what /proc shows of a process now; nothing where it is gone."""
+    status = procfs.text(f"/proc/{pid}/status")
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
+    swapped = re.search(r"^VmSwap:\s*(\d+) kB$", status, re.MULTILINE)
+    times = procfs.text(f"/proc/{pid}/schedstat").split()
+    delay_s = int(times[1]) / 1e9 if len(times) > 1 and times[1].isdigit() else 0.0
+    mib = int(swapped[1]) >> 10 if swapped else 0
+    return CpuState(at_s, frozenset(_cpus(allowed[1] if allowed else "")), delay_s, mib)
+
+
+def _cpus(text: str) -> Iterator[int]:
+    """Yield the numbers of a list of the kernel's, such as "0-3,8"."""
+    for first, last in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?", text):
+        yield from range(int(first), int(last or first) + 1)
+
+
+def stolen() -> tuple[int, int]:
+    """Return the ticks that the host of this virtual machine took from it, and all (proc(5))."""
+    fields = procfs.text("/proc/stat").partition("\n")[0].split()[1:9]
+    ticks = [int(field) for field in fields if field.isdigit()]
+    return (ticks[7], sum(ticks)) if len(ticks) == 8 else (0, 0)
+
+
+class Cards:
+    """What NVML says of the GPUs of some ranks.
+
+    Args:
+        environ: the user's, in which NVML is found.
+        is_wanted: the job has GPUs; else nobody is asked.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, is_wanted: bool) -> None:
+        self._report = nvml.Report()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file = os.memfd_create("saferun-gpus", os.MFD_CLOEXEC)
+        if is_wanted:
+            with contextlib.suppress(OSError):
+                self._process = subprocess.Popen(  # noqa: S603 - our own program
+                    (*nvml.COMMAND, "--health"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._file,
+                    stderr=subprocess.DEVNULL,
+                    env=dict(environ),
+                    start_new_session=True,
+                )
+
+    def are_ready(self) -> bool:
+        """Return whether the answer has come, or none will."""
+        return self._process is None or self._process.poll() is not None
+
+    def take(self) -> nvml.Report:
+        """Return the answer; an empty one where it has not come. Call it once."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(bounded.REAP_S)
+            else:
+                text = os.pread(self._file, _MOST_BYTES, 0).decode("utf-8", "replace")
+                self._report = nvml.read(bounded.Answer(text, "", 0, "")).report
+        os.close(self._file)
+        return self._report
+
+
+def of_ranks(
+    report: nvml.Report, ranks: Mapping[int, int], uuids: Sequence[str]
+) -> dict[int, Card]:
+    """Return the GPU of each rank: the one that it has memory of, else the one of its place.
+
+    Args:
+        report: what NVML said.
+        ranks: the pids of this machine's ranks.
+        uuids: the job's GPUs, in its order.
+    """
+    found: dict[int, Card] = {}
+    for place, (rank, pid) in enumerate(sorted(ranks.items())):
+        held = [card for card in report.cards if pid in (one.pid for one in card.processes)]
+        by_place = report.card(uuids[place]) if len(uuids) >= len(ranks) else None
+        if card := held[0] if len(held) == 1 else by_place:
+            found[rank] = card
+    return found
+
+
+def of_gpu(cards: Mapping[int, Card], rank: int, pids: Collection[int]) -> list[str]:
+    """Return what a rank's GPU shows beside the others', as clauses.
+
+    Args:
+        cards: the GPU of each rank.
+        rank: which rank.
+        pids: the job's processes.
+    """
+    mine, others = cards.get(rank), [card for one, card in cards.items() if one != rank]
+    if mine is None or not others:
+        return []
+    found = []
+    clock, usual = number(mine.get("Clocks/SM")), _median(others, "Clocks/SM")
+    if clock is not None and usual and clock < _LOWER * usual:
+        found.append(f"runs at {clock} MHz, the others at {usual:.0f} MHz")
+    for name in _REASONS:
+        field = f"Clocks Event Reasons/{name}"
+        if mine.get(field) == "Active" and all(card.get(field) != "Active" for card in others):
+            found.append(f"is slowed down ({name.rpartition('/')[2]})")
+    for name, field in (
+        ("a power limit of", "GPU Power Readings/Current Power Limit"),
+        ("a PCIe link of", "PCI/GPU Link Info/Link Width/Current"),
+    ):
+        least, usual = number(mine.get(field)), _median(others, field)
+        if least is not None and usual and least < _LOWER * usual:
+            theirs = next(card.get(field) for card in others if number(card.get(field)) == usual)
+            found.append(f"has {name} {mine.get(field)}, the others {theirs}")
+    for field, text in mine.fields.items():
+        if _ERRORS.match(field) and (number(text) or 0) > 0:
+            found.append(f"has counted {text} errors ({field})")
+    strange = [one for one in mine.processes if one.pid not in pids]
+    if strange and not any(one.pid not in pids for card in others for one in card.processes):
+        found.append(f"is used by process {strange[0].pid}, which is not of the job")
+    head = f"its GPU ({mine.get('GPU UUID') or mine.bus})"
+    return [f"{head} {', '.join(found)}"] if found else []
+
+
+def _median(cards: Sequence[Card], field: str) -> float | None:
+    values = [value for card in cards if (value := number(card.get(field))) is not None]
+    return statistics.median_low(values) if values else None
+
+
+def of_cpu(
+    before: Mapping[int, CpuState], now: Mapping[int, CpuState], rank: int, bus: str = ""
+) -> list[str]:
+    """Return what a rank's CPUs show beside the others', as clauses.
+
+    Args:
+        before: the state of each rank some time ago.
+        now: their state now.
+        rank: which rank.
+        bus: the PCI address of its GPU; "" where it has none.
+    """
+    mine, others = now[rank], [state for one, state in now.items() if one != rank]
+    found = []
+    fewest = min(len(state.cpus) for state in others)
+    if 0 < len(mine.cpus) < fewest:
+        found.append(f"it may run on {len(mine.cpus)} CPUs, the others on {fewest} or more")
+    delays = {one: _delay(before[one], now[one]) for one in now if one in before}
+    if rank in delays:
+        usual = statistics.median([0.0, *(delay for one, delay in delays.items() if one != rank)])
+        if delays[rank] > max(_WAITED, 2 * usual):
+            found.append(f"it waited {delays[rank]:.0%} of the time for a CPU, beside other work")
+    if mine.swapped_mib > max([_SWAPPED_MIB, *(2 * one.swapped_mib for one in others)]):
+        found.append(f"{mine.swapped_mib} MiB of it are in swap")
+    node = procfs.text(f"/sys/bus/pci/devices/{bus}/numa_node").strip() if bus else ""
+    if node.isdigit():
+        near = set(_cpus(procfs.text(f"/sys/devices/system/node/node{node}/cpulist").strip()))
+        if near and mine.cpus and not near & mine.cpus:
+            found.append(f"its GPU is on NUMA node {node}, and none of the CPUs that it may use is")
+    return found
+
+
+def _delay(before: CpuState, now: CpuState) -> float:
+    """Return the share of the time between two states that a rank has waited for a CPU."""
+    return max(0.0, now.delay_s - before.delay_s) / max(now.at_s - before.at_s, 1e-3)
+
+
+def of_machine(before: tuple[int, int], now: tuple[int, int]) -> list[str]:
+    """Return what all ranks of this machine share, as clauses: what its host takes from it.
+
+    Args:
+        before: the result of `stolen` some time ago.
+        now: the same now.
+    """
+    ticks = now[1] - before[1]
+    share = (now[0] - before[0]) / ticks if ticks > 0 else 0.0
+    found = f"the host took {share:.0%} of this machine's CPU time (steal)"
+    return [found] if share > _WAITED else []
