@@ -1,11 +1,13 @@
-"""What the watch for hangs costs beside a job, and how soon it reports.
+"""What the watches cost beside a job, and how soon that for hangs reports.
 
     python benchmarks/watch.py [--pairs 3] [--minutes 1] [--ranks 8]
 
 CPU time of saferun beside ranks that print a step a second, with the watch and without it, two runs
 at a time; then the seconds from a limit of 20 s to the report in the journal, for a job of torch
 and gloo whose last rank leaves the others in a collective. The ranks print when they last did
-something.
+something. Last, what it costs ranks to be asked for the times of their collectives: the time of an
+answer with a full record, and a step after NCCL was told to time its collectives against one
+before (`--pairs 0` leaves out the rest).
 """
 
 from __future__ import annotations
@@ -40,6 +42,40 @@ print("LAST", time.time(), flush=True)
 while dist.get_rank() == dist.get_world_size() - 1:
     pass
 dist.all_reduce(one)
+"""
+ASKED = """
+import os, signal, statistics, time, torch, torch.distributed as dist
+gpu = torch.cuda.is_available()
+device = "cuda:" + os.environ["LOCAL_RANK"] if gpu else "cpu"
+if gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if gpu else "gloo")
+size = 4096 if gpu else 256
+data, parts = torch.ones(size, size, device=device), torch.ones(4, 1 << 18, device=device)
+
+def step():
+    began = time.perf_counter()
+    for part in parts:
+        data @ data
+        dist.all_reduce(part)
+    parts.fill_(1.0)
+    parts[0, 0].item()
+    return time.perf_counter() - began
+
+def asked(number):
+    began = time.perf_counter()
+    signal.raise_signal(number)
+    return time.perf_counter() - began
+
+for _ in range(520):
+    step()
+before = statistics.median(step() for _ in range(200))
+answer = asked(54)
+asked(55)
+after = statistics.median(step() for _ in range(200))
+if dist.get_rank() == 0:
+    print("ASKED", answer, after / before, flush=True)
+dist.destroy_process_group()
 """
 LIMIT_S = 20
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -92,6 +128,18 @@ def delay_s(ranks: int) -> float:
     return float(hang["at"]) - last - LIMIT_S
 
 
+def asked(ranks: int) -> tuple[float, float]:
+    """Return the seconds of an answer in a rank, and a step after it against one before."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = start(folder, ASKED, f"--nproc-per-node={ranks}")
+        out, err = run.communicate()
+    line = next((line for line in out.splitlines() if line.startswith("ASKED")), "")
+    if not line:
+        sys.exit(err)
+    answer_s, ratio = map(float, line.split()[1:])
+    return answer_s, ratio
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=3)
@@ -108,6 +156,12 @@ def main() -> None:
     for _ in range(options.pairs):
         late = delay_s(options.ranks)
         print(f"{options.ranks} ranks: reported {late:.1f} s after the limit", flush=True)
+    answer_s, ratio = asked(options.ranks)
+    often = 1 + answer_s / 600
+    print(
+        f"an answer with the times: {answer_s * 1000:.0f} ms in a rank, a step ratio of {often:.5f}"
+    )
+    print(f"a step after NCCL was told to time its collectives: {ratio:.4f} of one before")
 
 
 if __name__ == "__main__":
