@@ -295,7 +295,8 @@ class StartPolicy(NamedTuple):
     ranks: str = choice(
         "spawn",
         "warm",
-        doc="Whether each rank is a new Python, or a fork of one that has imported torch.",
+        doc="Whether each rank is a new Python, or a fork of one that has imported torch; under "
+        "`launcher: python`: whether a process that replaces another one has imported ahead.",
     )
 
 

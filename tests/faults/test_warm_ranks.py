@@ -199,6 +199,18 @@ def test_a_script_that_sets_what_an_import_reads_is_started(job):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [("train.py",), ("-m", "train")])
+def test_what_another_module_assigns_is_known_from_the_run_before(job, words):
+    job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
+    (job.folder / "settings.py").write_text("import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
+    job.script.write_text("import settings, torch, hub\nprint(hub.HOME)\n")
+    for number in range(2):
+        done = job.run("warm", *words)
+        assert done.stdout.split() == ["/data", "/data"]
+        assert (SAID + "HUB_HOME is set" in done.stderr) is (number == 1)
+
+
+@pytest.mark.slow
 def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
     (job.folder / "filelock.py").write_text("MINE = True\n")
     job.package("user", "import filelock_of_torch\n")
@@ -264,7 +276,7 @@ def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
 
 
 def test_variables_that_a_script_assigns_are_found():
-    from saferun.inject.start.blank_ranks import assigned_variables
+    from saferun.inject.start.imports import assigned_variables
 
     script = Path(__file__).with_name("assigned.py.txt")
     try:
@@ -274,6 +286,6 @@ def test_variables_that_a_script_assigns_are_found():
             "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
             "x = os.environ['F']\n"
         )
-        assert assigned_variables(str(script)) == ["A", "B", "C", "D", "E"]
+        assert assigned_variables(str(script)) == {"A", "B", "C", "D", "E"}
     finally:
         script.unlink()

@@ -14,13 +14,15 @@ from saferun.keeper.keeper import Keeper
 from saferun.keeper.output_relay import Streams
 
 MESSAGES: list[protocol.Message] = [
-    protocol.Prepare(["python", "-s"], {"A": "\udcff"}, "/bin/torchrun", ["torchrun"], [1], None),
-    protocol.Start(["a", "b"], {"B": ""}, True, False, [2], [3], None, 5, "/dev/nvidia"),
+    protocol.Prepare(
+        ["python", "-s"], {"A": "\udcff"}, "/bin/torchrun", ["torchrun"], [1], None, True
+    ),
+    protocol.Start(["a", "b"], {"B": ""}, True, "why", "MARK", [2], [3], None, 5, "/dev/nvidia"),
     protocol.Signal(15, [1, 2]),
     protocol.Signal(15, None),
     protocol.Resize(),
     protocol.Kill(),
-    protocol.Started(7, True),
+    protocol.Started(7, True, ""),
     protocol.Released(1),
     protocol.Exited(0.5, None),
     protocol.Ended(9, 1, [2], b"out", b"err\0", b"o", b"e", True, False),

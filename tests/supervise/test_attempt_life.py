@@ -17,7 +17,7 @@ from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
-STARTED, EXITED = protocol.Started(7, True), protocol.Exited(2.5, 0)
+STARTED, EXITED = protocol.Started(7, True, ""), protocol.Exited(2.5, 0)
 ENDED = protocol.Ended(0, 0, [], b"", b"", b"", b"", False, False)
 KILL = protocol.Kill()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.planning.torchrun.torchrun_install import Launcher
-from saferun.supervise.ready.warm_start import WarmStart, offer, usable
+from saferun.supervise.ready.warm_start import WarmStart, difference, offer, usable
 
 BASE = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
 ARGV = ("/venv/bin/torchrun", "--nproc-per-node=2", "train.py")
@@ -79,3 +79,12 @@ def test_there_is_a_warm_agent_where_the_interpreter_is_known(launcher, expected
 def test_there_is_no_warm_agent_for_ranks_that_are_forks_of_it():
     launcher = Launcher(ARGV[:1], "/venv/bin/python")
     assert offer(launcher, ARGV, {**BASE, "PET_START_METHOD": "fork"}) is None
+
+
+def test_a_job_of_plain_python_may_be_warm_where_only_our_own_variables_differ():
+    prepared = WarmStart(("/bin/python", "a.py"), BASE, "/bin/python", ranks="", own_group=False)
+    argv = ("/bin/python", "a.py", "--resume", "--start-method=fork")
+    assert difference(prepared, argv, {**BASE, "SAFERUN_ATTEMPT": "2"}) == ""
+    for name in ("NCCL_DEBUG", "PYTORCH_CUDA_ALLOC_CONF", "MY_OWN"):
+        assert difference(prepared, argv, {**BASE, name: "x"}).startswith(f"{name} has another")
+    assert difference(prepared, ("/other/python", "a.py"), BASE)

@@ -73,11 +73,16 @@ def _settle_rank() -> None:
     from .hooks import excepthook
 
     excepthook.write_stack_of_crash(_text)
+    if contract.lists_imports(_text):
+        from . import imported_modules
+
+        imported_modules.born = dict(os.environ)
+    if rank.is_rank_process() or contract.START in os.environ:
+        from . import receipts
+
+        receipts.write_bootstrap(_text, contract.APPLIED)
     if not rank.is_rank_process():
         return
-    from . import receipts
-
-    receipts.write_bootstrap(_text, contract.APPLIED)
     import atexit
 
     atexit.register(_write_last_states)

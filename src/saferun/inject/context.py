@@ -137,8 +137,9 @@ class Context:
             self._pending = []
 
     def list_imports(self) -> None:
-        """Write for the next start what this rank has imported, where it is asked for."""
+        """Write for the next start what this process has imported, once, where that is asked."""
         if self.lists_imports:
+            self.lists_imports = False
             from . import imported_modules
 
             imported_modules.write(self.write_file)

@@ -19,7 +19,7 @@ process that has done its work.
       "bootstrap" adds "local_rank" and "local_world_size" (N or null), and "error_file", where
       torchrun looks for the rank's exception, if JSON needs no escapes for it, and "start" (with
       start.ranks: warm): "warm MODULES SECONDS", which were imported ahead and how long that took,
-      or "spawn REASON"
+      "ahead MODULES SECONDS" for a process of plain python that was replaced, or "spawn REASON"
       "targets" adds "targets": {MODULE: "applied", "not imported" or "missed"}; the first such line
       of a process has all of them, each later one what has changed
     recycle request  {"why": TEXT, "kind": KIND or "", "progress": N}, beside the receipt
@@ -181,6 +181,11 @@ def receipt_location(text: str) -> "tuple[str | None, int]":
 def is_off(text: str, hook: str) -> bool:
     """Return whether a hook that is `on` or `off` is off, without parsing the JSON."""
     return _after(text, f'"{hook}":').startswith('"off"')
+
+
+def lists_imports(text: str) -> bool:
+    """Return whether the next start imports what this one lists, without parsing the JSON."""
+    return _after(text, '"imports":').startswith("1")
 
 
 def _after(text: str, key: str) -> str:

@@ -1,6 +1,8 @@
-"""List the modules of installed packages that a rank has imported when it joins its group, or ends.
+"""List what a rank has imported when it joins its group, and a job's first Python when it ends.
 
-The next start of the script imports them ahead, in this order (start/imports.py).
+The next start of the script imports these modules of installed packages ahead, in this order, and
+heeds the environment variables that the program has assigned so far (start/imports.py). A search
+lists them after its first trial.
 """
 
 from __future__ import annotations
@@ -15,18 +17,17 @@ if TYPE_CHECKING:
 ENDING = ".imports"  # of the list, beside the rank's receipt
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
+born: dict[str, str] = {}  # the environment that this process's program began with
+
 
 def write(write_file: Callable[[str, bytes], None]) -> None:
-    """Write the list, once; the first rank of a node does. Raises OSError.
+    """Write the list; the first rank of a node does. Raises OSError.
 
     Args:
         write_file: makes a file with this ending and content beside the receipt.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        try:
-            write_file(ENDING, "\n".join(_installed()).encode())
-        except FileExistsError:  # written when it joined its group
-            pass
+        write_file(ENDING, "\n".join([*_installed(), *_assigned()]).encode())
 
 
 def _installed() -> Iterator[str]:
@@ -37,3 +38,10 @@ def _installed() -> Iterator[str]:
             continue
         if any(part in origin for part in _INSTALLED):
             yield name
+
+
+def _assigned() -> Iterator[str]:
+    for name in {*born, *os.environ} if born else ():
+        ours = name.startswith("SAFERUN_")
+        if os.environ.get(name) != born.get(name) and name.isidentifier() and not ours:
+            yield name + "="

@@ -32,7 +32,8 @@ def _bootstrap_line(outcome: str) -> str:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     numbers = [rank.variable(name) for name in names]
     rank_, local, size = ["null" if number is None else number for number in numbers]
-    path, start = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.environ.get(contract.START)
+    path, start = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.environ.get(contract.START, "")
+    start = "".join(letter for letter in start if letter.isprintable() and letter not in '"\\')
     plain = path.isprintable() and not ('"' in path or "\\" in path)
     return (
         f'{{"v":{contract.VERSION},"at":{now()!r},"pid":{os.getpid()},"rank":{rank_},'

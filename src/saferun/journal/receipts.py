@@ -81,10 +81,12 @@ def started(receipts: Iterable[Receipt]) -> str:
     if how == "spawn":
         return f"as usual, not warm: {rest}"
     count, _, seconds = rest.partition(" ")
-    if how != "warm" or not (count.isdigit() and seconds):
+    if not (count.isdigit() and seconds):
         return ""
+    if how == "ahead":
+        return f"warm: {count} modules imported ahead, in {seconds} s"
     more = f" and {count} modules" if count != "0" else ""
-    return f"warm: torch{more} imported once, ahead, in {seconds} s"
+    return f"warm: torch{more} imported once, ahead, in {seconds} s" if how == "warm" else ""
 
 
 def met_at(receipts: Iterable[Receipt]) -> float | None:

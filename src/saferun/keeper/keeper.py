@@ -22,13 +22,14 @@ import signal
 import time
 
 from saferun.keeper import process_tree, protocol, user_signals
-from saferun.keeper.job import program_of, release_inherited, start_program
+from saferun.keeper.job import DEATH_SIGNALS, program_of, release_inherited, start_program
 from saferun.keeper.state_machine import StateMachine
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from saferun.keeper.job import Program
     from saferun.keeper.output_relay import Streams
     from saferun.keeper.state_machine import Table
     from saferun.keeper.warm_agent import WarmAgent
@@ -53,6 +54,8 @@ EXIT = "exit"  # the command has exited
 LINGER = "linger"  # only output of detached processes is left to carry
 
 _RELAY_S = 0.05  # between two looks for what the agent has written: a person sees it at once
+_DEATH_S = 5.0  # from the end of a warm process's last descriptor to its own
+_ENDED, _LATE = "the process that imported ahead has ended", "it still imports ahead"
 _HANDOVER_S = 300.0  # a warm agent may still import from a cold disk; then we start afresh
 
 
@@ -85,6 +88,7 @@ class Keeper(StateMachine):
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._agent: WarmAgent | None = None
+        self._cold = ""  # why it did not become the command
         self._own_group = True
         self._gpu_prefix = ""
         self._released: set[int] = set()  # outputs whose channel has ended
@@ -184,7 +188,7 @@ class Keeper(StateMachine):
             from saferun.keeper import warm_agent  # needed ahead of an attempt only
         except ImportError:  # our files are gone
             return
-        if os.getsid(0) != os.getpid():
+        if message.own_group and os.getsid(0) != os.getpid():
             os.setsid()
         try:
             self._agent = warm_agent.WarmAgent(message, self._streams.files)
@@ -212,7 +216,7 @@ class Keeper(StateMachine):
             self._report(protocol.Failed(reason, message.argv[0]))
             self.step(FAILED)
             return
-        self._report(protocol.Started(self._family.first, self._streams.exact))
+        self._report(protocol.Started(self._family.first, self._streams.exact, self._cold))
         self._streams.release()
         release_inherited()
         self.step(BORN)
@@ -220,14 +224,20 @@ class Keeper(StateMachine):
     def _execute(self, message: protocol.Start) -> None:
         if message.own_group and os.getsid(0) != os.getpid():
             os.setsid()
-        if not message.warm:
+        if message.cold and self._agent:
             self._dismiss()
+            self._cold = message.cold
         if self._agent:
             self._hand_over(self._agent, message)
         else:
-            self._family.first = start_program(program_of(message), self._streams.files)
+            self._family.first = start_program(self._cold_program(message), self._streams.files)
         if not message.own_group:
             os.setsid()  # the job stays in the group that it was born in
+
+    def _cold_program(self, message: protocol.Start) -> Program:
+        """Return what a new process executes; its environment says why no warm one became it."""
+        told = {message.mark: f"spawn {self._cold}"} if message.mark and self._cold else {}
+        return program_of(message._replace(env={**message.env, **told}))
 
     # --- the warm agent --------------------------------------------------------------------
 
@@ -238,30 +248,45 @@ class Keeper(StateMachine):
         """
         self._family.first = agent.pid
         self._streams.release()
-        answer = self._await_answer(agent) if agent.hand_over(message) else b""
-        over = self.state == HURRIED or (self.state == SIGNALLED and answer == b"")
+        handed = agent.hand_over(message)
+        answer = self._await_answer(agent) if handed else b""
+        signalled = answer == b"" and (self.state == SIGNALLED or (handed and self._died_of_key()))
+        over = self.state == HURRIED or signalled
         if over or answer == b"r":
             agent.pass_output_on()
         if over or (answer == b"r" and agent.go()):
             self._agent = None
             agent.close()
             return
+        self._cold = _LATE if answer is None else answer.decode("utf-8", "replace") or _ENDED
         files = [os.dup(file) for file in agent.files]
         self._dismiss()
-        self._family.first, self._family.status = start_program(program_of(message), files), None
+        program = self._cold_program(message)
+        self._family.first, self._family.status = start_program(program, files), None
         for file in files:
             os.close(file)
 
     def _await_answer(self, agent: WarmAgent) -> bytes | None:
-        """Return what the agent answers; b"" if it has died, None if it does not come in time."""
+        """Return what the agent answers; b"" if it has died, None if it does not come in time.
+
+        That is "r" if it is ready, else why it cannot become the command.
+        """
         answer: list[bytes] = []
-        self._watch(agent.answers, lambda: answer.append(os.read(agent.answers, 1)))
+        self._watch(agent.answers, lambda: answer.append(os.read(agent.answers, 4096)))
         limit = time.monotonic() + _HANDOVER_S
         while not answer and self.state != HURRIED and time.monotonic() < limit:
             self._turn(_RELAY_S)
             agent.relay()
         self._unwatch(agent.answers)
         return answer[0] if answer else None
+
+    def _died_of_key(self) -> bool:
+        """Return whether the terminal has ended it: keys reach the agent as they reach a job."""
+        limit = time.monotonic() + _DEATH_S
+        while self._family.status is None and time.monotonic() < limit:
+            self._turn(_RELAY_S)
+        status = self._family.status or 0
+        return os.WIFSIGNALED(status) and os.WTERMSIG(status) in DEATH_SIGNALS
 
     # --- the end ---------------------------------------------------------------------------
 

@@ -29,14 +29,15 @@ _LENGTH_BYTES = 8
 
 
 class Prepare(NamedTuple):
-    """Start a warm agent (warm_agent.py) for the attempt to come."""
+    """Start a warm process (warm_agent.py) for the attempt to come."""
 
-    python: list[str]  # the launcher's Python and its flags
+    python: list[str]  # the launcher's Python and its flags, or the job's
     env: dict[str, str]  # the whole environment that it starts with
-    program: str  # the launcher's program, or "-m"
+    program: str  # the launcher's program, or "-m"; "" for plain python
     argv: list[str]  # the command line that it will show once it is the job
     ignored: list[int]  # the signals that it ignores, as the job will
     ranks: str | None  # the file that lists what ranks import, "" for none, if it forks its ranks
+    own_group: bool  # it gets a process group of its own, else it stays in saferun's
 
 
 class Start(NamedTuple):
@@ -45,7 +46,8 @@ class Start(NamedTuple):
     argv: list[str]
     env: dict[str, str]  # the whole environment
     own_group: bool  # it gets a process group of its own, else it stays in saferun's
-    warm: bool  # a warm agent may become the command
+    cold: str  # why no warm process may become the command; "" where one may
+    mark: str  # the environment variable that tells the command why none did; "" for none
     ignored: list[int]  # signals that it ignores
     blocked: list[int]  # signals that it blocks
     nofile: int | None  # the soft limit of open files, raised as far as the hard one allows
@@ -76,6 +78,7 @@ class Started(NamedTuple):
 
     launcher: int  # its pid
     exact: bool  # no output is lost should the keeper be killed
+    cold: str  # why the warm process did not become the command; "" where it did, or none waited
 
 
 class Released(NamedTuple):

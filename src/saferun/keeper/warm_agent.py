@@ -1,4 +1,4 @@
-"""A warm agent, as its keeper sees it: a torchrun that has imported torch before it is needed.
+"""A warm process, as its keeper sees it: it has imported ahead what the job will need.
 
 Half of the time from a rank's death to the next attempt's first line is the new agent's own
 `import torch`. A warm agent has it done. While one attempt runs, the keeper of the next one starts
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import marshal
 import os
+import signal
 
 from saferun.keeper import output_ends
-from saferun.keeper.job import Program, start_program
+from saferun.keeper.job import KEEPER_IGNORES, Program, start_program
 
 TYPE_CHECKING = False  # typing costs a keeper 10 ms
 if TYPE_CHECKING:
@@ -24,19 +25,24 @@ if TYPE_CHECKING:
 
     from saferun.keeper import protocol
 
+# What a terminal or a user sends to all of saferun's group: a job of plain python is born there.
+_SHARED = [n for n in KEEPER_IGNORES if n not in (signal.SIGPIPE, signal.SIGXFSZ)]
 # Short, so that the real command line fits over it; `posix` is built in. `-c` puts the working
 # directory first on the path, and a module there must shadow nothing.
-_START = "from posix import read;exec(read(%d,%d),{})"
+_START = "from posix import read;b=read(%d,%d);exec(b,{'b':b})"
 _INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 _MARSHAL = 2  # a format that every Python reads and writes
 _BOOT = """import sys
+most = 99999999
+at_start = frozenset(sys.modules)
 if sys.path[:1] == [""]:
     del sys.path[0]
 package = sys.modules["_saferun_inject"] = type(sys)("_saferun_inject")
 package.__path__ = [{inject!r}]
 from _saferun_inject.start import agent, process
+boot = agent.Boot({boot}, b, at_start, most)
 try:
-    agent.wait({program!r}, {control}, {answer}, {files!r}, {ranks!r})()
+    agent.wait({program!r}, {control}, {answer}, {files!r}, {ranks!r}, boot)()
 except BaseException as error:
     process.hide_frames(error)
     raise"""
@@ -64,33 +70,38 @@ class WarmAgent:
         # What is printed during the import is nobody's before the hand-over: it waits in pipes.
         pipes = [os.pipe() for _ in range(1 if files[0] == files[1] else 2)]
         self._printed = [(reading, bytearray()) for reading, _ in pipes]
-        theirs = [control, answer, *(writing for _, writing in pipes)]
+        boot, booting = os.pipe()
+        theirs = [control, answer, boot, *(writing for _, writing in pipes)]
         try:
-            program = self._program([control, answer, *self.files])
-            self.pid = start_program(program, [theirs[2], theirs[-1]])
+            program = self._program([control, answer, boot, *self.files], booting)
+            self.pid = start_program(program, [theirs[3], theirs[-1]])
         finally:
             for fd in theirs:
                 os.close(fd)
         for fd, _ in self._printed:
             os.set_blocking(fd, False)
 
-    def _program(self, inherited: list[int]) -> Program:
-        """Return what to execute; the code that it runs first lies ready in the pipe."""
+    def _program(self, inherited: list[int], booting: int) -> Program:
+        """Return what to execute; the code that it runs first lies ready in a pipe."""
         prepared = self._prepared
         boot = _BOOT.format(
             inject=_INJECT,
             program=prepared.program,
             control=inherited[0],
             answer=inherited[1],
-            files=inherited[2:],
+            boot=inherited[2],
+            files=inherited[3:],
             ranks=prepared.ranks,
         ).encode()
-        self._write(boot)
-        argv = [*prepared.python, "-c", _START % (inherited[0], len(boot))]
+        os.write(booting, boot)
+        os.close(booting)
+        argv = [*prepared.python, "-c", _START % (inherited[2], len(boot))]
         # Space for the real command line, which is written over this one.
         missing = _size(prepared.argv) - _size(argv) - 1
         argv += [" " * missing] if missing > 0 else []
-        return Program(argv, prepared.env, True, prepared.ignored, (), None, inherited)
+        own = prepared.own_group
+        blocked = () if own else _SHARED
+        return Program(argv, prepared.env, own, prepared.ignored, blocked, None, inherited)
 
     def hand_over(self, start: protocol.Start) -> bool:
         """Send the task; return whether anybody reads it. Its answer arrives on `answers`.
@@ -99,7 +110,7 @@ class WarmAgent:
         """
         prepared, argv = self._prepared, start.argv
         module = prepared.program == "-m"
-        orig_argv = argv if module else [*prepared.python, *argv]
+        orig_argv = argv if module or not prepared.program else [*prepared.python, *argv]
         own_argv = ["-m", *argv[argv.index("-m") + 2 :]] if module else argv
         data = marshal.dumps((orig_argv, own_argv, start.env, prepared.env), _MARSHAL)
         return self._write(len(data).to_bytes(8, "little") + data)

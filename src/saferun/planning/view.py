@@ -76,8 +76,8 @@ def headline(plan: LaunchPlan) -> str:
     parts = [f"profile {plan.profile} ({who})"]
     if plan.settings.workers > 1:
         parts.append(f"{plan.settings.workers} workers")
-    if _has_warm_ranks(plan):
-        parts.append("warm ranks")
+    if plan.settings.start.ranks == "warm":
+        parts.append("warm ranks" if plan.launcher == "torchrun" else "warm replacements")
     hidden = ("PYTHONPATH", "SAFERUN_INJECT", *OF_ATTEMPT)
     shown = [name for name in plan.env if name not in hidden]
     if shown:
@@ -151,14 +151,13 @@ def _beside(plan: LaunchPlan) -> list[str]:
 
 
 def _started(plan: LaunchPlan) -> list[str]:
-    """Return how ranks are started, where that is not torchrun's own way."""
-    if plan.disabled or not _has_warm_ranks(plan):
+    """Return how processes are started, where that is not the launcher's own way."""
+    if plan.disabled or plan.settings.start.ranks != "warm":
         return []
-    return _hang("ranks", "warm: forks of a process that has imported torch (start.ranks)")
-
-
-def _has_warm_ranks(plan: LaunchPlan) -> bool:
-    return plan.settings.start.ranks == "warm" and plan.launcher == "torchrun"
+    if plan.launcher == "torchrun":
+        return _hang("ranks", "warm: forks of a process that has imported torch (start.ranks)")
+    what = "warm: one that replaces another has imported the same ahead (start.ranks)"
+    return _hang("processes", what)
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:

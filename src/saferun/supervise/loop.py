@@ -127,9 +127,7 @@ def run(
         journal.discard()
         raise
     care = GpuCare(gathered, plan, held, say)
-    # With --no-python a warm agent could not become the launcher.
-    launcher = None if gathered.request.options.no_python else gathered.launcher
-    keepers = KeeperPool(launcher, held.descriptors(), shared=worker)
+    keepers = KeeperPool(held.descriptors(), shared=worker)
     try:
         keepers.start_keeper()
     except OSError as error:
@@ -173,8 +171,10 @@ class _Run:
         self._history: list[AttemptOutcome] = []
         self._mitigations = RunMitigations(gathered, first, run_record.path or "")
         self._resumption = Resumption(gathered, first, say)
-        forks_ranks = first.settings.start.ranks == "warm"
-        self._imports = RankImports(first, gathered) if forks_ranks else None
+        self._is_warm = first.settings.start.ranks == "warm"
+        self._imports = RankImports(first, gathered) if self._is_warm else None
+        self._cold: set[str] = set()  # why processes that replaced others were not warm
+        self._stays_cold = False
         self._parts = RunParts(gathered)
         self._nodes = self._other_nodes(first)
         # These are those of the attempt that runs.
@@ -286,7 +286,7 @@ class _Run:
 
     def _test_gpus(self) -> Preflight | None:
         """Have the GPUs tested, if they are to be; meanwhile attempt 1's agent imports torch."""
-        if not self._history and self._care.waits:
+        if not self._history and self._care.waits and not self._replaces_warm():
             self._prepare_agent(self._gathered)
         kind = self._history[-1].kind if self._history else ""
         return self._care.tested(kind)
@@ -337,6 +337,7 @@ class _Run:
         observer = Observer(
             ordered=lambda: self._record.harmlessly(own_files.hold),
             started=self._started,
+            cold=self._note_cold,
             later=self._beside().__next__,
             later_s=LOAD_S,
             spared=lambda: (*self._keepers.pids(), *self._record.helpers()),
@@ -366,8 +367,15 @@ class _Run:
         notes now and then that the run lives, and how far its steps have come.
         """
         self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
-        yield PREPARE_S - LOAD_S
-        prepares = True
+        prepares, waited_s = True, LOAD_S
+        while waited_s < PREPARE_S:
+            soon = prepares and self._replaces_warm()  # a process of a search may live for seconds
+            if soon and self._knows_imports():
+                self._record.harmlessly(lambda: self._prepare_agent(self._following()))
+                prepares = soon = False
+            pause_s = LOAD_S if soon else PREPARE_S - waited_s
+            waited_s += pause_s
+            yield pause_s
         while True:
             self._record.harmlessly(self._record.journal.alive)
             self._record.harmlessly(self._watch.observe_ranks)
@@ -391,28 +399,39 @@ class _Run:
         return self._gathered._replace(identity=following)
 
     def _prepare_agent(self, gathered: RunInputs) -> None:
-        """Have the torchrun of an attempt that is to come import torch."""
+        """Have the first process of an attempt that is to come import ahead."""
         self._warm_up(self._mitigations.plan(gathered), ahead=True)
 
     def _warm_up(self, plan: LaunchPlan, *, ahead: bool = False) -> None:
-        """Have an agent import torch, for an attempt after this one or one whose ranks it forks.
+        """Have a process import ahead, for an attempt after this one or one whose ranks it forks.
 
         Args:
             plan: of the attempt.
             ahead: it does not begin now.
         """
-        warm = plan.settings.start.ranks == "warm"
-        if not (warm or ahead):
+        replaces = self._replaces_warm()
+        if (replaces and not ahead) or not (self._is_warm or ahead) or self._stays_cold:
             return
-        env = self._environment(plan)
-        why = self._keepers.prepare_warm_agent(
-            plan.command,
-            env,
-            ranks=self._imports.path if warm and self._imports else None,
-            sets_threads=warm_start.sets_threads(plan, env),
-        )
-        if why and not ahead:
+        env, listed = self._environment(plan), self._imports.path if self._imports else None
+        warm = warm_start.offered(self._gathered.launcher, plan, env, listed)
+        starts = "torchrun's own Python" if self._gathered.launcher else "python"
+        why = self._keepers.prepare_warm(warm) if warm else f"{starts} does not start them"
+        if why and replaces:
+            self._note_cold(why)
+        elif why and not ahead:
             self._say(f"start.ranks is warm, but ranks are started as usual: {why}")
+
+    def _replaces_warm(self) -> bool:
+        """Return whether a process of plain python that replaces another one is to be warm."""
+        return self._is_warm and self._gathered.launcher is None
+
+    def _note_cold(self, why: str) -> None:
+        """Say why a process that replaced another one was not warm; once more, and none is."""
+        if self._replaces_warm():
+            self._stays_cold = why in self._cold
+            if not self._stays_cold:
+                self._cold.add(why)
+                self._say(f"start.ranks is warm, but a process is started as usual: {why}")
 
     def _knows_imports(self) -> bool:
         """Return whether what the ranks import is known, or nobody wants to know it."""

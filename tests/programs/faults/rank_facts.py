@@ -1,4 +1,7 @@
-"""A rank writes down what a program can see of its start, to be compared between two starts."""
+"""Write down what a program can see of its start, to be compared between two starts.
+
+It is a rank, or a job of plain python that dies in its first attempt.
+"""
 
 import atexit
 import gc
@@ -10,6 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
+RANK = os.environ.get("RANK", "0")
 AT_START = {  # before any import of the script's own
     "argv": list(sys.argv),
     "orig_argv": list(sys.orig_argv),
@@ -130,6 +134,7 @@ def main():
         not in (
             "SAFERUN_START",
             "SAFERUN_RANK_PID",
+            "SAFERUN_MAIN_PID",
             "SAFERUN_AGENT_PID",
             "MASTER_PORT",
             "TORCHELASTIC_RUN_ID",
@@ -164,17 +169,20 @@ def main():
         "native_id": threading.main_thread().native_id == os.getpid(),
         "main_thread": threading.current_thread() is threading.main_thread(),
         "gc": [gc.isenabled(), gc.get_threshold()],
-        "cmdline": Path("/proc/self/cmdline").read_text().split("\0")[-3:],
-        "rank_in_proc": f"RANK={os.environ['RANK']}"
-        in Path("/proc/self/environ").read_text().split("\0"),
+        "cmdline": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0")[-2:],
+        "rank_in_proc": f"RANK={RANK}" in Path("/proc/self/environ").read_text().split("\0"),
         "dumpable": status.get("CoreDumping"),
         "no_new_privs": status.get("NoNewPrivs"),
     }
     alike, different = late()
     facts["late"] = alike
-    with open(f"{os.environ['FACTS']}-{os.environ['RANK']}", "w") as file:
+    with open(f"{os.environ['FACTS']}-{RANK}", "w") as file:
         json.dump({"alike": facts, "different": different}, file)
-    atexit.register(lambda: sys.stdout.write(f"at exit {os.environ['RANK']}\n"))
+    atexit.register(lambda: sys.stdout.write(f"at exit {RANK}\n"))
+    if "WAY" in os.environ and "LEARN" not in os.environ:
+        import successor
+
+        successor.die()
 
 
 if __name__ == "__main__":

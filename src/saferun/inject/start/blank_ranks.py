@@ -19,7 +19,6 @@ import marshal
 import os
 import signal
 import socket
-import stat
 import sys
 import time
 
@@ -28,12 +27,11 @@ from . import imports, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
     from typing import Any
 
     Act = Callable[[], object]
-    # argv, environment, directory, restart; what the script assigns to os.environ
-    Request = tuple[list[str], dict[str, str], str, str, list[str]]
+    Request = tuple[list[str], dict[str, str], str, str]  # argv, environment, directory, restart
     Reply = tuple[int, str]  # the rank's pid, or 0 and the reason
 
 WARM = "warm"
@@ -43,11 +41,6 @@ _MARSHAL = 2  # a format that every Python reads and writes
 _ADOPTED_S = 5.0  # until the kernel has given a rank to the agent: microseconds
 _ANSWER_S = 60.0  # until the origin has forked a rank: milliseconds, more where files are remote
 _IMPORT_S = 240.0  # until it has imported all; a keeper waits 300 s for the agent
-# Native code reads these when it is loaded, past os.environ: OpenMP, MKL, oneDNN, OpenBLAS, libc.
-_NATIVE = (
-    *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "TBB_", "LD_"),
-    *("MALLOC_", "GLIBC_", "PYTHON", "LC_", "LANG", "TZ", "COVERAGE_", "NSYS_", "CUDA_INJECTION"),
-)
 
 
 class NotEqualError(Exception):
@@ -59,18 +52,13 @@ class Origin:
 
     Args:
         channel: to it.
-        born: the environment that its imports saw.
         count: how many modules it has imported beyond torch's.
         seconds: that the imports took, torch's included.
     """
 
-    def __init__(
-        self, channel: socket.socket, born: Mapping[str, str], count: int, seconds: float
-    ) -> None:
+    def __init__(self, channel: socket.socket, count: int, seconds: float) -> None:
         self._channel = channel
-        self._born = dict(born)
-        self._count, self._seconds = count, seconds
-        self._assigned: dict[str, list[str]] = {}  # by script
+        self._start = f"{WARM} {count} {seconds:.1f}"
 
     def start(self, args: Sequence[str], env: dict[str, str], files: Sequence[int]) -> int:
         """Fork a rank; return its pid.
@@ -83,21 +71,10 @@ class Origin:
         Raises:
             NotEqualError: it must be started as usual.
         """
-        script = _script_of(args)
-        if script not in self._assigned:
-            self._assigned[script] = assigned_variables(script) if script else []
-        changed = {name for name in {*env, *self._born} if env.get(name) != self._born.get(name)}
-        changed -= imports.RANK_VARIABLES
-        watched = sorted(name for name in changed if not name.startswith("SAFERUN_"))
-        told = f"{WARM} {self._count} {self._seconds:.1f}"
+        if len(args) < 3 or args[0] != sys.executable or args[1] != "-u":
+            raise NotEqualError(f"{args[0]} is not the launcher's Python")
         restart = env.get("TORCHELASTIC_RESTART_COUNT", "")
-        request: Request = (
-            list(args),
-            {**env, contract.START: told},
-            os.getcwd(),
-            restart,
-            [*watched, *self._assigned[script]],
-        )
+        request: Request = (list(args), {**env, contract.START: self._start}, os.getcwd(), restart)
         prctl(_SET_SUBREAPER, 1)
         try:
             _send(self._channel, request, files)
@@ -155,10 +132,7 @@ def attach(origin: Origin | None, why: str) -> None:
         if not said:
             said.append(reason)
             _say(reason)
-        plain = "".join(
-            letter for letter in said[0] if letter.isprintable() and letter not in '"\\'
-        )
-        return original(self, args, {**env, contract.START: f"spawn {plain}"})
+        return original(self, args, {**env, contract.START: f"spawn {said[0]}"})
 
     handler._popen = _popen
 
@@ -169,7 +143,7 @@ def _say(reason: str) -> None:
 
 
 def make(
-    names: list[str],
+    listed: tuple[list[str], set[str]],
     close: Sequence[int],
     at_start: Container[str],
     first_path: str,
@@ -179,7 +153,7 @@ def make(
     """Fork the origin of the ranks; returns in the agent, and in each rank.
 
     Args:
-        names: of the modules that ranks import beyond torch.
+        listed: the modules that ranks import beyond torch, and the variables that they assign.
         close: descriptors that a rank started now would not have.
         at_start: the modules that any Python has before its program begins.
         first_path: the entry of sys.path that stands for the agent's program.
@@ -189,7 +163,7 @@ def make(
     Returns:
         In the agent the origin, or None and why there is none. In a rank, what executes it.
     """
-    born = dict(os.environ)
+    names, assigned = listed
     while True:
         if why := _unfit():
             return None, why, None
@@ -200,7 +174,11 @@ def make(
             ours.close()
             for fd in close:
                 os.close(fd)
-            return None, "", _be_origin(theirs, agent, names, at_start, first_path, read)
+            return (
+                None,
+                "",
+                _be_origin(theirs, agent, (names, assigned), at_start, first_path, read),
+            )
         theirs.close()
         ours.settimeout(_IMPORT_S)
         try:
@@ -210,8 +188,7 @@ def make(
         left, why = answer or ([], "its origin has ended, or still imports")
         if not why:
             ours.settimeout(_ANSWER_S)
-            count = len(names)
-            return Origin(ours, born, count, time.monotonic() - began), "", None
+            return Origin(ours, len(names), time.monotonic() - began), "", None
         ours.close()
         os.kill(pid, signal.SIGKILL)  # it may still import
         os.waitpid(pid, 0)
@@ -253,57 +230,47 @@ def _site_code() -> Iterator[tuple[str, str]]:
 def _be_origin(
     channel: socket.socket,
     agent: int,
-    names: list[str],
+    listed: tuple[list[str], set[str]],
     at_start: Container[str],
     first_path: str,
     read: set[str],
 ) -> Act:
     """Import, then fork a rank for each request; returns in a rank."""
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    born = dict(os.environ)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     name = _name_of_rank()
     process.set_name(b"saferun-origin")
     reads, printed = imports.Reads(), imports.Printed()
-    left, why = imports.import_all(names, printed, reads)
+    left, why = imports.import_all(listed[0], printed, reads)
     printed.stop()
     _send(channel, (left, why), ())
     if why or os.getppid() != agent:
         os._exit(0)
-    read, stamps = read | reads.stop(), imports.Stamps()
+    imported = imports.Imported(born, read | reads.stop(), listed[1], at_start)
     null = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(null, fd)
     os.close(null)
-    _load_hooks()
+    process.load_hooks()
     gc.freeze()
     checked = ""
     while True:
         request, files = _receive(channel)
         if request is None:
             os._exit(0)
-        args, env, directory, restart, changed = request
-        found = _conflict(changed, read)
+        args, env, directory, restart = request
+        found = imported.refusal(args[2:], env, directory)
         if restart != checked and not found:
-            path, checked = stamps.changed(), restart
-            found = path and f"{path} has changed since it was imported"
-        folder = directory if args[2] == "-m" else os.path.dirname(os.path.realpath(args[2]))
-        if not found and (path := imports.shadowed(folder, at_start)):
-            found = f"{path} has the name of a module that is imported already"
+            found, checked = imported.changed(), restart
         pid = 0 if found else _fork_rank()
         if pid is None:  # the rank
             channel.close()
             _be_rank(agent, mask, files, directory, name)
-            return process.become(args, env, first_path)
+            return process.become(args, env, born, first_path)
         for fd in files:
             os.close(fd)
         _send(channel, (pid, found), ())
-
-
-def _conflict(changed: Sequence[str], read: Container[str]) -> str:
-    for name in changed:
-        if name in read or name.startswith(_NATIVE):
-            return f"{name} is set for ranks after what reads it was imported"
-    return ""
 
 
 def _fork_rank() -> int | None:
@@ -346,75 +313,6 @@ def _be_rank(
     main = threading.main_thread()
     if hasattr(main, "_set_native_id"):
         main._set_native_id()
-
-
-def _load_hooks() -> None:
-    """Import the hooks, which every rank needs, without putting them in place."""
-    from .. import bootstrap, hook_runner, receipts  # noqa: F401 - loaded once for all ranks
-    from ..targets import MODULES, TARGETS
-
-    parts = {part for name in TARGETS if name in sys.modules for part in TARGETS[name]}
-    for part in sorted(parts):
-        __import__(f"{__package__.rpartition('.')[0]}.hooks.{MODULES.get(part, part)}")
-
-
-def _script_of(args: Sequence[str]) -> str:
-    """Return the script of a rank's command line; "" for a module.
-
-    Raises:
-        NotEqualError: it starts something else than this Python with a script or a module.
-    """
-    if len(args) < 3 or args[0] != sys.executable or args[1] != "-u":
-        raise NotEqualError(f"{args[0]} is not the launcher's Python")
-    if args[2] == "-m":
-        return ""
-    try:
-        with open(args[2], "rb") as file:
-            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(2) != b"PK"
-    except OSError as error:
-        raise NotEqualError(f"{args[2]}: {error.strerror}") from None
-    if not is_plain or args[2].endswith(".pyc") or args[2].startswith("-"):
-        raise NotEqualError(f"{args[2]} is not the text of a script")
-    return args[2]
-
-
-def assigned_variables(script: str) -> list[str]:
-    """Return the environment variables that the text of a script assigns, wherever it does."""
-    import ast
-
-    try:
-        with open(script, "rb") as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            words: list[ast.expr] = [node.slice] if _is_environ(node.value) else []
-        elif isinstance(node, ast.Call):
-            words = _assigned_by(node)
-        else:
-            continue
-        found |= {
-            w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)
-        }
-    return sorted(found)
-
-
-def _assigned_by(call: Any) -> list[Any]:
-    import ast
-
-    name = getattr(call.func, "attr", "")
-    if name == "putenv" or (name == "setdefault" and _is_environ(call.func.value)):
-        return list(call.args[:1])
-    if name == "update" and _is_environ(call.func.value):
-        words = [ast.Constant(word.arg) for word in call.keywords]
-        return [*words, *(key for arg in call.args for key in getattr(arg, "keys", ()))]
-    return []
-
-
-def _is_environ(node: Any) -> bool:
-    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
 
 
 def prctl(option: int, value: int) -> None:

@@ -7,11 +7,13 @@ one of these, and what the list has after it, is left to the ranks.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping, Sequence
+    from typing import Any
 
 # What torchrun sets for a rank (torch/distributed/elastic/agent/server/local_elastic_agent.py).
 RANK_VARIABLES = frozenset(
@@ -23,7 +25,27 @@ RANK_VARIABLES = frozenset(
         *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
     )
 )
+# Native code reads these when it is loaded, past os.environ: OpenMP, MKL, oneDNN, OpenBLAS, libc.
+_NATIVE = (
+    *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "TBB_", "LD_"),
+    *("MALLOC_", "GLIBC_", "PYTHON", "LC_", "LANG", "TZ", "COVERAGE_", "NSYS_", "CUDA_INJECTION"),
+)
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch.cuda.is_available() leave the driver alone
+
+
+def listed(path: str) -> tuple[list[str], set[str]]:
+    """Return what an earlier start has listed (imported_modules.py): modules, and variables.
+
+    Args:
+        path: of the list; nothing is listed where there is none.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().split("\n")
+    except OSError:
+        lines = []
+    assigned = {line[:-1] for line in lines if line.endswith("=")}
+    return [line for line in lines if line and not line.endswith("=")], assigned
 
 
 class Reads:
@@ -171,15 +193,79 @@ def _threads_of(path: str) -> int:
     return 0
 
 
-class Stamps:
-    """The files of the modules that are imported, to notice that one of them has changed."""
+class Imported:
+    """What this process has imported, to tell whether a program would import the same now.
 
-    def __init__(self) -> None:
+    Args:
+        born: the environment before the imports.
+        read: the environment variables that they have read.
+        assigned: the variables that the program has assigned last time.
+        at_start: the modules that any Python has before its program begins.
+    """
+
+    def __init__(
+        self,
+        born: Mapping[str, str],
+        read: Container[str],
+        assigned: Iterable[str],
+        at_start: Container[str],
+    ) -> None:
+        self._born, self._read, self._at_start = born, read, at_start
+        # What an import assigns is assigned by now, with the value that it gives.
+        self._assigned = {name for name in assigned if os.environ.get(name) == born.get(name)}
         self._stamps = {path: _stamp(path) for path in _files()}
 
+    def refusal(self, program: Sequence[str], env: Mapping[str, str], folder: str) -> str:
+        """Return why a program must be started as usual; "" where it need not be.
+
+        Args:
+            program: a script, or `-m` and a module, and their arguments.
+            env: its whole environment.
+            folder: its working directory.
+        """
+        assigned = self._assigned
+        if program[0] != "-m":
+            if why := _not_a_text(program[0]):
+                return why
+            folder = os.path.dirname(os.path.realpath(program[0]))
+            assigned = assigned | assigned_variables(program[0])
+        changed = {name for name in {*env, *self._born} if env.get(name) != self._born.get(name)}
+        changed = {name for name in changed - RANK_VARIABLES if not name.startswith("SAFERUN_")}
+        for name in sorted(changed | assigned):
+            if name in self._read or name.startswith(_NATIVE):
+                return f"{name} is set after what reads it was imported"
+        return self._shadowing(folder)
+
     def changed(self) -> str:
-        """Return a file that is not as it was imported; "" where there is none."""
-        return next((path for path, stamp in self._stamps.items() if _stamp(path) != stamp), "")
+        """Return why a program must be started if a file is not as it was imported; or ""."""
+        found = next((path for path, stamp in self._stamps.items() if _stamp(path) != stamp), "")
+        return found and f"{found} has changed since it was imported"
+
+    def _shadowing(self, folder: str) -> str:
+        """Return why not if a file would be imported in place of a module, being found first."""
+        try:
+            entries = os.listdir(folder)
+        except OSError:
+            return ""
+        for entry in entries:
+            name, path = entry.partition(".")[0], os.path.join(folder, entry)
+            if name not in sys.modules or name in self._at_start or name == "__main__":
+                continue
+            package = os.path.join(path, "__init__.py")
+            if entry.endswith((".py", ".so")) or os.path.exists(package):
+                return f"{path} has the name of a module that is imported already"
+        return ""
+
+
+def _not_a_text(script: str) -> str:
+    try:
+        with open(script, "rb") as file:
+            is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(2) != b"PK"
+    except OSError as error:
+        return f"{script}: {error.strerror}"
+    if not is_plain or script.endswith(".pyc") or script.startswith("-"):
+        return f"{script} is not the text of a script"
+    return ""
 
 
 def _files() -> set[str]:
@@ -195,21 +281,40 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def shadowed(folder: str, at_start: Container[str]) -> str:
-    """Return a file that a fresh rank would have imported in place of a module; "" for none.
+def assigned_variables(script: str) -> set[str]:
+    """Return the environment variables that the text of a script assigns, wherever it does."""
+    import ast
 
-    Args:
-        folder: the first entry of the rank's sys.path.
-        at_start: the modules that any Python has before its program begins.
-    """
     try:
-        entries = os.listdir(folder)
-    except OSError:
-        return ""
-    for entry in entries:
-        name, path = entry.partition(".")[0], os.path.join(folder, entry)
-        if name not in sys.modules or name in at_start or name == "__main__":
+        with open(script, "rb") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            words: list[ast.expr] = [node.slice] if _is_environ(node.value) else []
+        elif isinstance(node, ast.Call):
+            words = _assigned_by(node)
+        else:
             continue
-        if entry.endswith((".py", ".so")) or os.path.exists(os.path.join(path, "__init__.py")):
-            return path
-    return ""
+        found |= {
+            w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)
+        }
+    return found
+
+
+def _assigned_by(call: Any) -> list[Any]:
+    import ast
+
+    name = getattr(call.func, "attr", "")
+    if name == "putenv" or (name == "setdefault" and _is_environ(call.func.value)):
+        return list(call.args[:1])
+    if name == "update" and _is_environ(call.func.value):
+        words = [ast.Constant(word.arg) for word in call.keywords]
+        return [*words, *(key for arg in call.args for key in getattr(arg, "keys", ()))]
+    return []
+
+
+def _is_environ(node: Any) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"

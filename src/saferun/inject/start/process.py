@@ -24,29 +24,59 @@ WAITS = b"saferun-warm"  # the name of an agent that waits
 _UNBUFFERED = 2  # _IONBF of stdio.h
 
 
-def become(argv: Sequence[str], env: Mapping[str, str], first_path: str) -> Callable[[], object]:
+def become(
+    argv: Sequence[str], env: Mapping[str, str], born: Mapping[str, str], first_path: str | None
+) -> Callable[[], object]:
     """Become what `argv` starts; return what executes it, which is to be called once.
 
     Args:
-        argv: a Python, `-u`, then a script or `-m` and a module, and their arguments.
+        argv: a Python, then `-u` or not, then a script or `-m` and a module, and their arguments.
         env: the whole environment.
-        first_path: the entry of sys.path that stands for the program before.
+        born: the environment that this process had before its imports.
+        first_path: the entry of sys.path that stands for the program before; None for none.
     """
-    module = argv[2] == "-m"
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv[:] = ["-m", *argv[4:]] if module else argv[2:]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = argv
-    show(argv, env)
-    _unbuffer()
+    unbuffered = argv[1] == "-u"
+    program = argv[1 + unbuffered :]
+    module = program[0] == "-m"
+    take_over(argv, ["-m", *program[2:]] if module else program, env, born)
+    if unbuffered:
+        _unbuffer()
     _draw_new_random_numbers()
-    _forget_path(first_path)
-    script = argv[3] if module else absolute(argv[2])
+    if first_path is not None:
+        _forget_path(first_path)
+    script = program[1] if module else absolute(program[0])
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd() if module else os.path.dirname(os.path.realpath(script)))
     start_hooks(is_rank=True)
     return run_module(script) if module else run_script(script)
+
+
+def take_over(
+    orig_argv: Sequence[str],
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    born: Mapping[str, str],
+) -> None:
+    """Set the arguments and the environment that a process started now would have.
+
+    Args:
+        orig_argv: the command line that ps shows, and `sys.orig_argv`.
+        argv: `sys.argv`.
+        env: the whole environment; what this process has changed in its own since it was started
+            is changed in it, too.
+        born: what this process's environment was then.
+    """
+    changed = {name: value for name, value in os.environ.items() if born.get(name) != value}
+    removed = [name for name in born if name not in os.environ]
+    os.environ.clear()
+    os.environ.update(env)
+    for name in removed:
+        os.environ.pop(name, None)
+    os.environ.update(changed)
+    sys.argv[:] = argv
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = orig_argv
+    _show(orig_argv, env)
 
 
 def absolute(script: str) -> str:
@@ -114,20 +144,27 @@ def start_hooks(*, is_rank: bool) -> None:
         sys.stderr.write(f"saferun: inject: {type(error).__name__}: {error}\n")
 
 
+def load_hooks() -> None:
+    """Import the hooks, which every rank needs, without putting them in place."""
+    from .. import bootstrap, hook_runner, receipts  # noqa: F401 - loaded ahead
+    from ..targets import MODULES, TARGETS
+
+    parts = {part for name in TARGETS if name in sys.modules for part in TARGETS[name]}
+    for part in sorted(parts):
+        __import__(f"{__package__.rpartition('.')[0]}.hooks.{MODULES.get(part, part)}")
+
+
 def set_name(name: bytes) -> None:
     """Set the name that ps and top show."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
         file.write(name[:15])
 
 
-def show(argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Write what ps, pgrep -f and the watch read over our own command line and environment.
 
-    Both are cut off where the room that the process was started with ends.
-
-    Args:
-        argv: the command line.
-        env: of a rank, which is found by its RANK; None leaves what is there.
+    Both are cut off where the room that the process was started with ends. A rank is found by its
+    RANK, which comes first; SAFERUN_INJECT, for which there was none, comes last.
     """
     try:
         with open("/proc/self/stat", "rb") as file:
@@ -135,9 +172,9 @@ def show(argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
     except OSError:
         return
     _write_over(fields[45:47], argv)  # arg_start and arg_end, proc(5)
-    if env is not None:
-        words = sorted(env.items(), key=lambda pair: not pair[0].endswith(("RANK", "WORLD_SIZE")))
-        _write_over(fields[47:49], [f"{name}={value}" for name, value in words])
+    last = {"SAFERUN_INJECT": 2}
+    names = sorted(env, key=lambda n: last.get(n, not n.endswith(("RANK", "WORLD_SIZE"))))
+    _write_over(fields[47:49], [f"{name}={env[name]}" for name in names])
 
 
 def _write_over(limits: Sequence[bytes], words: Sequence[str]) -> None:

@@ -176,6 +176,8 @@ class AttemptLife(StateMachine):
         if self._observer.later is not None:
             self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
+        if report.cold:
+            self._observer.cold(report.cold)
         self._check_at = None if self._observer.check_job is None else self._began
 
     def _exit(self, report: protocol.Exited) -> None:

@@ -15,6 +15,7 @@ import signal
 import time
 
 from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
+from saferun.inject import contract
 from saferun.keeper import process_tree, protocol
 from saferun.supervise.attempt import keeper_loss
 from saferun.supervise.attempt.attempt_life import (
@@ -81,14 +82,17 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
     """Return the command that starts the attempt."""
     changed = [int(signal.Signals[name]) for name in spec.limits.ignore]
     blocked = [int(number) for number in signals.blocked_before - spec.unblocked]
-    # The process of a warm agent has been started already: it takes no limits any more.
-    as_usual = spec.own_group and not (changed or blocked or spec.limits.nofile)
-    warm = standby.warm
+    warm, cold = standby.warm, ""
+    if changed or blocked or spec.limits.nofile or (warm and warm.own_group != spec.own_group):
+        cold = "its limits or signals are others"  # it has been started, and takes none any more
+    elif warm:
+        cold = warm_start.difference(warm, spec.argv, spec.env)
     return protocol.Start(
         argv=list(spec.argv),
         env=dict(spec.env),
         own_group=spec.own_group,
-        warm=as_usual and warm is not None and warm_start.usable(warm, spec.argv, spec.env),
+        cold=cold,
+        mark="" if spec.own_group else contract.START,
         ignored=[*keeper_pool.ignored_signals(), *changed],
         blocked=blocked,
         nofile=spec.limits.nofile,

@@ -51,6 +51,8 @@ class Observer(NamedTuple):
     ordered: Callable[[], object] = lambda: None
     # With the pids of the keeper and of the command, when it has been started.
     started: Callable[[int, int], object] = lambda keeper, launcher: None
+    # With why a warm process did not become the command, where one waited.
+    cold: Callable[[str], object] = lambda reason: None
     # `later_s` seconds after the start, if the command still runs: the time to make the next
     # attempt's keeper ready. Returns the seconds until it is called again; None: never.
     later: Callable[[], float | None] | None = None

@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from saferun.keeper import output_ends, protocol
 from saferun.keeper.output_ends import OutputPipes
 from saferun.keeper.process_tree import read_stat
-from saferun.planning.torchrun.torchrun_install import Launcher
 from saferun.supervise.ready import warm_start
 from saferun.supervise.ready.warm_start import WarmStart
 from saferun.system import cgroup, paths
@@ -132,7 +131,7 @@ def fit(standby: Standby, *, own_group: bool) -> Standby:
         if lives and _is_stopped(standby.pid):  # it would cost the attempt its number
             os.kill(standby.pid, signal.SIGKILL)
             os.waitpid(standby.pid, 0)
-        elif lives and (own_group or standby.warm is None):
+        elif lives and (own_group or standby.warm is None or not standby.warm.own_group):
             return standby  # else it has left our group, where the command must stay
     standby.close()
     return start_keeper(standby.hold, shared=standby.shared)
@@ -149,15 +148,11 @@ class KeeperPool:
     """The keeper that waits for the next attempt, if any, and its warm agent.
 
     Args:
-        launcher: the torchrun that warm agents would be; None where there are to be none.
         hold: descriptors that keepers hold for as long as their attempt lives.
         shared: other jobs write to the same output.
     """
 
-    def __init__(
-        self, launcher: Launcher | None, hold: Sequence[int], *, shared: bool = False
-    ) -> None:
-        self._launcher = launcher
+    def __init__(self, hold: Sequence[int], *, shared: bool = False) -> None:
         self._shared = shared
         self._hold = tuple(hold)
         self._standby: Standby | None = None
@@ -171,30 +166,14 @@ class KeeperPool:
         if self._standby is None:
             self._standby = start_keeper(hold=self._hold, shared=self._shared)
 
-    def prepare_warm_agent(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        ranks: str | None = None,
-        sets_threads: bool = False,
-    ) -> str:
-        """Start a warm agent for a command that is likely to come, where there is memory for it.
-
-        Args:
-            argv: the command line.
-            env: the whole environment.
-            ranks: the file that lists what ranks import, "" for none, if it is to fork its ranks.
-            sets_threads: torchrun will set OMP_NUM_THREADS for them.
+    def prepare_warm(self, warm: WarmStart) -> str:
+        """Start a warm process for an attempt that is likely to come, where there is memory for it.
 
         Returns:
             Why there is none; "" where there is one.
         """
-        warm = warm_start.offer(self._launcher, argv, env) if self._launcher else None
-        if warm is None:
-            return "torchrun's own Python does not start them"
         if self._standby and self._standby.warm:
-            if warm_start.usable(self._standby.warm, argv, env):
+            if warm_start.usable(self._standby.warm, warm.argv, warm.env):
                 return ""
             self.close()
         if not memory_suffices():
@@ -202,7 +181,6 @@ class KeeperPool:
         try:
             self.start_keeper()
             assert self._standby is not None
-            warm = warm._replace(ranks=ranks, sets_threads=sets_threads)
             self._standby = prepare(self._standby, warm)
         except OSError as error:
             return f"it cannot be started: {error.strerror}"

@@ -1,8 +1,9 @@
-"""Pure: whether an attempt's torchrun may be one that imported torch before the attempt began.
+"""Pure: whether an attempt's first process may be one that imported ahead of the attempt.
 
-The keeper starts such a warm agent (keeper/warm_agent.py) while the attempt before is running, with
-the command line and the environment that are likely to come. It may become the attempt's launcher
-only if one started now would not differ from it.
+The keeper starts such a warm process (keeper/warm_agent.py) while the attempt before is running,
+with the command line and the environment that are likely to come: a torchrun that imports torch, or
+a job of plain python that imports what the process before it has. It may become the attempt's first
+process only if one started now would not differ from it.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ _MAY_CHANGE_EXACTLY = (
 
 
 class WarmStart(NamedTuple):
-    """What a warm agent is made ready for."""
+    """What a warm process is made ready for."""
 
     argv: tuple[str, ...]  # the command line as it is likely to be, the launcher's part first
     env: Mapping[str, str]  # the whole environment
-    interpreter: str  # the Python of the launcher's first line
+    interpreter: str  # the Python of the launcher's first line, or the job's
     flags: str = ""  # the Python's flags, as letters
     ranks: str | None = None  # the file that lists what ranks import, if it forks its ranks
     sets_threads: bool = False  # torchrun will set OMP_NUM_THREADS to 1 for its ranks
+    own_group: bool = True  # it gets a process group of its own: it is no job of plain python
 
 
 def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> WarmStart | None:
@@ -60,23 +62,55 @@ def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> Wa
     return WarmStart(tuple(argv), dict(env), launcher.interpreter, launcher.flags)
 
 
+def offered(
+    launcher: Launcher | None, plan: LaunchPlan, env: Mapping[str, str], ranks: str | None
+) -> WarmStart | None:
+    """Return what to prepare for an attempt; None where no warm process could stand in for it.
+
+    Args:
+        launcher: as `torchrun_install.find_launcher` found it; None for plain python.
+        plan: of the attempt.
+        env: its whole environment.
+        ranks: the file that lists what the job's processes import; None for `start.ranks: spawn`.
+    """
+    argv, options = plan.command, plan.options
+    if options.no_python or (launcher is None and (ranks is None or options.code)):
+        return None
+    if launcher is None:
+        return WarmStart(argv, env, argv[0], ranks=ranks, own_group=False)
+    found = offer(launcher, argv, env)
+    threads = ranks is not None and sets_threads(plan, env)
+    return found and found._replace(ranks=ranks, sets_threads=threads)
+
+
 def usable(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether the prepared agent equals one that would be started for a command now.
+    """Return whether the prepared agent equals one that would be started for a command now."""
+    return not difference(prepared, argv, env)
+
+
+def difference(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return how the prepared process differs from one that would be started now; "" for not.
 
     The launcher must be the same; its arguments are read when it is called. Variables that only
     ranks read may differ; any that a Python, the dynamic loader or the agent's `import torch` may
-    read, and any that we do not know, may not.
+    read, and any that we do not know, may not. A job of plain python reads them all.
 
     Args:
         prepared: what the agent was started for.
         argv: the attempt's command line.
         env: the attempt's whole environment.
     """
-    if _program(prepared.argv) != _program(argv) or _forks_ranks(argv, env):
-        return False
-    names = {*prepared.env, *env}
+    if _program(prepared.argv) != _program(argv) or (
+        prepared.own_group and _forks_ranks(argv, env)
+    ):
+        return "its command is another"
+    names = sorted({*prepared.env, *env})
     changed = [name for name in names if prepared.env.get(name) != env.get(name)]
-    return all(name.startswith(_MAY_CHANGE) or name in _MAY_CHANGE_EXACTLY for name in changed)
+    if prepared.own_group:
+        changed = [name for name in changed if name not in _MAY_CHANGE_EXACTLY]
+    begin = _MAY_CHANGE if prepared.own_group else ("SAFERUN_",)
+    other = next((name for name in changed if not name.startswith(begin)), "")
+    return other and f"{other} has another value than when it was prepared"
 
 
 def sets_threads(plan: LaunchPlan, env: Mapping[str, str]) -> bool:
@@ -103,13 +137,15 @@ def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
         env.setdefault("OMP_NUM_THREADS", "1")
     python = [prepared.interpreter, *(["-" + prepared.flags] if prepared.flags else [])]
     module = "-m" in _program(prepared.argv)
+    as_it_is = module or not prepared.own_group
     return protocol.Prepare(
         python=python,
         env=env,
-        program="-m" if module else prepared.argv[0],
-        argv=list(prepared.argv) if module else [*python, *prepared.argv],
+        program="" if not prepared.own_group else "-m" if module else prepared.argv[0],
+        argv=list(prepared.argv) if as_it_is else [*python, *prepared.argv],
         ignored=ignored,
         ranks=prepared.ranks,
+        own_group=prepared.own_group,
     )
 
 

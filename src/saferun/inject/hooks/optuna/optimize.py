@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ... import contract
+from ... import contract, rank
 from .account import Account
 from .objective import Objective
 
@@ -87,6 +87,8 @@ class Optimization:
 
     def _after_trial(self) -> None:
         """Stop the study where the process is to be replaced; runs once the storage has a trial."""
+        if rank.is_started_by_launcher():
+            self.trials.context.guard("start", self.trials.context.list_imports)
         if self._why:
             return
         objective, good = self._objective, self.trials.good

@@ -1,0 +1,344 @@
+"""A process of plain python that replaces another one: warm, beside one that is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import MARK, PROGRAMS, children, kill_all, living, until
+from terminals import read_all, start
+
+WAYS = ("spawn", "warm")
+SAID = "saferun: start.ranks is warm, but a process is started as usual: "
+# The hooks wait for this module, and it may be any: a process that has it lists its imports.
+WATCHED = "torchdata.stateful_dataloader.stateful_dataloader"
+HEAD = f"import {WATCHED}\nimport os, signal, sys, successor\n"
+
+
+class Job:
+    """A script, and what is installed for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.script = folder / "job.py"
+        self.installed = folder / "lib" / "site-packages"
+        for name in ("torchdata", "torchdata.stateful_dataloader", WATCHED):
+            self.package(name, "")
+        path = [self.installed, PROGRAMS, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            MARK: str(folder),
+        }
+
+    def package(self, name: str, text: str) -> Path:
+        path = self.installed.joinpath(*name.split("."), "__init__.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def write(self, text: str) -> None:
+        self.script.write_text(HEAD + text)
+
+    def command(self, way: str, *words: str) -> list[str]:
+        settings = ("launcher=python", "retry.backoff_s=[0, 0]", "hooks.shards=off")
+        options = [f"--set={one}" for one in (f"start.ranks={way}", *settings)]
+        start = [sys.executable, "-m", "saferun", "--profile=cpu", *options]
+        return [*start, *(words or ("job.py",))]
+
+    def run(self, way: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(way, *words),
+            cwd=self.folder,
+            env={**self.env, "WAY": way, **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def learn(self, *words: str, **env: str) -> None:
+        """Run it until its end, undisturbed, so that its imports are known."""
+        done = self.run("warm", *words, **env, LEARN="1")
+        assert done.returncode == 0, done.stderr
+
+    def last(self) -> Path:
+        """Return the directory of the last run."""
+        return max(path for path in (self.folder / "state/saferun/runs").iterdir() if path.is_dir())
+
+    def starts(self) -> list[str]:
+        """Return how each process of the last run that replaced another one was started."""
+        files = sorted((self.last() / "receipts").glob("a*.jsonl"))
+        return [json.loads(file.read_text().splitlines()[0]).get("start", "") for file in files]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    one = Job(tmp_path)
+    yield one
+    kill_all(str(tmp_path))
+
+
+DIES = "if 'LEARN' not in os.environ: successor.die()\n"
+
+
+def test_the_process_that_replaces_another_one_has_imported_ahead(job):
+    job.package("heavy", "import os\nopen(os.environ['LOG'], 'a').write(f'{os.getpid()}\\n')\n")
+    job.write("import heavy\n" + DIES + "print(os.getpid(), 'ä', sys.argv[1:])\n")
+    log = job.folder / "log"
+    job.learn("job.py", LOG=str(log))
+    log.unlink()
+    done = job.run("warm", "job.py", "--x", LOG=str(log))
+    assert (done.returncode, SAID in done.stderr) == (0, False), done.stderr
+    first, second = log.read_text().split()
+    assert done.stdout == f"{second} ä ['--x']\n"
+    assert first != second
+    assert [start.split()[0] for start in job.starts()] == ["ahead"]
+    show = [sys.executable, "-m", "saferun", "runs", "show", job.last().name]
+    shown = subprocess.run(show, env=job.env, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"ranks +warm: \d+ modules imported ahead, in [\d.]+ s", shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["pipes", "a terminal"])
+@pytest.mark.parametrize("words", [("job.py", "--x", "ä"), ("-m", "job", "y")])
+def test_it_sees_what_a_started_one_sees(job, words, at):
+    pytest.importorskip("torch")
+    pytest.importorskip("numpy")
+    job.env.pop("PYTHONUNBUFFERED", None)
+    job.script.write_text((PROGRAMS / "rank_facts.py").read_text())
+    job.learn(*words, FACTS=str(job.folder / "learn"))
+    seen = {}
+    for way in WAYS:
+        job.env["FACTS"] = str(job.folder / way)
+        if at == "pipes":
+            done = job.run(way, *words)
+            assert (done.returncode, done.stdout) == (0, "at exit 0\n"), done.stderr
+        else:
+            assert at_terminal(job, way, "", *words)[0] == 0
+        seen[way] = json.loads(Path(f"{job.env['FACTS']}-0").read_text())
+        for name in ("FACTS", "WAY"):
+            seen[way]["alike"]["environ"].pop(name)
+        seen[way]["alike"]["main"].pop("__spec__")  # its repr has an address
+        files = seen[way]["alike"]["descriptors"]  # .stacks is opened when torch is imported
+        shown = {n: file.rstrip("0123456789") for n, file in files.items() if ".stacks" not in file}
+        seen[way]["alike"]["descriptors"] = shown
+    assert job.starts()[-1].startswith("ahead ")
+    importers = [set(facts["alike"]["late"].pop("importers")) for facts in seen.values()]
+    assert importers[0] <= importers[1]
+    assert seen["warm"]["alike"] == seen["spawn"]["alike"]
+    different = seen["warm"]["different"]
+    assert [name for name in different if different[name] == seen["spawn"]["different"][name]] == []
+
+
+ENDINGS = {
+    "exception": "raise ValueError('of the user')",
+    "status": "sys.exit(3)",
+    "at once": "os._exit(4)",
+    "crash": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "interrupt": "raise KeyboardInterrupt",
+    "chained": "exec('try:\\n  1/0\\nexcept Exception as e:\\n  raise KeyError(1) from e')",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_it_ends_as_one_that_was_started(job, ending):
+    job.write("if 'LEARN' in os.environ: sys.exit()\n" + DIES + ENDINGS[ending] + "\n")
+    job.learn()
+    seen = []
+    for way in WAYS:
+        done = job.run(way, "--retries=1", "job.py")
+        seen.append((done.returncode, done.stdout, _plain(done.stderr)))
+    assert job.starts()[0].startswith("ahead ")
+    assert seen[1] == seen[0]
+    assert seen[0][0] != 0
+
+
+def _plain(text: str) -> str:
+    """Return stderr without what differs between two runs of the same job."""
+    text = re.sub(r"\d{8}-\d{6}-\d+|0x[0-9a-f]+|[\d.]+ m?s\b|pid \d+", "TIME", text)
+    text = text.replace("; warm replacements", "")
+    # The frame that faulthandler finds below the script's: docs/warm.md.
+    return "\n".join(line for line in text.splitlines() if 'File "<string>"' not in line)
+
+
+ODD = {
+    "prints": "print('hello')\nFOUND = 1",
+    "starts a thread": (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "FOUND = threading.active_count()"
+    ),
+    "fails ahead": "import sys\nFOUND = sys.modules['__main__'].HERE",
+}
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+def test_a_package_whose_import_would_differ_is_left_to_the_job(job, text):
+    job.package("before", "")
+    job.package("odd", text)
+    job.package("after", "")
+    job.write(f"HERE = 1\nimport before, odd, after\n{DIES}print(odd.FOUND)\n")
+    job.learn()
+    done = [job.run(way) for way in WAYS]
+    assert done[1].stdout == done[0].stdout
+    assert SAID not in done[1].stderr
+    names = (job.folder / "cache").glob("saferun/imports/*")
+    count = next(names).read_text().split("\n").index("odd")
+    assert job.starts()[0].split()[:2] == ["ahead", str(count)]
+
+
+CHANGES = {
+    "a changed package": ("version.write_text('NUMBER = 2\\n')", "has changed since"),
+    "a module beside the script": (
+        "version.with_name('x').parents[3].joinpath('part.py').write_text('')",
+        "part.py has the name of a module",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES.values(), ids=CHANGES)
+def test_what_cannot_be_equal_is_started_and_the_reason_is_said_once(job, change, reason):
+    package = job.package("part", "NUMBER = 1\n")
+    job.write(
+        "import pathlib, part\nprint(part.NUMBER if hasattr(part, 'NUMBER') else 'beside')\n"
+        "if 'LEARN' not in os.environ and os.environ['SAFERUN_ATTEMPT'] == '1':\n"
+        "    while not successor.waits(): pass\n"
+        f"    version = pathlib.Path({str(package)!r})\n    {change}\n" + DIES
+    )
+    job.learn()
+    done = job.run("warm")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == ("2" if "version.write_text" in change else "beside")
+    assert done.stderr.count(SAID) == 1
+    assert reason in done.stderr
+    assert job.starts()[0].startswith("spawn ")
+
+
+def test_a_variable_that_a_module_of_the_users_assigns_is_known_from_the_run_before(job):
+    job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
+    (job.folder / "settings.py").write_text("import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
+    job.write(f"import settings, hub\n{DIES}print(hub.HOME)\n")
+    job.learn()
+    done = job.run("warm")
+    assert done.stdout == "/data\n"
+    assert SAID + "HUB_HOME is set after what reads it was imported" in done.stderr
+
+
+def test_a_variable_that_an_import_assigns_is_no_reason(job):
+    job.package("sets", "import os\nos.environ.setdefault('OF_SETS', '1')\n")
+    job.write(f"import sets\n{DIES}print(os.environ['OF_SETS'])\n")
+    job.learn()
+    done = job.run("warm")
+    assert (done.stdout, SAID in done.stderr) == ("1\n", False)
+    assert job.starts()[0].startswith("ahead ")
+
+
+@pytest.mark.parametrize("victim", ["saferun", "keeper"])
+def test_a_kill_leaves_no_process_that_waits(job, victim):
+    job.write(
+        "if 'LEARN' not in os.environ:\n    while not successor.waits(): pass\n"
+        "    print('waits', flush=True)\n    signal.pause()\n"
+    )
+    job.learn()
+    with subprocess.Popen(
+        job.command("warm"),
+        cwd=job.folder,
+        env={**job.env, "WAY": "warm"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as run:
+        assert run.stdout.readline() == b"waits\n"
+        names = living(str(job.folder))
+        (warm,) = [pid for pid, name in names.items() if name == "saferun-warm"]
+        keeper = next(pid for pid in names if warm in children(pid))
+        os.kill(run.pid if victim == "saferun" else keeper, signal.SIGKILL)
+        until(lambda: warm not in living(str(job.folder)), "the warm process lives")
+        if victim == "keeper":
+            run.terminate()
+        until(lambda: not living(str(job.folder)), "something lives")
+
+
+def at_terminal(job: Job, way: str, keys: str, *words: str) -> tuple[int, str]:
+    """Run it in a terminal, and press keys once there is a file `press`.
+
+    Returns:
+        Its status and what the terminal shows.
+    """
+    pid, fd = start(job.command(way, *words), job.folder, {**job.env, "WAY": way})
+    press = job.folder / "press"
+    if keys:
+        until(press.exists)
+        press.unlink()
+        os.write(fd, keys.encode())
+    shown = read_all(fd)
+    os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+PRESS = """
+try:
+    open("press", "w").close()
+    signal.pause()
+except KeyboardInterrupt:
+    print("caught", flush=True)
+    sys.exit(5)
+"""
+WAIT = "while os.environ['WAY'] == 'warm' and not successor.waits(): pass\n"
+
+
+@pytest.mark.parametrize("before", [WAIT, "successor.die()\n"], ids=["before it", "after it"])
+def test_ctrl_c_reaches_the_job_that_runs_and_no_process_that_waits(job, before):
+    job.write(
+        "if 'LEARN' in os.environ: sys.exit()\n"
+        f"print('up', sys.stdin.isatty(), sys.stdout.line_buffering, flush=True)\n{before}{PRESS}"
+    )
+    job.learn()
+    seen = [at_terminal(job, way, "\x03") for way in WAYS]
+    plain = [(status, _plain(shown).replace("^C", "")) for status, shown in seen]
+    assert plain[1] == plain[0]
+    assert plain[0][1].count("caught") == 1
+    until(lambda: not living(str(job.folder)), "something lives")
+
+
+SLOW = """
+import fcntl, os, struct, sys, termios
+
+def has_task():  # it lies in the pipe, and the program's text has been read
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            count = fcntl.ioctl(fd, termios.FIONREAD, b"\\0" * 4) if fd > 2 else b"\\0" * 4
+        except OSError:
+            continue
+        if struct.unpack("i", count)[0]:
+            return True
+
+while sys.argv[0] == "-c":
+    open("began", "w").close()
+    if has_task():
+        open("press", "w").close()
+"""
+
+
+def test_ctrl_c_while_it_still_imports_ends_the_run(job):
+    job.package("slow", SLOW)
+    job.write(
+        "import slow\nif 'LEARN' in os.environ: sys.exit()\n"
+        "if os.environ['SAFERUN_ATTEMPT'] == '1':\n"
+        "    while not os.path.exists('began'): pass\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print('never')\n"
+    )
+    job.learn()
+    status, shown = at_terminal(job, "warm", "\x03")
+    assert status in (130, -signal.SIGINT)
+    assert "never" not in shown
+    until(lambda: not living(str(job.folder)), "something lives")
