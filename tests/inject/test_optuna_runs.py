@@ -172,6 +172,27 @@ def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> N
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
 
 
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("deaths", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(
+    folder: Path, deaths: int
+) -> None:
+    found, starts = [], []
+    for way in ("spawn", "warm"):
+        (folder / way).mkdir()
+        argv = [f"--set=start.ranks={way}", str(PROGRAMS / "optuna" / "dies_often.py")]
+        env = {"WAY": way, "PYTHONPATH": str(PROGRAMS / "faults")}
+        with hpo(folder / way, *argv, str(deaths), env=env) as job:
+            assert job.end(3500) == 0, job.err
+            check_account(stored(folder / way, "journal"), recorded(job))
+            assert "started as usual" not in job.err
+        found.append([(t.state, t.params) for t in stored(folder / way, "journal")])
+        lines = (folder / way / "starts").read_text().splitlines()
+        starts.append([line.split()[0] for line in lines])
+    assert found[1] == found[0]
+    assert starts == [["first"] * (deaths + 1), ["first"] + ["ahead"] * deaths]
+
+
 @pytest.mark.slow
 def test_crashes_of_two_trials_are_told_apart(folder: Path) -> None:
     """Each of the queued trials crashes once; the second one before the first is tried again."""
