@@ -1,13 +1,19 @@
 """What the hook `optuna` costs a trial: paired runs, medians, in milliseconds of wall and CPU time.
 
     python benchmarks/trials.py [PAIRS] [TRIALS]        (default 7 pairs of 100 trials)
+    python benchmarks/trials.py died
 
 Each pair runs the same search without and with the hook, in turn first, so that a slow moment of
 the machine falls on both. The objective does nothing, the sampler is seeded TPE, and the storage
 lies in memory (/dev/shm), where the disk hides nothing.
 
-The last rows are the start of a search until its first trial, alone and where saferun replaces the
+The next rows are the start of a search until its first trial, alone and where saferun replaces the
 process after each trial: from the end of one trial to the beginning of the next process's first.
+
+The last rows, which come alone with `died` in place of PAIRS, are of a process that is killed: from
+its death to the first line of the one that replaces it, to its imports' end and to its first result
+of CUDA (of the CPU where there is no GPU), for each way of `start.ranks`. Under `warm` a process
+lives long enough (LIFE_S) for the next one to have imported.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from saferun.model import as_tree
@@ -61,6 +68,34 @@ def objective(trial):
 study = optuna.create_study(study_name="s", storage=storage)
 study.optimize(objective, n_trials=int(sys.argv[2]))
 """
+DIED = """
+import sys, time
+print("start", time.time_ns(), flush=True)
+import optuna, os, signal, torch
+if sys.argv[1] == "transformers":
+    import transformers.trainer
+print("imported", time.time_ns(), flush=True)
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+results = []
+def objective(trial):
+    x = torch.ones(256, 256, device="cuda" if torch.cuda.is_available() else "cpu")
+    if not results:
+        results.append(float((x @ x).sum()))
+        print("result", time.time_ns(), flush=True)
+    elif int(os.environ["SAFERUN_ATTEMPT"]) <= int(sys.argv[2]):
+        time.sleep(float(sys.argv[3]))
+        print("death", time.time_ns(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        trial.study.stop()
+    return trial.suggest_float("x", 0, 1)
+storage = JournalStorage(JournalFileBackend("study.log"))
+study = optuna.create_study(study_name="s", storage=storage)
+study.optimize(objective)
+"""
+LIFE_S = {"spawn": 1.0, "warm": 30.0}
 START = "import optuna, os; os.write(1, b'.')"
 
 
@@ -135,6 +170,38 @@ def replaced_ms(imports: str, count: int) -> tuple[list[float], list[float], lis
     return gaps(at["end"], at["begin"][1:]), start, gaps(at["start"][1:], at["imported"][1:])
 
 
+def died(way: str, imports: str, deaths: int) -> str:
+    """Return a row: from a process's death to the next one's first line, imports and result."""
+    settings = ("launcher=python", "hooks.optuna.mode=on", "retry.backoff_s=[0, 0]")
+    arguments = [sys.executable, "-m", "saferun", "--profile=cpu", f"--set=start.ranks={way}"]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "HOME": folder, "SAFERUN_RUN_DIR": os.path.join(folder, "runs")}
+        env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
+        Path(folder, "search.py").write_text(DIED)
+        words = ["search.py", imports, str(deaths), str(LIFE_S[way])]
+        command = [*arguments, *(f"--set={one}" for one in settings), *words]
+        done = subprocess.run(
+            command, env=env, cwd=folder, capture_output=True, text=True, check=True
+        )
+    at: dict[str, list[int]] = {"start": [], "imported": [], "result": [], "death": []}
+    for line in done.stdout.splitlines():
+        what, moment = line.split()
+        at[what].append(int(moment))
+    cells = []
+    for what in ("start", "imported", "result"):
+        gaps = [(b - a) / 1e6 for a, b in zip(at["death"], at[what][1:], strict=True)]
+        cells.append(f"{statistics.median(gaps):.0f} ({min(gaps):.0f} to {max(gaps):.0f})")
+    return " | ".join(cells)
+
+
+def show_deaths(deaths: int) -> None:
+    """Print the rows of processes that are killed."""
+    print("\n| from a death | first line ms | imports | result |\n| --- | --- | --- | --- |")
+    for imports in ("torch", *(["transformers"] if find_spec("transformers") else [])):
+        for way in LIFE_S:
+            print(f"| {imports}, {way} | {died(way, imports, deaths)} |", flush=True)
+
+
 def alone_ms(imports: str) -> float:
     """Return the time from the start of a plain process of the search to its first trial."""
     with tempfile.TemporaryDirectory() as folder:
@@ -173,6 +240,9 @@ def compare(measure, pairs: int) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["died"]:
+        show_deaths(5)
+        return
     pairs, trials = (int(word) for word in (*sys.argv[1:3], *("7", "100")[len(sys.argv) - 1 :]))
     versions = f"Python {platform.python_version()}, optuna {version('optuna')}"
     print(f"{versions}, {os.cpu_count()} cores, {pairs} pairs of {trials} trials\n")
@@ -185,6 +255,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for imports in ("optuna", "torch"):
         print(f"| until the first trial, {imports} | {replacing(imports, pairs)} |", flush=True)
+    show_deaths(5)
 
 
 if __name__ == "__main__":
