@@ -350,7 +350,7 @@ class WatchPolicy(NamedTuple):
     )
     silence_s: float | None = number(
         None,
-        "How long that is; by default ten times the job's longest gap, 600 s or more.",
+        "How long that is; by default ten times the job's longest gap, 10 min or more.",
         least=1,
         unit="s",
     )

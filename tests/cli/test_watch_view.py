@@ -44,7 +44,7 @@ def test_a_run_shows_its_attempt_its_steps_and_its_silence():
     job = Job(attempt(2, "compile-off"), step=1200)
     now = snapshot(job._replace(rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
     assert text_of(now, "attempt") == "2, for 1 min 15 s, with compile-off"
-    assert text_of(now, "step") == "1200, 4.0 s each"
+    assert text_of(now, "step") == "1200, 4 s each"
     assert text_of(now, "silence") == "no sign of work for 44 s; it may hang, as said 10 s ago"
     assert text_of(snapshot(job._replace(quiet_s=14.0)), "silence") == ""
 
@@ -59,7 +59,7 @@ def test_a_run_shows_its_attempt_its_steps_and_its_silence():
         ({"outcome": reader.OK, "took_s": 104.0}, "ok; took 1 min 44 s"),
         (
             {"outcome": reader.OK, "mitigations": ("free-port",), "took_s": 59.7},
-            "ok, with free-port; took 1 min 0 s",
+            "ok, with free-port; took 1 min",
         ),
         ({"kind": "cuda-oom", "took_s": 7300.0}, "failed: cuda-oom; took 2 h 1 min"),
         ({"outcome": reader.UNKNOWN, "took_s": None}, "unknown"),
@@ -79,7 +79,7 @@ def test_why_the_attempt_before_failed_is_shown(tmp_path):
     now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
     now = now._replace(at=NOW + 195)
     text = (
-        "attempt 1: cuda-oom on rank 3 after 1 min 15 s, 2 min 0 s ago; "
+        "attempt 1: cuda-oom on rank 3 after 1 min 15 s, 2 min ago; "
         "went on from step-80.pt; out of memory"
     )
     assert (text_of(now, "before"), text_of(now, "failure")) == (text, "")
@@ -170,7 +170,7 @@ def test_a_narrow_terminal_cuts_lines_and_markup_is_text():
     console = Console(file=out, width=40, force_terminal=True, color_system=None)
     console.print(colour.drawn(watch_view.lines(snapshot(job), "a note " * 20)))
     assert max(map(len, out.getvalue().splitlines())) <= 40
-    assert "1.0 s ago: [red]a?[31m" in " ".join(out.getvalue().split())
+    assert "1 s ago: [red]a?[31m" in " ".join(out.getvalue().split())
 
 
 def test_a_journal_that_is_cut_shows_what_is_left(tmp_path):

@@ -38,7 +38,7 @@ def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
     )
     assert line == (
         "attempt 1 failed after 2 h 7 min: segfault on rank 3 "
-        "(Fatal Python error: Segmentation fault); it can pass: attempt 2 starts in 1.0 s"
+        "(Fatal Python error: Segmentation fault); it can pass: attempt 2 starts in 1 s"
     )
 
 

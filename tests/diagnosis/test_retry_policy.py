@@ -317,7 +317,7 @@ REASONS = {
     "the unknown is not tried again": (
         "nothing is known about it (retry.unknown_after_s is not set)"
     ),
-    "the unknown after a short life is not": "it is not known, and occurred within 600 s",
+    "the unknown after a short life is not": "it is not known, and occurred within 10 min",
     "the unknown that came before is not": "it is not known, and occurred before",
     "the unknown after a long life is tried once": "it is not known, but occurred late",
     "no attempt starts after the deadline": (

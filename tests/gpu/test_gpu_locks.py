@@ -191,7 +191,7 @@ def test_wait_gets_the_gpu_when_the_holder_ends_and_has_said_once_who_held_it(ho
     second = start(A, mode="wait", wait_s=60, aloud=True)
     line = second.answer()["messages"]
     assert f"pid {first.pid} of user " in line
-    assert "waiting for up to 60 s" in line
+    assert "waiting for up to 1 min" in line
     first.end()
     answer = second.answer()
     assert "held" in answer

@@ -123,7 +123,7 @@ def test_the_worker_after_the_last_slot_waits_for_another_to_end(gpus):
         assert job.end() == 0, job.err
     (line,) = [line for line in job.messages() if "slots" in line]
     assert "3 workers, and 2 slots (locks.slots: 2 on 1 GPU)" in line
-    assert "worker 2 waits for a slot up to 600 s" in line
+    assert "worker 2 waits for a slot up to 10 min" in line
 
 
 def test_slots_are_counted_across_runs(gpus, tmp_path):

@@ -187,7 +187,7 @@ def test_how_often_to_save_is_said_once_enough_is_known(job, monkeypatch):
     run.judged(FAILED, job.plan, ENDED)
     assert run.advice([7200.0] * 2) == ""
     assert run.advice([7200.0] * 3) == (
-        "3 failures had 0.0 s of work done again; with a checkpoint every 6 min 13 s it is least "
+        "3 failures had 0 s of work done again; with a checkpoint every 6 min 13 s it is least "
         "(Young/Daly, from the time that writing one takes)"
     )
     monkeypatch.setattr(checkpoints, "write_time_s", lambda path, environ: None)

@@ -23,6 +23,7 @@ from saferun.doctor.checks import (
 )
 from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu.preflight import preflight_gate
+from saferun.inject.durations import seconds
 from saferun.journal import part_history
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
 from saferun.planning import inputs
@@ -104,8 +105,8 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
 
 def _unanswered(collected: Collected) -> Iterator[Finding]:
     """Yield the sources without an answer: the machine hangs there, or the fault is ours."""
-    for name, seconds in collected.late.items():
-        what = f"{SOURCES[name]}: no answer within {seconds:g} s"
+    for name, late_s in collected.late.items():
+        what = f"{SOURCES[name]}: no answer within {seconds(late_s)}"
         fix = "what is asked there hangs, and would for a job"
         yield Finding(PROBLEM, "doctor", what, "", fix)
     for name, error in collected.failed.items():

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from saferun.gpu import nvml, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
+from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.system import command as bounded
 from saferun.system import paths, procfs
@@ -190,7 +191,7 @@ class _Recovery:
         card = self._card(gpu)
         assert card is not None  # it was busy
         used, holders = card.get("FB Memory Usage/Used"), self._holders(card)
-        what = f"{used} are still used after {limit_s:g} s"
+        what = f"{used} are still used after {seconds(limit_s)}"
         if holders:
             what += f", by {', '.join(holders.values())}"
             fix = "not a run of ours: wait for it, end it, or choose other GPUs"

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import cut, meeting, node_return, nodes
+from . import cut, durations, meeting, node_return, nodes
 from .context import say
 
 Refuse = Callable[[nodes.Agreement], None]
@@ -135,7 +135,7 @@ class Joining:
             is_late = is_new and late_s > limit_s + DELAY_S + unseen_s
             if node != ours and (late_s < -limit_s or is_late):
                 here = self._facts["host"]
-                why = f"the clock of {node.addr} is {abs(late_s):.0f} s "
+                why = f"the clock of {node.addr} is {durations.seconds(abs(late_s))} "
                 why += f"{'ahead of' if late_s < 0 else 'behind'} that of {here}"
                 self._tell(nodes.refusal({"0": here, "1": node.addr}, why))
 

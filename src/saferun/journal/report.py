@@ -16,6 +16,7 @@ from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract
+from saferun.inject.durations import seconds
 from saferun.journal import (
     events,
     mitigation_history,
@@ -45,7 +46,6 @@ from saferun.journal.training_steps import Point, Steps
 from saferun.journal.trials import Trial
 from saferun.planning import mitigation_catalog
 from saferun.planning.mitigation_catalog import Mitigation
-from saferun.system.printable import seconds
 
 FIRST, _LAST = 5, 25  # attempts that are shown of a run that has more
 _PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown

@@ -19,7 +19,7 @@ _SUMMARY_LINES = 400
 _BANNER = re.compile(r"torch/distributed/run\.py:\d+\]\s*$|\*{20}")
 _STARS = re.compile(r"\*{20}")
 _AGENT = re.compile(r"torch/distributed/\S+\] failed \(exitcode: -?\d+\) local_rank: ")
-_RULE = re.compile(r"={40,}\s*$")
+_RULE = re.compile(r"(?<!=)={40,}\s*$")
 # A frame of a traceback in what is no code of the user's.
 _FRAME = re.compile(
     r"\s*File \"[^\"]*(?:/site-packages/|/dist-packages/|/lib/python3\.\d+/|<frozen )[^\"]*\", line"

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from saferun.inject.durations import seconds
+
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused
 LOOK_S = 0.05  # between two looks at how much has been written: far from OUTPUT_LIMIT in between
@@ -141,7 +143,7 @@ def _memory_file(name: str) -> Iterator[int]:
 
 def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float) -> str:
     """Wait for the end; kill at a limit of time or output, and return which limit it was."""
-    trouble = f"it did not end within {timeout_s:g} s"
+    trouble = f"it did not end within {seconds(timeout_s)}"
     end = time.monotonic() + timeout_s
     while child.returncode is None and (left := end - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Pure: what people are shown: text of others without what moves the cursor, and durations.
+"""Pure: text of others as people are shown it, without what moves the cursor.
 
 The one place that decides it: control characters (C0, C1, DEL), marks that turn the direction of
 writing, line separators and lone surrogates are replaced by `?`.
@@ -24,17 +24,3 @@ def printable(text: object, limit: int | None = None, *, kept: str = "") -> str:
 def shortened(text: str, limit: int) -> str:
     """Return a text of at most so many characters, with an ellipsis where it is cut."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def seconds(value_s: float) -> str:
-    """Return a duration for people.
-
-    >>> seconds(3.14), seconds(59.7), seconds(75), seconds(7300)
-    ('3.1 s', '1 min 0 s', '1 min 15 s', '2 h 1 min')
-    """
-    if value_s < 59.5:
-        return f"{value_s:.1f} s" if value_s < 9.95 else f"{value_s:.0f} s"
-    minutes, rest = divmod(round(value_s), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"

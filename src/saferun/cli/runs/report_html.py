@@ -17,10 +17,10 @@ from markupsafe import Markup, escape
 
 from saferun import __version__
 from saferun.cli.runs import report_text, runs_view, trials_view
+from saferun.inject.durations import seconds
 from saferun.journal.reader import FAILED, RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
 from saferun.journal.training_steps import Point
-from saferun.system.printable import seconds
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _WIDTH, _HEIGHT = 1000, 200  # units of the drawings

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from saferun.cli.runs import runs_view, trials_view
+from saferun.inject.durations import seconds
 from saferun.journal import trials
 from saferun.journal.attempts import on_rank
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt, Row
 from saferun.journal.trials import Trial, processes
-from saferun.system.printable import printable, seconds
+from saferun.system.printable import printable
 
 _CRASHED = 3  # crashed trials that are named
 CHARS = 2000  # the longest text that is shown

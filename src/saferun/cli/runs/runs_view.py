@@ -15,6 +15,7 @@ from saferun.cli.runs import trials_view
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.explaining.failure_report import in_words
 from saferun.diagnosis.signatures import Kind
+from saferun.inject.durations import seconds
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
@@ -32,7 +33,7 @@ from saferun.journal.report import RunReport
 from saferun.journal.time_spent import Spent, Times
 from saferun.journal.trials import processes
 from saferun.model import as_tree
-from saferun.system.printable import printable, seconds, shortened
+from saferun.system.printable import printable, shortened
 
 HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "TRIES")
@@ -263,7 +264,7 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
 
 
 def decision(outcome: AttemptOutcome) -> str:
-    """Return text such as "again: with compile-off, after 5.0 s"; "" where nothing failed."""
+    """Return text such as "again: with compile-off, after 5 s"; "" where nothing failed."""
     if outcome.action in ("", "done"):
         return ""
     wait = f", after {seconds(outcome.delay_s)}" if outcome.delay_s else ""

@@ -10,10 +10,11 @@ from typing import Any
 from saferun.cli.colour import Line
 from saferun.cli.runs import runs_view
 from saferun.gpu.nvml import Load
+from saferun.inject.durations import seconds
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot
-from saferun.system.printable import printable, seconds
+from saferun.system.printable import printable
 
 _QUIET_S = 15.0  # a shorter silence is an ordinary one
 _FEW, _BARS = 3, "▁▂▃▄▅▆▇█"

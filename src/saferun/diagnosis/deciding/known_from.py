@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis.evidence import Evidence
+from saferun.inject.durations import seconds
 
 if TYPE_CHECKING:  # a launch loads this file, and need not load the patterns of failures
     from saferun.diagnosis.deciding.candidate import Candidate
@@ -39,7 +40,7 @@ def _facts(best: Candidate, evidence: Evidence) -> Iterator[str]:
     if best.kind in _FACTS and (evidence.finished or best.kind != "crash-after-the-end"):
         yield _FACTS[best.kind]
     elif best.kind in _BY_PROGRESS:
-        ran = f" in {evidence.age_s:.0f} s" if evidence.age_s is not None else ""
+        ran = f" in {seconds(evidence.age_s)}" if evidence.age_s is not None else ""
         at = f" up to step {evidence.step}" if evidence.step is not None else ""
         yield f"progress{at}{ran}" if at or ran else "progress, as the log shows it"
     else:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.inject.durations import seconds
 from saferun.settings import RetryPolicy, Settings
 
 # Two attempts failed at the same age if their durations differ by at most this share of the longer
@@ -132,7 +133,7 @@ def _unknown(history: Sequence[AttemptOutcome], policy: Settings) -> Decision:
     if least_s is None:
         return Decision(STOP, "nothing is known about it (retry.unknown_after_s is not set)")
     if last.lived_s < least_s:
-        return Decision(STOP, f"it is not known, and occurred within {least_s:g} s")
+        return Decision(STOP, f"it is not known, and occurred within {seconds(least_s)}")
     if any(earlier.fingerprint == last.fingerprint for earlier in history[:-1]):
         return Decision(STOP, "it is not known, and occurred before")
     return Decision(AGAIN, "it is not known, but occurred late")

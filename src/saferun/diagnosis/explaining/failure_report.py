@@ -9,7 +9,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding.known_from import known_from
 from saferun.diagnosis.deciding.retry_policy import AGAIN, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
-from saferun.system.printable import seconds
+from saferun.inject.durations import seconds
 
 LINE_CHARS = 200  # a longer line of the job's output is cut; the journal has it in full
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.doctor.vitals import Files
 from saferun.gpu.nvml import Answer, Card, number
+from saferun.inject.durations import seconds
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
@@ -185,7 +186,9 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
     for name, why in _COUNTERS.items():
         micros = number(card.get(f"Clocks Event Reasons Counters/{name}")) or 0
         if micros > THROTTLED_S * 1_000_000 and not active:
-            what = f"was throttled for {micros // 1_000_000} s ({why}) since the driver's start"
+            what = (
+                f"was throttled for {seconds(micros / 1_000_000)} ({why}) since the driver's start"
+            )
             yield Finding(NOTE, area, what, "", "")
 
 

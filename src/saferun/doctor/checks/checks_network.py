@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.doctor.vitals import Interface, Network, Port
+from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SLOW_S = 2.0  # resolving our own host name is slow then; each rank does it
@@ -141,7 +142,7 @@ def _is_loopback(address: str) -> bool:
 def name_service(network: Network) -> Iterator[Finding]:
     """Check that the host name resolves quickly: every rank resolves it at every start."""
     if network.seconds > SLOW_S:
-        what = f"resolving {network.hostname} took {network.seconds:.0f} s"
+        what = f"resolving {network.hostname} took {seconds(network.seconds)}"
         fix = f"a line for {network.hostname} in /etc/hosts"
         yield Finding(NOTE, "host name", what, "every rank waits for that", fix)
 

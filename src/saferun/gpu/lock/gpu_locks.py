@@ -41,6 +41,7 @@ from saferun.gpu.lock.lock_claim import Claim, slots_of
 from saferun.gpu.lock.lock_dir import BlockedError, LockDirectory, UnusableError
 from saferun.gpu.lock.lock_owner import Holder, unlink, write
 from saferun.gpu.lock.slot_memory import SlotMemory
+from saferun.inject.durations import seconds
 from saferun.model import Gpu
 from saferun.settings import LockPolicy
 from saferun.system import procfs
@@ -272,7 +273,7 @@ def _enter(attempt: _Attempt) -> tuple[Claim, str]:
             if left <= 0:
                 raise _busy(message, policy)
             if not reported:
-                bound = f"up to {policy.wait_s:g} s (locks.gpus: wait)"
+                bound = f"up to {seconds(policy.wait_s)} (locks.gpus: wait)"
                 world.say(f"{message}; waiting for {bound}")
             reported, pause = True, min(pause * 1.5, POLL_S[1])
             world.sleep(min(pause, left))
@@ -342,7 +343,7 @@ def _blocked(trouble: object, policy: LockPolicy, fix: str) -> BusyError:
 
 
 def _busy(message: str, policy: LockPolicy) -> BusyError:
-    waited = f", {policy.wait_s:g} s" if policy.gpus == "wait" else ""
+    waited = f", {seconds(policy.wait_s)}" if policy.gpus == "wait" else ""
     return BusyError(
         message,
         where=f"locks.gpus: {policy.gpus}{waited}",

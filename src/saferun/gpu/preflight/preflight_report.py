@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from saferun.gpu import cuda_errors
 from saferun.gpu.device_names import visible_without
 from saferun.gpu.preflight import preflight
+from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.system.printable import printable
 
@@ -173,7 +174,9 @@ class _Judge:
             return None
         if self._ended == "timeout":
             step = _text(document, "step")
-            what = f"the driver does not answer: {step} took {self._timeout_s:g} s{self._left()}"
+            what = (
+                f"the driver does not answer: {step} took {seconds(self._timeout_s)}{self._left()}"
+            )
             fix = "look at dmesg and at processes in state D (`ps -eo pid,stat,wchan,args`); reboot"
             return Judged((Finding(PROBLEM, CUDA, what, self._listed(), fix),))
         return Judged((self._none_shown() if self._ended == "done" else self._broken(),))
@@ -269,7 +272,7 @@ class _Judge:
             if holders := self._around.holders.get(card.uuid):
                 fix = f"held by {holders}; {fix}"
         elif self._ended == "timeout":
-            fault = _during(f"no answer within {self._timeout_s:g} s", card) + self._left()
+            fault = _during(f"no answer within {seconds(self._timeout_s)}", card) + self._left()
         else:
             fault = _during("the test ended before it was done", card)
             detail.append(_text(self._document, "output"))

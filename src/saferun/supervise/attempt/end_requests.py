@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from saferun.inject.durations import seconds
 from saferun.system.signalfd import Signals
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -102,7 +103,7 @@ def answer(left_s: float | None) -> str:
     Args:
         left_s: seconds until the job is killed; None for no limit.
     """
-    limit = "" if left_s is None else f" (up to {left_s:g} s)"
+    limit = "" if left_s is None else f" (up to {seconds(left_s)})"
     return "\n" * os.isatty(2) + f"asked the job to end{limit}; Ctrl-C again kills it"
 
 

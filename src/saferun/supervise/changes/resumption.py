@@ -17,6 +17,7 @@ from saferun.diagnosis import work_lost
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
 from saferun.inject import nodes
+from saferun.inject.durations import seconds
 from saferun.journal import receipts
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.planning import resume
@@ -26,7 +27,6 @@ from saferun.settings import ResumePolicy
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.system import checkpoints, disk_room
 from saferun.system.checkpoints import Found, Stamp
-from saferun.system.printable import seconds
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ class Resumption:
         sizes = [found.stamp[1] for found in self._find()]
         if disk_room.has(folder, max(sizes, default=0)):
             return True
-        self._say(f"no room for a checkpoint in {folder}: waiting for it, up to {limit_s:g} s")
+        self._say(f"no room for a checkpoint in {folder}: waiting for it, up to {seconds(limit_s)}")
         return disk_room.wait(folder, max(sizes, default=0), limit_s)
 
     def advice(self, lived_s: list[float]) -> str:

@@ -28,6 +28,7 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject import node_agent, nodes
+from saferun.inject.durations import seconds
 from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
@@ -227,7 +228,7 @@ class PeerNodes:
             diagnosis = classify.by_nodes(diagnosis, lost, known, ends=True)
             self._history[-1] = self._history[-1]._replace(diagnosis=diagnosis)
             self.host = names
-        return Decision(STOP, f"{lost} in time (retry.rejoin_s: {limit:g} s)")
+        return Decision(STOP, f"{lost} in time (retry.rejoin_s: {seconds(limit)})")
 
     def _missing(self, came: list[str]) -> str:
         """Return the hosts that did not come, in words; "" where that is not known."""

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
+from saferun.inject.durations import seconds
 from saferun.journal.event_types import LossLost
 from saferun.model import LaunchPlan
 from saferun.supervise.ready import keeper_pool
 from saferun.system import paths
-from saferun.system.printable import printable, seconds
+from saferun.system.printable import printable
 
 LIMIT_S = 10.0  # time for the command
 _END_S = 5.0  # more time, in which its process ends it

@@ -20,6 +20,7 @@ from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import Helper, Look, Place, Silence
 from saferun.inject import contract
+from saferun.inject.durations import seconds
 from saferun.keeper import process_tree
 from saferun.model import LaunchPlan
 from saferun.supervise.records.record import Record
@@ -28,7 +29,6 @@ from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
 from saferun.supervise.watch.weak_activity import WeakActivity
 from saferun.supervise.watch.work_signs import Tree
-from saferun.system.printable import seconds
 
 if TYPE_CHECKING:  # only a silence needs it
     from saferun.supervise.watch.ras_query import RasQuery

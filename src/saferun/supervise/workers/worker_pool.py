@@ -20,6 +20,7 @@ from typing import NamedTuple
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.slots import Slot, Slots
+from saferun.inject.durations import seconds
 from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
@@ -157,7 +158,7 @@ class _Workers:
                 self._slots.give_back(slot)
             fix = "lower workers, raise locks.slots, or start all the same: --set locks.gpus=warn"
             raise BusyError(what, where=f"locks.gpus: {self._policy.gpus}", fix=fix)
-        bound = f"up to {self._policy.wait_s:g} s (locks.gpus: wait)"
+        bound = f"up to {seconds(self._policy.wait_s)} (locks.gpus: wait)"
         self._say(f"{what}; {_named(self._waiting)} for a slot {bound}")
 
     def _look_for_slots(self) -> None:
@@ -167,7 +168,7 @@ class _Workers:
             self._pause = _POLL_S[0]
         self._pause = min(self._pause * 1.5, _POLL_S[1])
         if self._waiting and time.monotonic() >= self._began + self._policy.wait_s:
-            waited = f"waited {self._policy.wait_s:g} s (locks.gpus: wait)"
+            waited = f"waited {seconds(self._policy.wait_s)} (locks.gpus: wait)"
             for number in self._waiting:
                 self._say(f"worker {number} was never started: {self._slots.message}; {waited}")
                 self._never(number, EXIT_BUSY, f"no slot was free: {waited}")

@@ -25,7 +25,15 @@ import os
 import sys
 import time
 
-from ... import agreement, collective_times, contract, first_steps, hidden_frames, meeting
+from ... import (
+    agreement,
+    collective_times,
+    contract,
+    durations,
+    first_steps,
+    hidden_frames,
+    meeting,
+)
 from .. import environment
 
 TYPE_CHECKING = False
@@ -335,7 +343,9 @@ def _local_rank(rank: int) -> int:
 
 def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
     who = agreement.ranks_text(missing)
-    return f"{who} of {size} did not {verb} init_process_group within {timeout_s:g} s"
+    return (
+        f"{who} of {size} did not {verb} init_process_group within {durations.seconds(timeout_s)}"
+    )
 
 
 # torch and its devices.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ... import agreement, meeting, rank
+from ... import agreement, durations, meeting, rank
 from ...context import Context
 from . import hook
 
@@ -49,7 +49,7 @@ class WrapBarrier:
         if reports and ours == reporter:
             absent = agreement.ranks_text([c10d.get_global_rank(group, one) for one in missing])
             self._context.say(
-                f"{absent} did not wrap the model within {TIMEOUT_S:g} s;"
+                f"{absent} did not wrap the model within {durations.seconds(TIMEOUT_S)};"
                 " the job goes on, without such barriers"
             )
 
