@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterator
 
 import pytest
-from browser import Browser, chromium, program
+from browser import Browser
 from command import call
 from repo import ROOT
 from user_machine import NOW, event, journal
@@ -19,15 +18,6 @@ WIDTHS = (390, 1280)
 SCHEMES = ("light", "dark")
 LONG = "/" + "x" * 3000 + "</pre><script>document.title = 'owned'</script>"
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    path = program()
-    if path is None:
-        pytest.skip("no Chromium (apt-get install chromium, or SAFERUN_TEST_CHROMIUM)")
-    with chromium(path, tmp_path_factory.mktemp("browser")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

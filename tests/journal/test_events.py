@@ -9,7 +9,7 @@ import pytest
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
-from saferun.diagnosis.work_lost import WorkLost
+from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.journal import events
 from saferun.journal.event_types import EventFacts, Hang, Preflight, RunEnded
 from saferun.journal.events import read_raw as read_events
@@ -62,6 +62,7 @@ OUTCOME = AttemptOutcome(
     stack=('File "t.py", line 9 in step',),
     user_frame="t.py:9  step()",
     lost_work=WorkLost(12.5, 40, 0.25, "ck/step_60"),
+    saved=(Saved(40.5, 60),),
     action="again",
     reason="with compile-off",
     delay_s=2.5,
@@ -70,7 +71,8 @@ OUTCOME = AttemptOutcome(
 )
 LINE = (  # others read these lines: names and order are fixed
     "attempt status lived_s ended_by signals killed unkillable kind fingerprint root_rank "
-    "root_line decided_by stack action reason delay_s add lost_work untried first_step user_frame"
+    "root_line decided_by stack action reason delay_s add lost_work untried first_step user_frame "
+    "saved"
 )
 
 

@@ -170,6 +170,24 @@ def test_a_bar_has_the_three_parts_in_their_order_and_the_steps(tmp_path):
     assert text.count('<line class="saved"') == text.count('<line class="fails"') == 1
 
 
+def test_each_checkpoint_that_an_attempt_has_left_is_marked(tmp_path):
+    saved = [{"s": 20.0, "step": 20}, {"s": 41.0, "step": None}, {"s": 60.0, "step": 60}]
+    events = attempt(1, 0, 100, first_step=1, saved=saved)
+    place = journal(tmp_path, "r", *events, end(100), plan=PLAN)
+    (place / "attempt-1.stdout").write_text("".join(f"step {n} loss 2\n" for n in range(1, 101)))
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert [point.step for point in run.attempts[0].saved] == [20, 41, 60]
+    assert report_html.page(run).count('<line class="saved"') == 3
+
+
+def test_an_attempt_is_headed_by_what_failed_in_words(tmp_path):
+    events = attempt(1, 0, 9, kind="segfault", root_rank=1, root_line="", action="stop")
+    run = run_report(tmp_path / "runs", *events, end(9, 139))
+    words = "A process crashed in compiled code (segfault on rank 1)"
+    assert f'<span class="end">{words}</span></h2>' in report_html.page(run)
+    assert f"### Attempt 1: {words}\n" in report_text.as_markdown(run)
+
+
 @pytest.mark.parametrize(("status", "opened"), [(0, 0), (1, 1)])
 def test_only_the_last_failure_of_a_run_that_failed_is_open(tmp_path, status, opened):
     last = {"status": status, "root_line": "segfault" * status, "action": "stop"}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.work_lost import Saved
 from saferun.model import Checkpoint
 from saferun.planning import inputs, request
 from saferun.supervise.attempt.attempt_values import Ended
@@ -130,7 +131,7 @@ def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_say
     run.judged(FAILED, job.plan, ENDED)
     run.checkpoint(2)
     assert job.said[-1].endswith("(step 10); 20 steps, 10 s of work are done again")
-    assert run.judged(FAILED, job.plan, ENDED._replace(wait_status=0)) == FAILED
+    assert run.judged(FAILED, job.plan, ENDED._replace(wait_status=0)).lost_work is None
 
 
 @pytest.mark.parametrize(("began_s", "further"), [(None, False), (1590.0, False), (1500.0, True)])
@@ -152,12 +153,12 @@ def test_one_that_cannot_be_loaded_is_left_for_the_one_before_until_it_is_writte
     broken = FAILED._replace(kind="checkpoint-corrupt", last_step=None)
     older, newer = job.save(10, 1100.0), job.save(20, 1200.0)
     plan = job.plan._replace(checkpoint=Checkpoint(newer, 20, 1200.0))
-    assert run.judged(broken, plan, ENDED) == broken._replace(falls_back=True)
+    assert run.judged(broken, plan, ENDED).falls_back
     left = "could not be loaded and is left as it is; "
     assert job.said == [f"{newer} {left}the one before is tried"]
     assert run.checkpoint(2).step == 10
     plan = job.plan._replace(checkpoint=Checkpoint(older, 10, 1100.0))
-    assert run.judged(broken, plan, ENDED) == broken
+    assert not run.judged(broken, plan, ENDED).falls_back
     assert job.said[-1] == f"{older} {left}there is none before it"
     job.save(20, 1300.0)
     assert run.checkpoint(3).step == 20
@@ -240,3 +241,13 @@ def test_the_ranks_of_this_machine_are_counted_where_they_are_known(job, process
     plan = job.plan._replace(options=job.plan.options._replace(processes=processes))
     assert resumption.ranks(plan) == 1  # plain python
     assert resumption.ranks(plan._replace(launcher="torchrun")) == count
+
+
+def test_the_checkpoints_of_an_attempt_are_noted_with_their_times_and_steps(job):
+    job.save(10, 900.0)  # of an earlier attempt
+    run = job.run()
+    for step, at_s in ((20, 1100.0), (30, 1200.5)):
+        job.save(step, at_s)
+    for status in (9, 0):
+        last = run.judged(FAILED, job.plan, ENDED._replace(wait_status=status))
+        assert last.saved == (Saved(100.0, 20), Saved(200.5, 30))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import NoNumber
-from saferun.diagnosis.work_lost import WorkLost
+from saferun.diagnosis.work_lost import Saved, WorkLost
 
 
 class AttemptOutcome(NamedTuple):
@@ -52,6 +52,7 @@ class AttemptOutcome(NamedTuple):
     stack: tuple[str, ...] = ()  # frames of Python where compiled code crashed, innermost first
     user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
     lost_work: WorkLost | None = None  # since the last checkpoint; None where it is not known
+    saved: tuple[Saved, ...] = ()  # checkpoints that it has written, and that are still there
     action: str = ""  # "again", "stop", "done"
     reason: str = ""
     delay_s: float = 0.0

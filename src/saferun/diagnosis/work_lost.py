@@ -16,6 +16,7 @@ from typing import NamedTuple
 from saferun.model import Checkpoint
 
 ENOUGH = 3  # failures; an interval from fewer would be a guess
+_NAMED = 200  # checkpoints of one attempt, at most
 _WORTH = 1.5  # the factor by which the present interval must differ to be worth a line
 
 
@@ -26,6 +27,25 @@ class WorkLost(NamedTuple):
     steps: int | None  # None where the steps or the checkpoint's number are unknown
     gpu_hours: float
     checkpoint: str  # the newest complete one; "" if there is none
+
+
+class Saved(NamedTuple):
+    """A checkpoint that an attempt has written."""
+
+    s: float  # since the start of the attempt
+    step: int | None  # None where its name has none, or counts epochs
+
+
+def saved_in(began_at: float, lived_s: float, found: Sequence[Checkpoint]) -> tuple[Saved, ...]:
+    """Return which of the checkpoints on the disk an attempt has written, the oldest first.
+
+    Args:
+        began_at: when it began, in seconds since the epoch.
+        lived_s: from then to its end.
+        found: the newest first.
+    """
+    ours = [one for one in found if 0 <= one.at_s - began_at <= lived_s][:_NAMED]
+    return tuple(Saved(round(one.at_s - began_at, 1), _step(one)) for one in reversed(ours))
 
 
 def lost(

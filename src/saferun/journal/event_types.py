@@ -165,13 +165,13 @@ NAMES: dict[type[EventFacts], str] = {
 _OF_OUTCOME = (
     *("number", "exit_code", "lived_s", "ended_by", "signals", "killed", "unkillable", "kind"),
     *("fingerprint", "root_rank", "root_line", "decided_by", "stack", "action", "reason"),
-    *("delay_s", "add", "lost_work", "untried", "first_step", "user_frame"),
+    *("delay_s", "add", "lost_work", "untried", "first_step", "user_frame", "saved"),
 )
 _OUTCOME_NAMES = {"number": "attempt", "exit_code": "status"}
 # Fields that are left out of a line where they are empty.
 _LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
-    *("left", "untried", "gpu_names", "checkpoint", "advice"),
+    *("left", "untried", "gpu_names", "checkpoint", "advice", "saved"),
 )
 EventFacts: TypeAlias = (
     AttemptBegun

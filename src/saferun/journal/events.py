@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard, TypeVar, get_type_hints
 
 from saferun.diagnosis.silence import Place
-from saferun.diagnosis.work_lost import WorkLost
+from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.inject.nodes import Report
 from saferun.journal.event_types import NAMES, EventFacts, line_fields
 from saferun.model import Finding
@@ -205,4 +205,5 @@ _AS: dict[object, Callable[[object], object]] = {
     WorkLost | None: _work_lost,
     tuple[Place, ...]: _records(Place),
     tuple[Finding, ...]: _records(Finding),
+    tuple[Saved, ...]: _records(Saved),
 }

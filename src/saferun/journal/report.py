@@ -233,15 +233,20 @@ def _attempt(
 
 
 def _saved(one: Attempt, made: Steps, end_s: float) -> tuple[Point, ...]:
-    """Return the checkpoint that the journal names as the last one before a failure."""
+    """Return the checkpoints that were on the disk at its end; else the last before its failure."""
     lost = one.outcome.lost_work
-    if lost is None or not lost.checkpoint or not made.points or lost.s > end_s:
-        return ()
-    at_s = end_s - lost.s
-    step = max((point.step for point in made.points if point.s <= at_s), default=None)
-    if lost.steps is not None and made.last is not None:
-        step = max(0, made.last - lost.steps)
-    return () if step is None else (Point(at_s, step),)
+    found = [(saved.s, saved.step) for saved in one.outcome.saved]
+    if not found and lost is not None and lost.checkpoint and lost.s <= end_s:
+        found = [(end_s - lost.s, None)]
+        if lost.steps is not None and made.last is not None:
+            found = [(end_s - lost.s, max(0, made.last - lost.steps))]
+    points = []
+    for s, named in found:
+        before = max((point.step for point in made.points if point.s <= s), default=None)
+        step = before if named is None else named
+        if step is not None and made.points:
+            points.append(Point(s, step))
+    return tuple(points)
 
 
 def _follows(tried: Sequence[Attempt], at: int) -> bool:

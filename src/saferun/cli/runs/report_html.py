@@ -174,7 +174,8 @@ def _chart(report: RunReport) -> Chart | None:
         of_steps = [f"{x(one, p)},{y(p.step, min(steps), max(steps))}" for p in points]
         of_losses = [f"{x(one, p)},{loss_y(p.loss)}" for p in points if p.loss is not None]
         end = x(one, Point(_lived_s(report, one), 0))
-        saved = tuple((x(one, p), y(p.step, min(steps), max(steps))) for p in one.saved)
+        within = [p for p in one.saved if min(steps) <= p.step <= max(steps)]
+        saved = tuple((x(one, p), y(p.step, min(steps), max(steps))) for p in within)
         failed = end if _state(report, one) == "bad" else None
         lines.append(Line(" ".join(of_steps), " ".join(of_losses), failed, saved))
     saves = sum(len(line.saved) for line in lines)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from saferun.cli.runs import runs_view, trials_view
+from saferun.diagnosis.explaining.failure_report import in_words
 from saferun.inject.durations import seconds
 from saferun.journal import trials
 from saferun.journal.attempts import on_rank
@@ -175,6 +176,18 @@ def steps(one: AttemptReport) -> str:
     return f"{text}, from {name}" if text and name else text or (name and f"from {name}")
 
 
+def heading(report: RunReport, one: AttemptReport) -> str:
+    """Return how an attempt ended, a failure in words: a kind's name tells little to many."""
+    outcome = one.attempt.outcome
+    words, _ = in_words(one.cause.explanation if one.cause else "")
+    return f"{words} ({outcome.kind}{on_rank(outcome)})" if words else end(report, one)
+
+
+def explained(one: AttemptReport) -> str:
+    """Return what is known of an attempt's failure beyond its heading; "" for nothing."""
+    return in_words(one.cause.explanation)[1] if one.cause else ""
+
+
 # --- Markdown ----------------------------------------------------------------------------------
 
 
@@ -197,7 +210,7 @@ def as_markdown(report: RunReport) -> str:
 
 
 def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Iterator[str]:
-    yield f"### {title(one)}: {_word(end(report, one))}"
+    yield f"### {title(one)}: {_word(heading(report, one))}"
     yield ""
     outcome = one.attempt.outcome
     if outcome.root_line:
@@ -206,7 +219,8 @@ def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Itera
         yield f"- your code: {_code(outcome.user_frame)}"
     yield from (f"- stack: {_code(frame)}" for frame in outcome.stack)
     if one.cause:
-        yield f"- {one.cause.explanation} {one.cause.advice}".rstrip()
+        more = " ".join(filter(None, [explained(one), one.cause.advice]))
+        yield from [f"- {more}"] if more else []
     for label, text in attempt_facts(one):
         yield f"- {label}: {_word(text)}"
     for change in one.added:

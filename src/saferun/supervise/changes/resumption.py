@@ -125,7 +125,7 @@ class Resumption:
         return f"; {steps}{seconds(last.s)} of work are done again"
 
     def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
-        """Return a failed attempt with what its checkpoints say and allow, and its costs.
+        """Return an attempt with its checkpoints; of a failed one what they allow, too.
 
         Whether it came further than all before it, whether an older one is to be tried, and whether
         a full disk has room again, which is waited for.
@@ -135,11 +135,15 @@ class Resumption:
             plan: the attempt's.
             ended: how it ended.
         """
-        if not self._pattern or not ended.exit_code:
+        if not self._pattern:
             return last
         return self._harmlessly(lambda: self._judged(last, plan, ended)) or last
 
     def _judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
+        found = [one.checkpoint for one in self._find()]
+        last = last._replace(saved=work_lost.saved_in(ended.started_at, ended.lived_s, found))
+        if not ended.exit_code:
+            return last
         bad = plan.checkpoint if last.kind in _KINDS and last.first_step is None else None
         if bad is not None:
             now = {one.checkpoint.path: one.stamp for one in self._find()}
