@@ -91,21 +91,35 @@ def on_post_build(*, config: Any) -> None:
     for entry in found["docs"]:
         place, _, kind = entry["location"].partition("#")
         if place == "reference/failures.html" and kind in said:
-            entry["tags"] = said[kind][:TAGS]
+            entry["tags"] = _telling(said[kind])
     index.write_text(json.dumps(found), encoding="utf-8")
 
 
+def _telling(phrases: list[str]) -> list[str]:
+    """Return those that the search knows: a word that a kind has often would weigh more."""
+    told: set[str] = set()
+    chosen = []
+    for phrase in phrases:
+        if words := set(re.findall(r"\w+", phrase.lower())) - told:
+            told |= words
+            chosen.append(phrase)
+    return chosen[:TAGS]
+
+
 def messages() -> dict[str, list[str]]:
-    """Return what is known to be printed at each kind of failure, what torch prints first."""
-    found: dict[str, list[tuple[bool, str]]] = {}
-    for sign in yaml.safe_load(FAILURES.read_text(encoding="utf-8"))["signs"]:
+    """Return what is printed at each kind of failure: CUDA's words first, then torch's."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    known = yaml.safe_load(FAILURES.read_text(encoding="utf-8"))
+    of_cuda = known["numbers"]["cuda"]
+    for sign in known["signs"]:
         says = sign.get("says", [])
         by_library = says if isinstance(says, dict) else {"": says}
         of_kind = found.setdefault(sign["kind"], [])
         for library, phrases in by_library.items():
             plain = (phrase.replace(" ... ", " … ").strip(" :") for phrase in phrases)
-            of_kind += [(not library.startswith("torch"), phrase) for phrase in plain]
-        of_kind += [(True, name) for name in sign.get("types", [])]
+            rank = 1 if library.startswith("torch") else 2
+            of_kind += [(0 if phrase in of_cuda else rank, phrase) for phrase in plain]
+        of_kind += [(2, name) for name in sign.get("types", [])]
     ordered = {kind: sorted(pairs, key=lambda pair: pair[0]) for kind, pairs in found.items()}
     return {
         kind: list(dict.fromkeys(phrase for _, phrase in pairs))[:SHOWN]
