@@ -27,6 +27,7 @@ _WIDTH, _HEIGHT = 1000, 200  # units of the drawings
 _DECADE = 10  # losses that differ by a larger factor are drawn logarithmically
 _LEAST = 4  # width of the shortest bar
 _REGIONS = 10
+_WITHIN = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)|(?<=\d min) (?=\d+ s\b)|(?<=\d h) (?=\d+ min\b)")
 
 
 class Bar(NamedTuple):
@@ -99,9 +100,9 @@ def _finalized(value: object) -> object:
 
 
 def _together(text: str) -> Markup:
-    """Return a text in which no line breaks between a number and its unit."""
+    """Return a text in which no line breaks within a duration."""
     clean = str(escape(report_text.shown(text)))
-    return Markup(re.sub(r"(?<=\d) (?=(?:s|min|h)\b)", "&nbsp;", clean))  # noqa: S704 - escaped
+    return Markup(_WITHIN.sub("&nbsp;", clean))  # noqa: S704 - escaped
 
 
 def _state(report: RunReport, one: AttemptReport) -> str:

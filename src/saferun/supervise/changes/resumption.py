@@ -121,7 +121,7 @@ class Resumption:
             return ""
 
         last = self._lost[-1]
-        steps = "" if last.steps is None else f"{last.steps} steps, "
+        steps = f"{last.steps} steps, " if last.steps else ""  # a job may print few of its steps
         return f"; {steps}{seconds(last.s)} of work are done again"
 
     def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
