@@ -112,10 +112,14 @@ def searched(report: RunReport) -> Labelled:
     found = [
         ("study", ", ".join(sorted({trial.study for trial in report.trials if trial.study}))),
         ("best value", best and f"{best.values[0]:.6g}, trial {best.number}: {_params(best)}"),
-        ("trials an hour", f"{done / hours:.3g}" if hours else ""),
+        ("trials an hour", _rounded(done / hours) if hours else ""),
         ("crashed in", "; ".join(f"trial {t.number}: {_params(t)}" for t in crashed[:_CRASHED])),
     ]
     return [(label, text) for label, text in found if text]
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _params(trial: Trial) -> str:
