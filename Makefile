@@ -134,7 +134,7 @@ $(AXE)/.ready: $(READY)
 # dlrover needs grpcio and protobuf, and does not say so.
 $(PEERS)/.ready: constraints-peers.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt nvidia-resiliency-ext accelerate dlrover grpcio protobuf
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt nvidia-resiliency-ext accelerate dlrover grpcio protobuf lm-resiliency 'ray[train]'
 	touch $(PEERS)/.ready
 
 # saferun itself is read from mutants/src; of what it needs, torch is needed by no test of this room.

@@ -1,16 +1,20 @@
 """saferun and its peers on the same jobs: what finishes, how soon, what is left and lost.
 
     make bench-peers
-    python benchmarks/peers.py [KIND ...] [--peers .venv-peers] [--limit-s 60]
+    python benchmarks/peers.py [KIND ...] [--peers .venv-peers] [--limit-s 60] [--only TEXT ...]
+                               [--table job|kinds]
 
 The launchers: torchrun, torchrun --max-restarts=3, NVIDIA's ft_launcher --max-restarts=3
-(nvidia-resiliency-ext), accelerate launch --max_restarts=3, dlrover-run --max-restarts=3, saferun.
-All but saferun are those of `--peers`, an environment of their own. Each is run on
+(nvidia-resiliency-ext), accelerate launch --max_restarts=3, dlrover-run --max-restarts=3, LM
+Resiliency and Ray Train as peers_launchers.py starts them, saferun. All but saferun are those of
+`--peers`, an environment of their own. Each is run on
 
     launch      two ranks that print a line: seconds from exec to the first one
     crash       rank 1 dies of SIGSEGV once after 5,000 lines: seconds from its death to the next
                 start's first line, and the lines of all starts that were written and did not arrive
     orphans     the launcher is killed by SIGKILL: how many processes of the job live 5 s later
+    hang        rank 1 stays away from an all_reduce: seconds until a line names it; limits of 20 s
+                where a launcher has one (`HANG`)
     KIND ...    rows of tests/mitigations/table.py, all of them where none is named: whether it
                 finished, with the seconds of the whole run
 
@@ -22,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +49,14 @@ JOB = ROOT / "benchmarks" / "peers_job.py"
 LINES = 5000
 LEFT_S = 5.0  # after the launcher's death
 HEAD = ("launcher", "launch", "back after a crash", "lines lost", "orphans after SIGKILL")
+HEAD += ("hang named",)
+NAMES_RANK_1 = re.compile(rb"rank\W{0,3}1\b", re.IGNORECASE)
+HANG = {  # options with which a launcher looks for a hang
+    "ft_launcher": ["--ft-initial-rank-heartbeat-timeout=60", "--ft-rank-heartbeat-timeout=20"],
+    "saferun": ["--set", "watch.silence_s=20"],
+}
+# Rows whose fault is in an option of torchrun's that Ray has not.
+NO_OPTION = {"port-in-use", "port-privileged", "rendezvous-closed", "rendezvous-connect-failed"}
 
 
 class Measured(NamedTuple):
@@ -53,11 +66,13 @@ class Measured(NamedTuple):
     back: str
     lost: str
     orphans: str
+    hang: str
 
 
 def launchers(peers: Path) -> dict[str, Launcher]:
     """Return what is compared, by name; what is not installed is left out with a line."""
     again = ["--max-restarts=3"]
+    others = [f"{peers}/python", str(ROOT / "benchmarks" / "peers_launchers.py")]
     found: dict[str, tuple[Path, Launcher]] = {
         "torchrun": (peers / "torchrun", lambda argv: [f"{peers}/torchrun", *argv]),
         "torchrun --max-restarts=3": (
@@ -76,6 +91,11 @@ def launchers(peers: Path) -> dict[str, Launcher]:
             peers / "dlrover-run",
             lambda argv: [f"{peers}/dlrover-run", "--standalone", *again, *argv],
         ),
+        "LM Resiliency, --max-restarts=3": (
+            peers / "lm-resiliency-quickstart",
+            lambda argv: [*others, "lm-resiliency", *argv],
+        ),
+        "Ray Train, max_failures=3": (peers / "ray", lambda argv: [*others, "ray", *argv]),
         "saferun": (
             ROOT / "src",
             lambda argv: [sys.executable, "-m", "saferun", "--profile=cpu", *argv],
@@ -139,6 +159,13 @@ class Job:
         self.reader.wait()
         return len(alive)
 
+    def printed(self) -> set[bytes]:
+        """Return the lines of both outputs."""
+        return {
+            *self.out.read_bytes().splitlines(),
+            *(self.folder / "err").read_bytes().splitlines(),
+        }
+
     @property
     def firsts(self) -> list[int]:
         """When each rank of each start came to its first line, in ns of the monotonic clock."""
@@ -148,8 +175,8 @@ class Job:
         return sorted(int(w[-1]) for w in words if w[-2:-1] == ["first"] and w[-1].isdecimal())
 
 
-def measured(launcher: Launcher, limit_s: float) -> Measured:
-    """Run the job three times under a launcher."""
+def measured(name: str, launcher: Launcher, limit_s: float) -> Measured:
+    """Run the job four times under a launcher."""
     with tempfile.TemporaryDirectory(prefix="peers-") as one:
         (Path(one) / "crashed").touch()
         job = Job(launcher, "once", 0, Path(one))
@@ -161,7 +188,11 @@ def measured(launcher: Launcher, limit_s: float) -> Measured:
         status = job.wait(limit_s)
         back, lost = after_crash(job, status), lost_lines(job)
     with tempfile.TemporaryDirectory(prefix="peers-") as three:
-        return Measured(launch, back, lost, orphans(Job(launcher, "stay", 1, Path(three)), limit_s))
+        left = orphans(Job(launcher, "stay", 1, Path(three)), limit_s)
+    with tempfile.TemporaryDirectory(prefix="peers-") as four:
+        extra = HANG.get(name.partition(" ")[0], [])
+        job = Job(lambda argv: launcher([*extra, *argv]), "hang", 0, Path(four))
+        return Measured(launch, back, lost, left, hang_named(job, limit_s))
 
 
 def after_crash(job: Job, status: int | None) -> str:
@@ -196,6 +227,22 @@ def orphans(job: Job, limit_s: float) -> str:
     return str(job.clear())
 
 
+def hang_named(job: Job, limit_s: float) -> str:
+    """Return the seconds from the hang to the first line that names rank 1."""
+    began, end, before = 0, time.monotonic() + limit_s, set[bytes]()
+    try:
+        while time.monotonic() < end and (not began or job.process.poll() is None):
+            hung = job.folder / "hung"
+            if not began and hung.exists() and (text := hung.read_text()):
+                began, end, before = int(text), time.monotonic() + limit_s, job.printed()
+            elif began and NAMES_RANK_1.search(b"\n".join(job.printed() - before)):
+                return f"{(time.monotonic_ns() - began) / 1e9:.0f} s"
+            time.sleep(0.2)  # between two looks at the output
+    finally:
+        job.clear()
+    return "no" if began else "not up"
+
+
 # --- the tables ----------------------------------------------------------------------------------
 
 
@@ -205,16 +252,21 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="only these rows of the table")
     parser.add_argument("--peers", type=Path, default=ROOT / ".venv-peers")
     parser.add_argument("--limit-s", type=float, default=60.0, help="for one run")
+    parser.add_argument("--only", nargs="*", default=[""], help="only launchers with such names")
+    parser.add_argument("--table", choices=("job", "kinds"), help="only this one of the two")
     options = parser.parse_args()
     if unknown := set(options.kinds) - {case.kind for case in table.CASES}:
         parser.error(f"no row: {', '.join(sorted(unknown))}")
     peers = options.peers.resolve() / "bin"
     os.environ["PYTHONPATH"] = str(ROOT / "src")
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    found = launchers(peers)
-    print(row(HEAD), row(["---"] * len(HEAD)), sep="\n", flush=True)
-    for name, launcher in found.items():
-        print(row([name, *measured(launcher, options.limit_s)]), flush=True)
+    found = {n: one for n, one in launchers(peers).items() if any(t in n for t in options.only)}
+    if options.table != "kinds":
+        print(row(HEAD), row(["---"] * len(HEAD)), sep="\n", flush=True)
+        for name, launcher in found.items():
+            print(row([name, *measured(name, launcher, options.limit_s)]), flush=True)
+    if options.table == "job":
+        return 0
     cases = [case for case in table.CASES if not options.kinds or case.kind in options.kinds]
     print("", row(["kind", *found]), row(["---"] * (len(found) + 1)), sep="\n", flush=True)
     for case in cases:
@@ -225,6 +277,9 @@ def main() -> int:
             # accelerate uses torchrun only with --multi_gpu, which refuses a single process.
             if name.startswith("accelerate") and case.ranks == 1:
                 cells.append("one rank")
+                continue
+            if name.startswith("Ray") and case.kind in NO_OPTION:
+                cells.append("no such option")
                 continue
             with tempfile.TemporaryDirectory(prefix="peers-") as folder:
                 outcome = go(case, name, Path(folder), options.limit_s, launcher)
