@@ -188,8 +188,8 @@ def test_how_often_to_save_is_said_once_enough_is_known(job, monkeypatch):
     run.judged(FAILED, job.plan, ENDED)
     assert run.advice([7200.0] * 2) == ""
     assert run.advice([7200.0] * 3) == (
-        "3 failures had 0 s of work done again; with a checkpoint every 6 min 13 s it is least "
-        "(Young/Daly, from the time that writing one takes)"
+        "3 failures had 0 s of work done again; a checkpoint every 6 min 13 s would lose the "
+        "least (Young/Daly, from how long writing one takes)"
     )
     monkeypatch.setattr(checkpoints, "write_time_s", lambda path, environ: None)
     assert run.advice([7200.0] * 3) == ""
@@ -207,7 +207,7 @@ def test_without_a_place_or_with_a_fault_of_ours_nothing_resumes(tmp_path, monke
     monkeypatch.setattr(checkpoints, "find", lambda pattern: {}["a"])
     assert run.checkpoint(2) is None
     assert run.judged(FAILED, other.plan, ENDED) == FAILED
-    fault = "the checkpoints could not be looked at, a fault of ours (KeyError: 'a')"
+    fault = "the checkpoints could not be looked at, a fault of saferun's own (KeyError: 'a')"
     assert other.said == [fault, fault]
 
 

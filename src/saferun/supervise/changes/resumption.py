@@ -218,8 +218,8 @@ class Resumption:
             return ""
         lost = seconds(sum(one.s for one in self._lost))
         return (
-            f"{len(lived_s)} failures had {lost} of work done again; with a checkpoint every "
-            f"{seconds(best)} it is least (Young/Daly, from the time that writing one takes)"
+            f"{len(lived_s)} failures had {lost} of work done again; a checkpoint every "
+            f"{seconds(best)} would lose the least (Young/Daly, from how long writing one takes)"
         )
 
     # --- what is on the disk ---------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Resumption:
             return work()
         except Exception as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"the checkpoints could not be looked at, a fault of ours ({what})")
+            self._say(f"the checkpoints could not be looked at, a fault of saferun's own ({what})")
             return None
 
 
