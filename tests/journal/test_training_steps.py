@@ -26,6 +26,14 @@ def test_notes_tell_when_a_step_came():
     assert training_steps.reached_s(found, 61) is None
 
 
+def test_checkpoints_tell_when_a_step_came_unless_their_numbers_count_something_else():
+    steps = training_steps.steps((Point(60.0, 40),), [TAIL], 10, 20.0, 80.0, (Point(50.0, 20),))
+    assert [(p.s, p.step) for p in steps.points[1:5]] == [(35, 10), (50, 20), (55, 30), (60, 40)]
+    epochs = (Point(70.0, 20), Point(75.0, 300))
+    steps = training_steps.steps((Point(60.0, 40),), [TAIL], 10, 20.0, 80.0, epochs)
+    assert steps == made(TAIL, (Point(60.0, 40),))
+
+
 def test_notes_have_what_the_tail_has_lost():
     found = made(b"step 50 loss 4\nstep 60 loss 3\n", (Point(30.0, 20, 7.0),))
     assert [(p.step, p.loss) for p in found.points] == [(0, None), (20, 7), (50, 4), (60, 3)]

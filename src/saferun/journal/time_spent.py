@@ -13,7 +13,7 @@ from typing import NamedTuple
 from saferun.journal import events, training_steps, trials
 from saferun.journal.attempts import Attempt, directory
 from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
-from saferun.journal.training_steps import Steps
+from saferun.journal.training_steps import Point, Steps
 from saferun.journal.trials import Trial
 
 _NOTHING_SAVED, _NOTHING_KNOWN = "nothing was saved", "all of it: no checkpoint is known"
@@ -169,4 +169,5 @@ def steps_of(run: Run, one: Attempt, ready_s: float, end_s: float) -> Steps:
     """
     noted = training_steps.read(directory(run, one), one.number)
     tails = [events.content(path, 1) for path, _ in one.tails]
-    return training_steps.steps(noted, tails, one.outcome.first_step, ready_s, end_s)
+    saved = [Point(found.s, found.step) for found in one.outcome.saved if found.step is not None]
+    return training_steps.steps(noted, tails, one.outcome.first_step, ready_s, end_s, saved)

@@ -71,6 +71,7 @@ def steps(
     first: int | None,
     ready_s: float,
     end_s: float,
+    saved: Sequence[Point] = (),
 ) -> Steps:
     """Return the steps of an attempt.
 
@@ -80,6 +81,7 @@ def steps(
         first: the first step in its output; None where that is not known.
         ready_s: when its work began, in seconds since its start.
         end_s: when it ended, or until when it is known to have run.
+        saved: its checkpoints, which tell when it had done their steps.
     """
     told = max((progress.reports(data) for data in tails), key=lambda r: r[-1:], default=[])
     last = max([step for step, _ in told[-1:]] + [point.step for point in noted[-1:]], default=None)
@@ -91,13 +93,27 @@ def steps(
     apart = told[1][0] - told[0][0] if len(told) > 1 else 1
     began = max(0, first - apart)
     anchors = [Point(ready_s, began)] if began < first else []
-    anchors += [p for p in noted if ready_s <= p.s <= end_s and p.step > (began if anchors else -1)]
+    timed = _with_saved(noted, [p for p in saved if first <= p.step <= last])
+    anchors += [p for p in timed if ready_s <= p.s <= end_s and p.step > (began if anchors else -1)]
     if not anchors or last > anchors[-1].step:
         anchors.append(Point(end_s, last))
     known = {step for step, _ in told}
     between = [Point(_time(anchors, step), step, number(loss)) for step, loss in told]
     points = sorted([*between, *(p for p in anchors if p.step not in known)], key=lambda p: p.step)
     return Steps(began, last, _thinned(points))
+
+
+def _with_saved(noted: Sequence[Point], saved: Sequence[Point]) -> list[Point]:
+    """Return both, without a checkpoint that does not fit: its name may count something else."""
+    timed = list(noted)
+    for point in saved:
+        at = bisect_left([one.step for one in timed], point.step)
+        fits = at == 0 or timed[at - 1].s <= point.s
+        if at < len(timed):
+            fits = fits and timed[at].step > point.step and point.s <= timed[at].s
+        if fits:
+            timed.insert(at, point)
+    return timed
 
 
 def number(loss: str) -> float | None:
