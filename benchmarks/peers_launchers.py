@@ -8,7 +8,7 @@ point that torchrun calls without the argument that it needs, so it is registere
 
 Ray Train is a TorchTrainer with `FailureConfig(max_failures=3)`. Its workers run the script as it
 is: the process group that Ray has made is given up for the script's own. Of the options only the
-number of processes has a meaning there.
+number of processes has a meaning there. A script that ends by `os._exit` has failed there.
 """
 
 from __future__ import annotations
