@@ -46,9 +46,9 @@ CODES = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
         (
             f"{TRACEBACK}{ILLEGAL}\n",
             {"age_s": 7200.0, "step": 900},
-            ("log", "progress up to step 900 in 7200 s"),
+            ("log", "progress up to step 900 in 2 h"),
         ),
-        (f"{ILLEGAL}\n", {"age_s": 7200.0}, ("log", "progress in 7200 s")),
+        (f"{ILLEGAL}\n", {"age_s": 7200.0}, ("log", "progress in 2 h")),
         (f"{ILLEGAL}\n", {"step": 9000}, ("log", "progress up to step 9000")),
         (f"Epoch: [19][300/7922]\n{ILLEGAL}\n", {}, ("log", "progress, as the log shows it")),
         ("", {"failures": (RankFailure(traceback=CODES),)}, ("error file",)),
