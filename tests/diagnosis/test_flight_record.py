@@ -154,7 +154,16 @@ def test_a_rank_that_has_recorded_nothing_in_a_group_is_behind_in_it():
     apart = {"process_group": ("5", "tp")}
     started = entry(1, record_id=0), entry(1, state="started", **apart)
     dumps = {0: calls(*started, **config), 1: calls(entry(1, record_id=0), **config)}
-    assert compare(dumps) is None, "rank 1 is not in that group, and rank 2 has not answered"
+    found = compare(dumps)
+    assert found is not None
+    assert (found.ranks, found.awaited) == ((), (2,)), "rank 1 is not in that group"
+    assert found.line == (
+        "rank 0 waits in all_reduce number 1 of group 5:tp; of rank 2 there is no record here"
+    )
+    found = compare(dumps, asked=[0, 1, 2])
+    assert found is not None
+    assert found.ranks == (2,), "rank 2 was asked, and has not answered"
+    assert found.line.startswith("rank 2 has recorded nothing of all_reduce number 1 of group 5:tp")
     found = compare({**dumps, 2: calls(entry(1, record_id=0), **config)})
     assert found is not None
     assert found.ranks == (2,)
@@ -166,11 +175,79 @@ def test_a_rank_that_may_have_forgotten_its_calls_is_behind_only_where_the_dump_
     apart = {"process_group": ("5", "tp"), "state": "started"}
     here = calls(entry(7, record_id=90), entry(4, **apart), **config)
     there = entry(7, record_id=90)
-    assert compare({0: here, 1: calls(there, **config)}) is None
+    unknown = compare({0: here, 1: calls(there, **config)})
+    assert unknown is not None
+    assert (unknown.ranks, unknown.awaited) == ((), (1,))
     for last, ranks in ((3, (1,)), (4, None)):
         status = {"pg_status": {"5": {"last_enqueued_collective": last}}}
         found = compare({0: here, 1: calls(there, **config, **status)})
         assert (found.ranks if found else None) == ranks
+
+
+def of_two_groups(rank: int, first: str, second: str, *, peer: bool = False) -> Dump:
+    """Return a dump of a rank that is in two groups, each with a call of the state; "" for none."""
+    other = {"process_group": ("5", "tp")}
+    begun = [entry(1, record_id=0), *([entry(1, record_id=1, **other)] if rank < 2 else [])]
+    begun += [entry(2, state=first)] if first else []
+    begun += [entry(2, state=second, **other)] if second else []
+    begun += [entry(0, f"recv {rank}<-9", is_p2p=True, state="scheduled")] if peer else []
+    groups = {"g0": "[0, 1, 2]", **({"g5": "[0, 1]"} if rank < 2 else {})}
+    return calls(*begun, **of_groups(**groups))
+
+
+def test_a_rank_that_waits_in_another_group_is_no_cause():
+    """Rank 2 waits for rank 1, which waits for rank 0."""
+    idle, in_second = of_two_groups(0, "", ""), of_two_groups(1, "", "started")
+    found = compare({0: idle, 1: in_second, 2: of_two_groups(2, "started", "")})
+    assert found is not None
+    assert found.ranks == (0,)
+    assert found.awaited == (0, 1)
+
+
+def test_ranks_that_wait_for_each_other_are_told_and_none_is_named():
+    found = compare({0: of_two_groups(0, "started", ""), 1: of_two_groups(1, "", "started")})
+    assert found is not None
+    assert found.ranks == ()
+    assert "rank 1 has not entered all_reduce number 2 of group default_pg" in found.line
+    assert "; rank 0 has not entered all_reduce number 2 of group 5:tp" in found.line
+
+
+def test_a_rank_that_waits_for_a_peer_is_named_only_where_no_other_one_is_behind():
+    waits = of_two_groups(2, "started", "")
+    alone = {0: of_two_groups(0, "", "", peer=True), 1: of_two_groups(1, "started", ""), 2: waits}
+    found = compare(alone)
+    assert found is not None
+    assert found.ranks == (0,)
+    found = compare({**alone, 1: of_two_groups(1, "", "")})
+    assert found is not None
+    assert found.ranks == (1,)
+
+
+def test_groups_of_one_name_and_other_ranks_are_apart():
+    """`split_group` gives the rows of a mesh one name."""
+    row = {"process_group": ("5", "tp"), "state": "started"}
+    first = of_groups(g5="[0, 1]"), of_groups(g5="[2, 3]")
+    dumps = {
+        **{rank: calls(entry(1, "broadcast", **row), **first[0]) for rank in (0, 1)},
+        2: calls(entry(1, **row), **first[1]),
+        3: calls(**first[1]),
+    }
+    found = compare(dumps)
+    assert found is not None
+    assert (found.kind, found.ranks) == ("hang", (3,))
+
+
+def test_ranks_that_give_no_record_are_named_where_they_are_few_and_no_other_is_behind():
+    config = of_groups(g0="[0, 1, 2]")
+    waits, idle = calls(*DONE, WAITS, **config), calls(*DONE, **config)
+    every = range(3)
+    found = [
+        compare({0: waits, 1: waits}, every),
+        compare({0: waits, 1: idle}, every),
+        compare({0: waits}, every),
+        compare({0: waits, 1: waits}, [0, 1]),
+    ]
+    assert [one.ranks if one else None for one in found] == [(2,), (1,), None, ()]
 
 
 @pytest.mark.parametrize("odd", [7, [], {"0": 7}, {"0": {"ranks": 7}}, {7: {"ranks": "[x]"}}])

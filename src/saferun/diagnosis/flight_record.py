@@ -13,7 +13,7 @@ import itertools
 import json
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
 from saferun.diagnosis.evidence import Hang
@@ -44,6 +44,8 @@ class Dump(NamedTuple):
     # tells. Of what was forgotten only the number is left; 0 where nothing was called.
     members: Mapping[str, tuple[int, ...]]
     reached: Mapping[str, int]
+    is_empty: bool = False  # it has no entry, as that of a rank that something holds from all else
+    waits_for_peer: bool = False  # a send or recv of it has not ended
 
 
 class Finding(NamedTuple):
@@ -53,6 +55,28 @@ class Finding(NamedTuple):
     ranks: tuple[int, ...]  # those that are behind; the smaller part of a mismatch
     line: str  # a clause for people
     call: str = ""  # the collective in which the others wait
+    awaited: tuple[int, ...] = ()  # who has not entered a collective of theirs, as far as is known
+    gone: tuple[int, ...] = ()  # those whose process is dead or gives no answer
+
+
+class _Group(NamedTuple):
+    """What one group's ranks have recorded. Several may have one name: that of a mesh's rows."""
+
+    name: str
+    of: Mapping[int, Mapping[int, Call]]  # rank -> its calls by number, at least one
+    last: Mapping[int, int]  # the number of the last call of each rank of which it is known
+    without: tuple[int, ...]  # the other ranks that it has by `pg_config`
+
+    def pending(self, rank: int) -> list[int]:
+        return [number for number, call in self.of[rank].items() if call.state != "completed"]
+
+    def missing(self, number: int) -> set[int]:
+        return {rank for rank, last in self.last.items() if last < number}
+
+    def waits(self) -> list[Call]:
+        """Return the calls that some rank has not entered and others wait in, by number."""
+        found = {number: self.of[rank][number] for rank in self.of for number in self.pending(rank)}
+        return [call for number, call in sorted(found.items()) if self.missing(number)]
 
 
 class _Plain(pickle.Unpickler):
@@ -85,7 +109,8 @@ def read(content: bytes) -> Dump | None:
     is_whole = not entries or entries[0].get("record_id") == 0  # nothing was forgotten
     reached = _reached(dump.get("pg_status"), members, is_whole=is_whole)
     calls = [call for entry in entries for call in _calls(entry)]
-    return Dump(calls, dict(members.values()), reached)
+    waits = any(_is_pending_peer(entry) for entry in entries)
+    return Dump(calls, dict(members.values()), reached, not entries, waits)
 
 
 def _members(config: object) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -133,6 +158,11 @@ def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
     yield Call(_group(group[:_MOST]), number, name, sizes, state, _place(entry.get("frames")))
 
 
+def _is_pending_peer(entry: Mapping[str, object]) -> bool:
+    is_open = entry.get("state") != "completed" and not entry.get("retired")
+    return bool(entry.get("is_p2p")) and is_open
+
+
 def _is_number(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
@@ -161,66 +191,117 @@ def _place(frames: object) -> str:
     return ""
 
 
-def compare(dumps: Mapping[int, Dump]) -> Finding | None:
+def compare(dumps: Mapping[int, Dump], asked: Collection[int] = ()) -> Finding | None:
     """Return who is elsewhere; None where the dumps do not tell.
 
     Args:
         dumps: rank -> what it has recorded.
+        asked: the ranks that were asked for theirs; one that gives none may be the one that is
+            waited for.
     """
-    groups: dict[str, dict[int, dict[int, Call]]] = {}
+    groups = _groups(dumps, asked)
+    for group in groups:  # a mismatch is the cause of the rest
+        if mismatch := _mismatch_of(group):
+            return mismatch
+    if found := _behind_of(groups, dumps):
+        return found
+    states = [finding for group in groups for finding in _states_of(group)]
+    return min(states, key=lambda one: not one.ranks, default=None)
+
+
+def _groups(dumps: Mapping[int, Dump], asked: Collection[int]) -> list[_Group]:
+    listed: dict[str, set[tuple[int, ...]]] = {}
+    for dump in dumps.values():
+        for name, ranks in dump.members.items():
+            listed.setdefault(name, set()).add(ranks)
+    found: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Call]]] = {}
     for rank, dump in sorted(dumps.items()):
         for call in dump.calls:
-            groups.setdefault(call.group, {}).setdefault(rank, {})[call.number] = call
-    found = [
-        finding
-        for group, of in groups.items()
-        for finding in _of_group(of, _without_calls(group, of, dumps))
-    ]
-    # A mismatch is the cause of the rest, and who is behind tells more than that all wait.
-    return min(found, key=lambda one: (one.kind, not one.ranks), default=None)
+            others = (ranks for ranks in sorted(listed.get(call.group, ())) if rank in ranks)
+            ranks = dump.members.get(call.group) or next(others, ())
+            found.setdefault((call.group, ranks), {}).setdefault(rank, {})[call.number] = call
+    return [_group_of(name, ranks, of, dumps, asked) for (name, ranks), of in found.items()]
 
 
-def _without_calls(
-    group: str, of: Mapping[int, object], dumps: Mapping[int, Dump]
-) -> dict[int, int]:
-    """Return the ranks of a group that have recorded no call in it, and how far each has come."""
-    listed = (dump.members.get(group, ()) for dump in dumps.values())
-    ranks = sorted({rank for ranks in listed for rank in ranks} & (dumps.keys() - of.keys()))
-    known = {rank: dumps[rank].reached.get(group) for rank in ranks}
-    # A rank that has not made the group yet has called nothing in it, unless that was forgotten.
-    return {rank: last for rank, last in known.items() if last is not None}
+def _group_of(
+    name: str,
+    ranks: tuple[int, ...],
+    of: Mapping[int, Mapping[int, Call]],
+    dumps: Mapping[int, Dump],
+    asked: Collection[int],
+) -> _Group:
+    last = {rank: max(calls) for rank, calls in of.items()}
+    without = tuple(rank for rank in ranks if rank not in of)
+    for rank in without:
+        dump = dumps.get(rank)
+        if dump is None:
+            known = 0 if rank in asked else None
+        else:
+            # A rank that has not made the group yet has called nothing in it, unless that was
+            # forgotten; one without any entry is a member by what the others say.
+            known = dump.reached.get(name, 0 if dump.is_empty else None)
+        if known is not None:
+            last[rank] = known
+    return _Group(name, of, last, without)
 
 
-def _of_group(of: Mapping[int, Mapping[int, Call]], others: Mapping[int, int]) -> Iterator[Finding]:
-    """Yield what is wrong in a group.
-
-    Args:
-        of: rank -> its calls, at least one.
-        others: the other ranks of the group, and the number of the last call of each.
-    """
-    if len(of) + len(others) < 2:
-        return
-    last = {**{rank: max(calls) for rank, calls in of.items()}, **others}
-    first, end = max(min(calls) for calls in of.values()), min(last[rank] for rank in of)
+def _mismatch_of(group: _Group) -> Finding | None:
+    of = group.of
+    if len(of) < 2:
+        return None
+    first = max(min(calls) for calls in of.values())
+    end = min(group.last[rank] for rank in of)
     # The numbers that there are: nothing says that they have no gaps.
     for number in sorted({number for calls in of.values() for number in calls}):
         if not first <= number <= end:
             continue
         calls = {rank: of[rank][number] for rank in of if number in of[rank]}
         if len({_form(call) for call in calls.values()}) > 1:
-            yield _mismatch(calls)
-            return
-    behind = tuple(rank for rank in sorted(last) if last[rank] < max(last.values()))
-    if behind:
-        later = [call for calls in of.values() for call in calls.values()]
-        after = [call for call in later if call.number > last[behind[0]]]
-        waits = min(after, key=lambda call: call.number, default=None)
-        if waits is not None and waits.state != "completed":
-            yield Finding("hang", behind, _behind(behind, waits, of), waits.name)
+            return _mismatch(calls)
+    return None
+
+
+def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding | None:
+    """Return who has not entered what others wait in.
+
+    One that itself waits for another one, in whatever group, is no cause of it.
+    """
+    waits = [(group, call) for group in groups for call in group.waits()]
+    behind = {rank for group, call in waits for rank in group.missing(call.number)}
+    waiting = {
+        rank for group, call in waits for rank in group.of if call.number in group.pending(rank)
+    }
+    if not behind:
+        return None
+    ranks = behind - waiting
+    silent = ranks - dumps.keys()
+    if ranks - silent:
+        ranks -= silent
+    elif len(silent) >= len(dumps):  # too many for a sign: they had no time
+        return None
+    by_peers = {rank for rank in ranks if rank in dumps and dumps[rank].waits_for_peer}
+    ranks = (ranks - by_peers) or ranks
+    waits.sort(key=lambda one: -len(ranks & one[0].missing(one[1].number)))
+    lines, left = [], set(ranks or behind)  # none of them where they wait for each other
+    for group, call in waits:
+        if here := left & group.missing(call.number):
+            lines.append(_behind(tuple(sorted(here)), call, group.of, silent))
+            left -= here
+    awaited, name = tuple(sorted(behind)), waits[0][1].name
+    return Finding("hang", tuple(sorted(ranks)), "; ".join(lines), name, awaited)
+
+
+def _states_of(group: _Group) -> Iterator[Finding]:
+    """Yield what is wrong in a group whose ranks have all come as far."""
+    calls = {rank: of[group.last[rank]] for rank, of in group.of.items()}
+    some = next(iter(calls.values()))
+    if group.without or len(calls) < 2:
+        unknown = tuple(rank for rank in group.without if rank not in group.last)
+        if unknown and all(call.state != "completed" for call in calls.values()):
+            wait = f"{_names(tuple(calls))} {_wait(calls)} in {_numbered(some)}"
+            text = f"{wait}; of {_names(unknown)} there is no record here"
+            yield Finding("hang", (), text, some.name, unknown)
         return
-    if others:
-        return
-    calls = {rank: of[rank][last[rank]] for rank in of}
     late = tuple(rank for rank, call in calls.items() if call.state == "scheduled")
     if late and any(call.state == "started" for call in calls.values()):
         call = calls[late[0]]
@@ -255,11 +336,21 @@ def _described(call: Call) -> str:
     return f"{call.name}{sizes}" + (f" at {call.place}" if call.place else "")
 
 
-def _behind(behind: tuple[int, ...], waits: Call, of: Mapping[int, Mapping[int, Call]]) -> str:
+def _behind(
+    behind: tuple[int, ...],
+    waits: Call,
+    of: Mapping[int, Mapping[int, Call]],
+    silent: Collection[int],
+) -> str:
     there = tuple(rank for rank in of if waits.number in of[rank])
     at = f" at {waits.place}" if waits.place else ""
-    text = f"{_names(behind)} {_has(behind)} not entered {_numbered(waits)}"
-    return f"{text}, in which {_names(there)} {'waits' if len(there) == 1 else 'wait'}{at}"
+    has = f"{_has(behind)} {'recorded nothing of' if set(behind) <= set(silent) else 'not entered'}"
+    text = f"{_names(behind)} {has} {_numbered(waits)}"
+    return f"{text}, in which {_names(there)} {_wait(there)}{at}"
+
+
+def _wait(ranks: Collection[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
 
 
 def _numbered(call: Call) -> str:

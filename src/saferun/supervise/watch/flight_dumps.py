@@ -57,6 +57,11 @@ class FlightDumps:
                     self._read[rank] = dump
         return at_s >= self._until_s or self._read.keys() == self._asked.keys()
 
+    @property
+    def asked(self) -> frozenset[int]:
+        """The ranks that were asked."""
+        return frozenset(self._asked)
+
     def take(self) -> dict[int, Dump]:
         """Return rank -> what it has recorded, of those whose dump has come."""
         return self._read

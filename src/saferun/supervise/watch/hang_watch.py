@@ -225,8 +225,6 @@ class HangWatch:
         native, since = asked.native.take() if asked.native else {}, asked.since
         written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
         by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
-        finding = flight_record.compare(asked.flight.take())
-        told = flight_record.cause(finding) if finding else None
         by_ras = asked.ras.finding()
 
         def places(behind: tuple[int, ...]) -> list[Place]:
@@ -234,8 +232,14 @@ class HangWatch:
             stacks = {**by_py_spy, **written}
             return silence.places(since, asked.before, stacks, asked.helpers, behind, at_gpu)
 
-        found = places(finding.ranks if finding else ())
-        if by_ras and not finding and not any(place.odd for place in found):
+        found = places(())
+        # A rank whose own stack shows it in a collective is none that gives no record.
+        unlike = asked.flight.asked - {place.rank for place in found if place.collective}
+        finding = flight_record.compare(asked.flight.take(), unlike)
+        told = flight_record.cause(finding) if finding else None
+        if finding and finding.ranks:
+            found = places(finding.ranks)
+        elif by_ras and not any(place.odd for place in found):
             found = places(by_ras.ranks)  # it overrules no other sign
         if not asked.spies:  # a stall: nothing is said of it but in the journal
             call = (finding or by_ras or Finding("", (), "")).call
