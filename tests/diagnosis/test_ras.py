@@ -70,6 +70,32 @@ def test_an_answer_of_another_job_tells_nothing():
     assert (found.ranks, found.line.partition(" launched")[0]) == ((), "pid 7 on 10.0.0.1")
 
 
+def test_a_rank_of_another_machine_or_one_that_has_ended_has_its_number_where_all_are_together():
+    here = {100: 0, 102: 2}
+    stands = answer(member(0, 41), member(2, 41), gone=(missing(1, considered_dead=True),))
+    found = compare(stands, stands, here, 3)
+    assert found is not None
+    assert (found.ranks, found.gone) == ((), (1,))
+    assert found.line == "rank 1 on 10.0.0.1: dead, or gives no answer"
+    slow = answer(member(0, 41), member(1, 40), member(2, 41))
+    found = compare(slow, slow, here, 3)
+    assert found is not None
+    assert (found.ranks, found.gone) == ((), ())
+    assert found.line == "rank 1 on 10.0.0.1 launched 40 collectives, others of its group 41"
+    for pids, world in ((here, 4), ({100: 4, 102: 6}, 3)):
+        found = compare(stands, stands, pids, world)
+        assert found is not None
+        assert (found.ranks, found.gone) == ((), ()), "a communicator of some has other numbers"
+        assert found.line == "pid 101 on 10.0.0.1: dead, or gives no answer"
+
+
+def test_a_rank_that_is_gone_counts_before_one_that_is_behind():
+    stands = answer(member(0, 41), member(2, 40), gone=(missing(1, considered_dead=True),))
+    found = compare(stands, stands, PIDS)
+    assert found is not None
+    assert (found.ranks, found.gone) == ((1,), (1,))
+
+
 HEAD = """\
 SERVER PROTOCOL 2
 ERROR: Unknown command SET FORMAT json

@@ -102,7 +102,9 @@ def _members(comm: Mapping[str, object]) -> Iterator[Member]:
             yield Member(int(one["rank"]), int(one["pid"]), str(one["host"])[:64], launched, gone)
 
 
-def compare(before: Answer, after: Answer, pids: Mapping[int, int]) -> Finding | None:
+def compare(
+    before: Answer, after: Answer, pids: Mapping[int, int], world: int = 0
+) -> Finding | None:
     """Return who is behind; None where nothing differs, or where something moves.
 
     Args:
@@ -110,37 +112,53 @@ def compare(before: Answer, after: Answer, pids: Mapping[int, int]) -> Finding |
         after: another one, some seconds later.
         pids: of the ranks of this machine: pid -> rank. An answer without any of them is another
             job's.
+        world: how many ranks the job has; 0 where that is not known. In a communicator of all of
+            them each has its own number, on other machines and after its end, too.
     """
     if not any(member.pid in pids for comm in after.values() for member in comm):
         return None
     found = (
         finding
         for name, comm in after.items()
-        if _counts(comm) == _counts(before.get(name, ())) and (finding := _of(comm, pids))
+        if _counts(comm) == _counts(before.get(name, ())) and (finding := _of(comm, pids, world))
     )
-    return max(found, key=lambda one: len(one.ranks), default=None)
+    return max(found, key=lambda one: (bool(one.gone), len(one.ranks)), default=None)
 
 
 def _counts(comm: tuple[Member, ...]) -> list[tuple[int, int | None, bool]]:
     return sorted((one.rank, one.launched or 0, one.is_gone) for one in comm)
 
 
-def _of(comm: tuple[Member, ...], pids: Mapping[int, int]) -> Finding | None:
+def _of(comm: tuple[Member, ...], pids: Mapping[int, int], world: int) -> Finding | None:
     most = max((one.launched for one in comm if one.launched is not None), default=0)
-    behind = [
-        one for one in comm if one.is_gone or (one.launched is not None and one.launched < most)
-    ]
+    gone = [one for one in comm if one.is_gone]
+    behind = gone or [one for one in comm if one.launched is not None and one.launched < most]
     named = [one for one in behind if one.pid != _OTHERS]
     counted = {one.launched for one in behind if one.pid == _OTHERS}
     if not named or counted - {one.launched for one in named}:
         return None  # nobody, or some whom the text does not name
     if len(named) == len(comm) and most:
         return None
-    ranks = tuple(sorted(pids[one.pid] for one in named if one.pid in pids))
-    first = named[0]
-    who = f"rank {pids[first.pid]}" if first.pid in pids else f"pid {first.pid} on {first.host}"
+    is_world = len(comm) == world and _has_all(comm, pids)
+    numbers = [one.rank if is_world else pids.get(one.pid) for one in named]
+    known = sorted(number for number in numbers if number is not None)
+    ranks = tuple(number for number in known if number in pids.values())
+    who = _who(named[0], numbers[0], pids)
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-    if first.is_gone:
-        return Finding("hang", ranks, f"{who}{more}: dead, or gives no answer", _CALL)
-    line = f"{who}{more} launched {first.launched} collectives, others of its group {most}"
+    if gone:
+        line = f"{who}{more}: dead, or gives no answer"
+        return Finding("hang", ranks, line, _CALL, gone=tuple(known))
+    line = f"{who}{more} launched {named[0].launched} collectives, others of its group {most}"
     return Finding("hang", ranks, line, _CALL)
+
+
+def _has_all(comm: tuple[Member, ...], pids: Mapping[int, int]) -> bool:
+    """Return whether the ranks of this machine have their own numbers in a communicator."""
+    seen = {(one.pid, one.rank) for one in comm}
+    return all(pair in seen for pair in pids.items())
+
+
+def _who(one: Member, rank: int | None, pids: Mapping[int, int]) -> str:
+    if rank is None:
+        return f"pid {one.pid} on {one.host}"
+    return f"rank {rank}" if pids.get(one.pid) == rank else f"rank {rank} on {one.host}"

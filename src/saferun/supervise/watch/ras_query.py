@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from saferun.diagnosis import ras
 from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import RankSign
 from saferun.system import procfs
 
-LIMIT_S = 12.0  # for both questions; RAS waits up to 5 s for a process
-BETWEEN_S = 3.0
+LIMIT_S = 13.0  # for both questions; RAS waits up to 5 s for a process
+BETWEEN_S = 2.0
 _MOST_BYTES = 16 << 20
 _ADDRESS = ("127.0.0.1", 28028)
 _QUESTION = b"CLIENT PROTOCOL 2\nSET FORMAT json\nVERBOSE STATUS\n"
@@ -27,7 +27,7 @@ class RasQuery:
     """Two answers about the job of some ranks, as they come.
 
     Args:
-        ranks: those of this machine.
+        ranks: those of this machine, those that have ended too.
         at_s: now, by any clock that does not jump.
         is_wanted: NCCL may be in use.
     """
@@ -38,7 +38,11 @@ class RasQuery:
         self._answers: list[ras.Answer] = []
         self._content = b""
         self._socket: socket.socket | None = None
-        self._address = _address(min(self._pids)) if is_wanted and len(self._pids) > 1 else None
+        environs = map(_environ, sorted(self._pids)) if is_wanted else ()
+        environ = next(filter(None, environs), {})  # one may have ended
+        size = environ.get("WORLD_SIZE", "")
+        self._world = int(size) if size.isdecimal() and len(size) < 10 else len(self._pids)
+        self._address = _address(environ) if environ and self._world > 1 else None
 
     def are_ready(self, at_s: float) -> bool:
         """Return whether nothing more will come."""
@@ -60,7 +64,7 @@ class RasQuery:
         if len(self._answers) < 2:
             return None
         before, after = self._answers
-        return ras.compare(before, after, self._pids)
+        return ras.compare(before, after, self._pids, self._world)
 
     def _ask(self, address: tuple[str, int]) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -98,10 +102,13 @@ class RasQuery:
         self._socket = self._address = None
 
 
-def _address(pid: int) -> tuple[str, int] | None:
-    """Return where a rank's RAS listens; None where it is off, or where that is no address."""
+def _environ(pid: int) -> Mapping[str, str]:
     words = procfs.text(f"/proc/{pid}/environ").split("\0")
-    environ = dict(word.split("=", 1) for word in words if "=" in word)
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _address(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return where a rank's RAS listens; None where it is off, or where that is no address."""
     if environ.get("NCCL_RAS_ENABLE") == "0":
         return None
     given = environ.get("NCCL_RAS_ADDR")
