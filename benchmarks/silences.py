@@ -1,11 +1,13 @@
 """Ordinary silences under the watch's own limits, with all of its times divided by one factor.
 
-    python benchmarks/silences.py [--factor 60] [--minutes 40] [--only TEXT]
+    python benchmarks/silences.py [--factor 60] [--minutes 40] [--only TEXT] [--peer]
 
 Each program of silent_programs.py runs under saferun with `watch.mode=warn` and is silent for as
-long as 40 minutes are, divided by the factor; so are the watch's limits (600 s), the time between
-its looks (15 s) and between questions to nvidia-smi. Rates (of CPU time, of bytes) are not divided.
-Prints a table, and ends with 1 where an ordinary program was reported or a hang was not.
+long as 40 minutes are, divided by the factor; so are the watch's limits (600 s; of a stall 30 s,
+of one that is said 60 s), the time between its looks (10 s) and between questions to nvidia-smi.
+Rates (of CPU time, of bytes) are not divided. With `--peer` each is rank 0 of two, and rank 1 waits
+for it in a barrier. Prints a table, and ends with 1 where an ordinary program was reported, or was
+said to be waited for, or a hang was not reported.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ import sys
 factor = float(sys.argv.pop(1))
 from saferun.diagnosis import silence
 from saferun.supervise.watch import hang_watch, weak_activity
-silence.LEAST_S /= factor
+for name in ("LEAST_S", "STALL_S", "_LEAST_STALL_S", "LOUD_S", "GONE_S"):
+    setattr(silence, name, getattr(silence, name) / factor)
 hang_watch._EVERY_S /= factor
 hang_watch._TREE_S /= factor
 weak_activity.EVERY_S /= factor
 from saferun.__main__ import main
 sys.exit(main())
 """
+WAITS = ("waits for it in", "wait for it in")  # of a line about a rank that others wait for
 AT_ONCE = 2  # programs; as many as there are cores
 
 
@@ -100,13 +104,16 @@ def stop_all(pid: int, seconds: float) -> None:
 class Program:
     """One of the programs, and what happens to it from outside."""
 
-    def __init__(self, name: str, folder: str, factor: float, seconds: float, port: str) -> None:
+    def __init__(
+        self, name: str, folder: str, factor: float, seconds: float, port: str, *, peer: bool
+    ) -> None:
+        self.errors = pathlib.Path(folder, "stderr")
         self.name, self.seconds = name, seconds * (4 if "loop" in name else 1)
         self.path = port
         if any(word in name for word in ("slow disk", "copy", "pipe")) and "imports" not in name:
             os.mkfifo(path := f"{folder}/pipe")
             self.path = path
-        two = any(word in name for word in ("barrier", "peer"))
+        two = peer or any(word in name for word in ("barrier", "peer"))
         words = ["--nproc-per-node=2"] if two else ["--set", "launcher=python"]
         self.command = [sys.executable, "-c", SCALED, str(factor), "--profile=cpu", "--set"]
         self.command += ["watch.mode=warn", "--retries=1", *words]
@@ -122,14 +129,17 @@ class Program:
         if self.path.startswith("/") and "pipe" not in self.name:
             filling = threading.Thread(target=fill, args=[self.path, self.seconds + 5], daemon=True)
             filling.start()
-        with subprocess.Popen(
-            self.command,
-            env=self.environ,
-            stdin=terminal if at_terminal else subprocess.DEVNULL,
-            stdout=terminal if at_terminal else subprocess.DEVNULL,
-            stderr=terminal if at_terminal else subprocess.DEVNULL,
-            start_new_session=True,
-        ) as one:
+        with (
+            open(self.errors, "wb") as errors,
+            subprocess.Popen(
+                self.command,
+                env=self.environ,
+                stdin=terminal if at_terminal else subprocess.DEVNULL,
+                stdout=terminal if at_terminal else subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            ) as one,
+        ):
             if "stopped" in self.name:
                 stop_all(one.pid, self.seconds)
             elif at_terminal or "pipe" in self.name:
@@ -146,16 +156,20 @@ class Program:
             os.close(file)
 
 
-def run(name: str, factor: float, seconds: float, port: str) -> dict[str, object]:
+def run(name: str, factor: float, seconds: float, port: str, *, peer: bool) -> dict[str, object]:
     """Run one program; return what the watch reported of it."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        status = Program(name, folder, factor, seconds, port).run()
+        program = Program(name, folder, factor, seconds, port, peer=peer)
+        status = program.run()
         lived = time.monotonic() - began
         (journal,) = pathlib.Path(folder).glob(".local/state/saferun/runs/*/events.jsonl")
         events = [json.loads(line) for line in journal.read_text().splitlines()]
+        lines = program.errors.read_text(errors="replace").splitlines()
     alarms = [event for event in events if event["event"] == "hang"]
-    return {"name": name, "status": status, "lived_s": lived, "alarms": alarms}
+    found: dict[str, object] = {"name": name, "status": status, "lived_s": lived, "alarms": alarms}
+    found["stalls"] = [event for event in events if event["event"] == "stall" and event["line"]]
+    return found | {"said": [line for line in lines if any(part in line for part in WAITS)]}
 
 
 def main() -> int:
@@ -163,26 +177,34 @@ def main() -> int:
     parser.add_argument("--factor", type=float, default=60)
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--only", default="")
+    parser.add_argument("--peer", action="store_true")
     options = parser.parse_args()
     seconds = options.minutes * 60 / options.factor
     waiting = [name for name in names() if options.only in name]
-    print("| program | silent for, min | reported after, min |\n| --- | --- | --- |", flush=True)
+    print("| program | silent for, min | reported after, min | stalls noted | said |")
+    print("| --- | --- | --- | --- | --- |", flush=True)
     wrong: list[str] = []
     total: list[float] = []
     lock = threading.Lock()
 
     def work(port: str) -> None:
         while waiting:
-            one = run(waiting.pop(0), options.factor, seconds, port)
+            one = run(waiting.pop(0), options.factor, seconds, port, peer=options.peer)
             alarms, name = one["alarms"], str(one["name"])
+            stalls, said = one["stalls"], one["said"]
             assert isinstance(alarms, list)
+            assert isinstance(stalls, list)
+            assert isinstance(said, list)
             minutes = [event["silent_s"] * options.factor / 60 for event in alarms]
             told = f"{minutes[0]:.0f}" if minutes else "never"
             lasted = float(str(one["lived_s"])) * options.factor / 60
             with lock:
-                print(f"| {name} | {lasted:.0f} | {told} |", flush=True)
-                if bool(minutes) != name.startswith("hang") or one["status"]:
-                    wrong.append(f"{name} (status {one['status']})")
+                print(
+                    f"| {name} | {lasted:.0f} | {told} | {len(stalls)} | {len(said)} |", flush=True
+                )
+                hangs = name.startswith("hang")
+                if bool(minutes) != hangs or (said and not hangs) or one["status"]:
+                    wrong.append(f"{name} (status {one['status']}, {said})")
                 if not name.startswith("hang"):
                     total.append(lasted)
 

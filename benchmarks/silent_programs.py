@@ -2,6 +2,7 @@
 
 `silent_programs.py NAME S PATH`: each is silent for S seconds; `silences.py` starts them. PATH is a
 named pipe, into which that script writes slowly, or the port of a server that reads what comes.
+As rank 0 of two, rank 1 waits for it in a barrier.
 """
 
 from __future__ import annotations
@@ -196,4 +197,6 @@ HANGS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    {**ORDINARY, **HANGS}[NAME]()
+    deed = {**ORDINARY, **HANGS}[NAME]
+    apart = os.environ.get("WORLD_SIZE", "1") == "1" or any(s in NAME for s in ("barrier", "peer"))
+    deed() if apart else prepare(deed)

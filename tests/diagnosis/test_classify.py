@@ -276,3 +276,17 @@ def test_what_cuda_told_nccl_means_what_it_means_anywhere():
     check_cases(
         spread({words: (words, kind) for words, kind in kinds.items()}, list(PASSED_ON)), check
     )
+
+
+def test_a_timeout_of_collectives_has_the_rank_that_the_others_waited_for():
+    line = "rank 2 is at t.py:8 in evaluate, 3 ranks wait for it in all_reduce (42 s)"
+    stall = Hang("hang", 2, line)
+    timed_out = classify.recorded("nccl-timeout", "Timed out", 0, ("log",), KNOWN)
+    assert timed_out is not None
+    found = classify.by_stall(timed_out, stall)
+    assert (found.kind, found.root_rank, found.root_line) == ("nccl-timeout", 2, "Timed out")
+    assert found.decided_by == ("log", f"the watch: {line}")
+    far = classify.by_stall(timed_out, stall._replace(rank=None))
+    assert far.root_rank == 0
+    assert classify.by_stall(timed_out, None) == timed_out
+    assert classify.by_stall(OWN_ERROR, stall) == OWN_ERROR

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.silence import (
     TERMINAL,
     Helper,
+    Longest,
     Look,
     RankSign,
     Silence,
+    Used,
     cause,
     from_py_spy,
+    functions,
     places,
     report,
     waiting,
     waits_for_gpu,
+    works,
 )
 
 TRAIN = '  File "/w/train.py", line {} in step\n  File "/w/train.py", line 90 in <module>\n'
@@ -117,7 +123,8 @@ def test_the_next_look_comes_when_a_silence_that_lasts_is_too_long():
     silence = Silence(20.0)
     assert silence.look_again_s(0.0, 5.0) == 5.0
     silence.take(look(1.0, 1), 5.0)
-    assert [silence.look_again_s(at, 5.0) for at in (6.0, 16.5, 20.0)] == [5.0, 4.5, 1.0]
+    assert [silence.look_again_s(at, 5.0) for at in (2.0, 6.0, 16.5, 20.0)] == [5.0, 5.0, 4.5, 1.0]
+    assert silence.look_again_s(10.0, 5.0) == 1.0, "half of it is a stall"
     silence.take(look(20.0, 1), 5.0)
     assert silence.take(look(21.0, 1), 5.0)
     assert silence.look_again_s(20.9, 5.0) == 5.0  # it has been told
@@ -317,7 +324,7 @@ def test_where_nobody_waits_for_anybody_no_line_is_made():
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "stalls_s"), [(None, 45), (600.0, 45), (60.0, 30), (15.0, None)]
+    ("limit_s", "stalls_s"), [(None, 30), (600.0, 30), (40.0, 20), (15.0, None)]
 )
 def test_a_silence_of_several_ranks_is_a_stall_long_before_its_limit(limit_s, stalls_s):
     def first(alone: bool) -> float | None:
@@ -332,6 +339,72 @@ def test_a_silence_of_several_ranks_is_a_stall_long_before_its_limit(limit_s, st
 
     assert first(alone=False) == stalls_s
     assert first(alone=True) is None
+
+
+def test_a_rank_of_another_machine_for_which_all_of_these_wait_is_told():
+    waits = stack(REDUCE, TRAIN.format(33))
+    here, _ = odd("SS", {100: waits, 101: waits})
+    far = "rank 9 on h2 launched 40 collectives, others of its group 41"
+    assert waiting(here, "52 s", elsewhere=far) == f"{far}; 2 ranks wait here in all_reduce (52 s)"
+    away, _ = odd("SS", {100: waits, 101: stack(TRAIN.format(88))})
+    assert waiting(away, "52 s", elsewhere=far).startswith("rank 1 is at ")
+
+
+def test_the_function_of_the_awaited_rank_is_known_at_whatever_line_it_is():
+    away, _ = odd("SS", {100: stack(REDUCE), 101: stack(TRAIN.format(88))})
+    assert functions(away) == {"/w/train.py in step"}
+
+
+def worked(state: str = "S", waits_in: str = "", cpu_s: float = 0.0, **more: Any) -> bool:
+    """Return whether rank 0, for which rank 1 waits, works in a minute in which this comes."""
+    used = Used(cpu_s, more.pop("runs", False))
+    spins = RankSign(1, 101, "R", 60.0, "")  # a rank of NCCL that waits
+    later = Look(60.0, (), (RankSign(0, 100, state, 0.0, waits_in), spins), 60.0, **more)
+    before = Look(0.0, (), ranks("S", "S"))
+    found = places(before, before, {100: stack(TRAIN.format(88)), 101: stack(REDUCE)}, behind=[0])
+    return works(found, before, later, used)
+
+
+def test_only_what_the_awaited_rank_does_is_its_work():
+    assert not worked()
+    assert not worked(state="T")
+    assert not worked(cpu_s=5.0)
+    assert worked(cpu_s=7.0)
+    assert worked(runs=True)
+    assert worked(state="D")
+    assert worked(state="t")
+    assert worked(waits_in="hrtimer_nanosleep")
+    assert worked(waits_in="do_wait")
+    assert worked(naps=True)
+    assert worked(beside=60 << 20)
+
+
+def test_a_stall_is_told_on_stderr_where_it_is_twice_as_long_as_any_silence_before():
+    longest = Longest()
+    assert longest.loud_s() == longest.loud_s(works=True) == 60.0
+    silence = Silence(None, longest)
+    for at, work in ((0, 1), (10, 2), (20, 2), (30, 2), (40, 2), (50, 3)):
+        silence.take(look(float(at), work), 10.0)
+        stalls = silence.stalls(look(float(at), work))
+        assert (stalls is not None) == (at == 40)
+    assert longest.silence_s == 40.0
+    assert (longest.loud_s(), longest.loud_s(works=True)) == (80.0, 160.0)
+    again = Silence(None, longest)  # that of the next attempt
+    for at in (0, 10, 20):
+        again.take(look(float(at), at // 20), 10.0)
+    assert longest.silence_s == 40.0
+
+
+def test_a_stall_that_lasts_is_asked_for_again_and_one_that_is_over_is_not():
+    silence = Silence(None)
+    for at in range(0, 40, 10):
+        silence.take(look(float(at), 1), 10.0)
+    assert silence.still_stalls(look(40.0, 1), 20.0) is None, "it was no stall yet"
+    assert silence.stalls(look(40.0, 1))
+    assert silence.still_stalls(look(50.0, 1), 60.0) is None
+    assert silence.still_stalls(look(60.0, 1), 60.0)
+    silence.take(look(70.0, 2), 10.0)
+    assert silence.still_stalls(look(80.0, 2), 0.0) is None
 
 
 def test_the_report_has_those_who_are_elsewhere_first_and_is_short():

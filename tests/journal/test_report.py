@@ -387,6 +387,20 @@ def test_stacks_of_the_ranks_of_a_hang_are_there_the_odd_one_first(tmp_path):
     assert silence.stacks == (("rank 1", "stack of 1"), ("rank 0", "stack of 0"))
 
 
+@pytest.mark.parametrize("decides", [True, False])
+def test_a_stall_is_shown_as_a_silence_where_its_attempt_ended_of_it(tmp_path, decides):
+    line = "rank 1 is at t.py:8 in evaluate, rank 0 waits for it in all_reduce (42 s)"
+    places = [{"rank": 1, "pid": 101, "what": "b", "frame": "t.py:8 in evaluate", "odd": True}]
+    by = {"decided_by": ["log", *([f"the watch: {line}"] if decides else [])]}
+    begun, ended = attempt(1, 0, 1, kind="nccl-timeout", **by)
+    stall = event("stall", line=line, silent_s=42, ranks=places)
+    over = event("stall", line="", silent_s=0, ranks=[])
+    hangs = run_report(tmp_path, begun, stall, over, ended).attempts[0].hangs
+    assert [(hang.silent_s, hang.places[0].frame) for hang in hangs] == (
+        [(42, "t.py:8 in evaluate")] if decides else []
+    )
+
+
 NONSENSE = [None, True, -1, 1e400, "x", [], {}, [[]], [{}], {"a": [1]}]
 
 

@@ -78,6 +78,19 @@ def test_what_other_programs_do_below_a_rank_counts_apart(job):
     assert before.work == after.work, "the work of others is none of the rank's own"
 
 
+def test_what_a_rank_has_used_counts_programs_that_have_ended(job):
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {!r}]); input()"
+    job.append(python(code.format(burn), stdin=subprocess.PIPE))
+    until(lambda: "pipe" in observed(job[0]).ranks[0].waits_in, "it has ended")
+    assert observed(job[0]).cpu_s < 0.5
+    found = work_signs.used([job[0].pid])
+    assert found.cpu_s >= 0.5
+    assert not found.runs
+    job.append(python("while True: pass"))
+    until(lambda: work_signs.used([job[1].pid]).runs, "it runs")
+
+
 def test_workers_of_a_rank_are_its_helpers_and_other_programs_are_not(job):
     code = (
         "import os, signal, subprocess\n"

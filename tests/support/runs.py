@@ -94,6 +94,11 @@ class Run:
         found = [json.loads(line) for line in lines]
         return [e for e in found if name in (None, e["event"])]
 
+    def wait_for_event(self, name: str) -> None:
+        """Wait until the journal has an event of a name."""
+        journals = ".local/state/saferun/runs/*/events.jsonl"
+        until(lambda: list(self.home.glob(journals)) and self.events(name), name)
+
     def ask(self, *argv: str) -> str:
         """Return what `saferun ARGV` prints for the run's user."""
         command = [sys.executable, "-m", "saferun", *argv]

@@ -16,8 +16,15 @@ from typing import NamedTuple
 from saferun.diagnosis.evidence import Hang
 
 LEAST_S = 600.0  # the least limit, where none is given
-STALL_S = 45.0  # a silence of several ranks after which it is found out who waits for whom
+# A silence of several ranks after which it is found out who waits for whom: with the time between
+# two looks, and what ranks and NCCL get to answer, less than a minute from its beginning.
+STALL_S = 30.0
 _LEAST_STALL_S = 10.0  # where a limit is given whose half is less, its end comes soon enough
+LOUD_S = 60.0  # the least length of a stall that is told on stderr
+# How many times longer than the longest silence of the run it has to be for that: for a rank that
+# does nothing, and for one that works.
+_LOUDER, _LOUDER_WORKING = 2, 4
+GONE_S = 120.0  # of a stall for a rank that is gone, after which the attempt is ended
 _GAPS = 10  # times the longest ordinary gap, where no limit is given
 _BUSY = 12  # times longer, where no limit is given and there are weaker signs of work
 _NEAR = 0.5  # from this part of the limit on, weaker signs that cost more are looked for
@@ -26,6 +33,7 @@ RATE = 64 * 1024  # bytes/s; more than what libraries exchange to know of each o
 TERMINAL = "a read from the terminal"
 _OWN_TIME = re.compile(r"nanosleep|^(?:do_wait|wait4|waitid)$")  # a sleep, or a wait for a child
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
+DEBUGGED = "t"  # by a person, who may take all the time
 _HELD = (*STOPPED, *UNINTERRUPTIBLE)  # takes part in nothing
 _COMPUTES = "computes on"
 _AT_GPU = "waits for its GPU"
@@ -67,6 +75,13 @@ class Look(NamedTuple):
     naps: bool = False  # one of those programs sleeps
 
 
+class Used(NamedTuple):
+    """What some ranks, and all that they have started, have used."""
+
+    cpu_s: float  # of processes that have ended, too
+    runs: bool  # one of them is on a CPU, or waits for one
+
+
 class Helper(NamedTuple):
     """A process that a rank has started of its own program, such as a DataLoader's worker."""
 
@@ -89,15 +104,41 @@ class Place(NamedTuple):
     call: str = ""  # the collective that it is in: "all_reduce"; "" where that is not known
 
 
+class Longest:
+    """What is known of the silences of a run that have ended.
+
+    Attributes:
+        silence_s: the length of the longest one.
+        waited_at: the functions in which ranks were that others have waited for.
+    """
+
+    def __init__(self) -> None:
+        self.silence_s = 0.0
+        self.waited_at: set[str] = set()
+
+    def loud_s(self, *, works: bool = False) -> float:
+        """Return how long a stall has to be to be told on stderr.
+
+        Args:
+            works: the rank that others wait for shows signs of work.
+        """
+        return max(LOUD_S, (_LOUDER_WORKING if works else _LOUDER) * self.silence_s)
+
+
 class Silence:
     """The gaps between a job's signs of work.
 
     Args:
         limit_s: how long a silence may last; None to follow the job's own rhythm.
+        longest: those of the run; a longer one is noted there, too.
+        least_ranks: of this machine, for a stall.
     """
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(
+        self, limit_s: float | None, longest: Longest | None = None, least_ranks: int = 2
+    ) -> None:
         self._given_s = limit_s
+        self._run, self._least_ranks = longest or Longest(), least_ranks
         self._since: Look | None = None  # the last look with a new sign
         self._last: Look | None = None
         self._busy_at_s = 0.0  # the last weaker sign
@@ -122,7 +163,7 @@ class Silence:
         slept = last is not None and look.at_s - last.at_s > 3 * every_s + 5
         if since is None or last is None or slept or self._works(since, look):
             if since is not None and not slept:
-                self._longest_s = max(self._longest_s, look.at_s - since.at_s)
+                self._note_end(look.at_s - since.at_s)
             self._since, self._reported, self.is_stalled = look, False, False
             return None
         if _is_busy(last, look):
@@ -139,12 +180,22 @@ class Silence:
             look: the newest one, which `take` has had.
         """
         since = self._since
-        if since is None or self.is_stalled or self._reported or len(since.ranks) < 2:
+        few = since is not None and len(since.ranks) < self._least_ranks
+        if since is None or self.is_stalled or self._reported or few:
             return None
-        after_s = min(STALL_S, _NEAR * self.limit_s)
+        after_s = self._stall_s
         if after_s < _LEAST_STALL_S or look.at_s - since.at_s < after_s:
             return None
         self.is_stalled = True
+        return self.with_ended(since)
+
+    def still_stalls(self, look: Look, after_s: float) -> Look | None:
+        """Return the look with which the stall began, where it has lasted for so long by now."""
+        since = self._since
+        if since is None or not self.is_stalled or self._reported:
+            return None
+        if look.at_s - since.at_s < after_s:
+            return None
         return self.with_ended(since)
 
     def answered(self, look: Look) -> None:
@@ -162,7 +213,7 @@ class Silence:
         self._busy_at_s = at_s
 
     def look_again_s(self, at_s: float, every_s: float) -> float:
-        """Return when to look again: no later than when a silence that lasts is too long.
+        """Return when to look again: no later than when a silence is a stall, or too long.
 
         Args:
             at_s: of the last look.
@@ -170,8 +221,9 @@ class Silence:
         """
         if self._since is None or self._reported:
             return every_s
-        left_s = self._since.at_s + self.limit_s - at_s
-        return left_s if 0 < left_s < every_s else every_s
+        ends = (self._stall_s, self.limit_s)
+        left = [left_s for end_s in ends if (left_s := self._since.at_s + end_s - at_s) > 0]
+        return min(every_s, *left) if left else every_s
 
     def is_near(self, look: Look) -> bool:
         """Return whether weaker signs of work would be of use now."""
@@ -191,6 +243,14 @@ class Silence:
     def limit_s(self) -> float:
         """How long a silence without weaker signs of work may last, in seconds."""
         return self._given_s or max(LEAST_S, _GAPS * self._longest_s)
+
+    @property
+    def _stall_s(self) -> float:
+        return min(STALL_S, _NEAR * self.limit_s)
+
+    def _note_end(self, lasted_s: float) -> None:
+        self._longest_s = max(self._longest_s, lasted_s)
+        self._run.silence_s = max(self._run.silence_s, lasted_s)
 
     def _works(self, since: Look, look: Look) -> bool:
         waits_for_person = any(one.waits_in == TERMINAL for one in look.ranks)
@@ -258,6 +318,37 @@ def places(
     return [place._replace(odd=at in odd) for at, place in enumerate(found)]
 
 
+def functions(found: Sequence[Place]) -> set[str]:
+    """Return the functions of the script in which the ranks are that others wait for."""
+    return {
+        re.sub(r":\d+ in ", " in ", place.frame) for place in found if place.odd and place.frame
+    }
+
+
+def works(found: Sequence[Place], before: Look, now: Look, used: Used) -> bool:
+    """Return whether the ranks that others wait for show a weaker sign of work between two looks.
+
+    What the waiting ranks do does not count: those of NCCL keep their core and their GPU busy.
+
+    Args:
+        found: from `places`.
+        before: a look.
+        now: one at least some seconds later.
+        used: what those ranks have used between the two.
+    """
+    elapsed_s = max(now.at_s - before.at_s, 0.001)
+    if now.naps or used.runs or used.cpu_s > _CORES * elapsed_s:
+        return True
+    if now.beside - before.beside > RATE * elapsed_s:
+        return True
+    pids = {place.pid for place in found if place.odd}
+    return any(place.odd and place.what == _AT_GPU for place in found) or any(
+        one.pid in pids
+        and (one.state in (*UNINTERRUPTIBLE, DEBUGGED) or bool(_OWN_TIME.search(one.waits_in)))
+        for one in now.ranks
+    )
+
+
 def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
     """Return a clause about a worker; "" for one that waits for work, in a library's code."""
     frame = _frame(_main_thread(stacks.get(helper.pid, "")), own=True)
@@ -267,25 +358,35 @@ def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
     return f"its worker (pid {helper.pid}) {what}" + (f", at {frame}" if frame else "")
 
 
-def waiting(found: Sequence[Place], silent: str, call: str = "") -> str:
+def waiting(found: Sequence[Place], silent: str, call: str = "", elsewhere: str = "") -> str:
     """Return who waits for whom, as a line for people; "" where that is not known.
 
     Args:
         found: from `places`.
         silent: the length of the silence, for people.
         call: the collective in which the others wait, as torch's own record says; "" without one.
+        elsewhere: a clause about a rank of another machine for which all of these wait.
     """
     odd = [place for place in found if place.odd]
     others = [place for place in found if not place.odd]
-    if not odd or not others or not (call or all(place.collective for place in others)):
+    if not others or not (call or all(place.collective for place in others)):
+        return ""
+    if elsewhere and not odd:
+        name = call or next((place.call for place in others if place.call), "a collective")
+        return f"{elsewhere}; {_wait(others)} here in {name} ({silent})"
+    if not odd:
         return ""
     first, several = odd[0], len(odd) > 1
     where = f"is at {first.frame}" if first.frame else first.what
     more = f" and {len(odd) - 1} more ranks like it" if several else ""
     who = f"rank {first.rank} {where}{more}"
-    wait = f"{len(others)} ranks wait" if len(others) > 1 else f"rank {others[0].rank} waits"
+    wait = _wait(others)
     name = call or next((place.call for place in others if place.call), "a collective")
     return f"{who}, {wait} for {'them' if several else 'it'} in {name} ({silent})"
+
+
+def _wait(others: Sequence[Place]) -> str:
+    return f"{len(others)} ranks wait" if len(others) > 1 else f"rank {others[0].rank} waits"
 
 
 def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:

@@ -16,6 +16,7 @@ from saferun.journal.event_types import (
     Recovery,
     RunEnded,
     SlowRank,
+    Stall,
     WorkerBegun,
 )
 from saferun.journal.events import Event
@@ -46,6 +47,7 @@ def read(log: Sequence[Event]) -> Notes:
     hosts: dict[str, str] = {}  # by node
     gpus: set[str] = set()
     begun, advice = None, ""
+    stalls: dict[int | None, Stall] = {}  # the last one, by worker
     numbers: dict[int | None, int] = {}  # the attempt that runs, or is next
     for event in log:
         facts, worker = event.facts, event.worker
@@ -54,10 +56,16 @@ def read(log: Sequence[Event]) -> Notes:
             numbers[worker], begun = facts.attempt, facts
         elif isinstance(facts, AttemptOutcome):
             numbers[worker] = facts.number + 1
+            stall = stalls.pop(worker, None)
+            if stall and any(stall.line in by for by in facts.decided_by):  # the job ended of it
+                silence = Hang(stall.silent_s, stall.ranks, None)
+                hangs.setdefault((worker, number), []).append(silence)
         elif isinstance(facts, WorkerBegun) and facts.gpu:
             gpus.add(facts.gpu)
         elif isinstance(facts, Hang):
             hangs.setdefault((worker, number), []).append(facts)
+        elif isinstance(facts, Stall) and facts.line:
+            stalls[worker] = facts
         elif isinstance(facts, RunEnded):
             advice = advice or facts.advice
         if isinstance(facts, NodesMet):

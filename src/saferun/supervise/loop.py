@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.silence import Longest
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.gpu.lock.gpu_locks import Held
 from saferun.journal.event_types import Preflight, Recovery, Recycled
@@ -180,6 +181,7 @@ class _Run:
         # These are those of the attempt that runs.
         self._watch: AttemptWatch
         self._looks: Looks
+        self._longest = Longest()  # of the whole run
         self._pids = (0, 0)  # of its keeper and of the command
         self._steps: StepSamples | None = None
         self._began_s = 0.0
@@ -313,6 +315,7 @@ class _Run:
             self._history,
             identity.receipts,
             self._record,
+            self._longest,
             self._resumption.saved_before,
             self._say,
             self._gathered.environ,
@@ -476,10 +479,12 @@ class _Run:
             assert self._watch.request is not None, "it has said why"
             self._record.journal.event(Recycled(last.number, *self._watch.request))
         elif ended.exit_code:
-            if cause := self._looks.cause:
-                cause = cause._replace(line=self._record.journal.masked(cause.line))
+            cause, stall = (
+                hang and hang._replace(line=self._record.journal.masked(hang.line))
+                for hang in (self._looks.cause, self._looks.stall)
+            )
             lost = self._nodes.lost() if self._nodes else ""
-            last = self._watch.diagnosed(last, ended, cause, lost)
+            last = self._watch.diagnosed(last, ended, cause, lost, stall)
         self._record.harmlessly(lambda: self._looks.ended(ended))
         last = self._resumption.judged(last, plan, ended)
         self._history.append(last)

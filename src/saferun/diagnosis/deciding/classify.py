@@ -24,7 +24,7 @@ from saferun.diagnosis.deciding import (
 )
 from saferun.diagnosis.deciding.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.diagnosis import Diagnosis, Near
-from saferun.diagnosis.evidence import Evidence, Observation
+from saferun.diagnosis.evidence import Evidence, Hang, Observation
 from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.diagnosis.reading import last_run, log_reader, oom_message, progress, user_frame
 from saferun.diagnosis.reading.crash_stack import crash_stack
@@ -37,6 +37,7 @@ SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
 # What says little of a cause: what another node reports comes before it.
 _TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
+_TIMEOUTS = ("nccl-timeout", "nccl-timeout-slow-rank", "nccl-p2p-hang")
 _LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
 _NO_PATHS = "nccl-p2p-off"  # the mitigation: no GPU reads another one's memory
 _NUMBERS_CHARS = 8000  # of a message are searched for its numbers
@@ -294,6 +295,22 @@ def by_nccl(
     first = [name for name in diagnosis.mitigations if tests.line and name == _NO_PATHS]
     rest = [name for name in diagnosis.mitigations if name not in first]
     return diagnosis._replace(mitigations=(*first, *rest), decided_by=by)
+
+
+def by_stall(diagnosis: Diagnosis, stall: Hang | None) -> Diagnosis:
+    """Return the diagnosis of a collective's timeout with the rank that the others waited for.
+
+    The ranks whose collective did not end in time report that; the one that is the cause may not.
+
+    Args:
+        diagnosis: by everything else.
+        stall: what the watch had noted when the job ended; None for nothing.
+    """
+    if stall is None or diagnosis.kind not in _TIMEOUTS:
+        return diagnosis
+    rank = diagnosis.root_rank if stall.rank is None else stall.rank
+    by = (*diagnosis.decided_by, f"the watch: {stall.line}")
+    return diagnosis._replace(root_rank=rank, decided_by=by)
 
 
 def _broken_pipe(evidence: Evidence) -> Line | None:

@@ -103,7 +103,12 @@ class AttemptWatch:
         )
 
     def diagnosed(
-        self, last: AttemptOutcome, ended: Ended, hang: Hang | None = None, lost: str = ""
+        self,
+        last: AttemptOutcome,
+        ended: Ended,
+        hang: Hang | None = None,
+        lost: str = "",
+        stall: Hang | None = None,
     ) -> AttemptOutcome:
         """Return the record of a failed attempt with its diagnosis.
 
@@ -112,6 +117,7 @@ class AttemptWatch:
             ended: how it ended.
             hang: why the watch has ended it, if it has.
             lost: what the agent lost of other nodes; "" for nothing.
+            stall: the rank that others waited for as it ended.
         """
         # Only a failure needs it, and it takes 60 ms.
         from saferun.diagnosis.deciding import classify
@@ -127,6 +133,7 @@ class AttemptWatch:
             diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         observed = machine_state.observed(seen, self._scene(ended))
         diagnosis = classify.by_machine(diagnosis, observed, known)
+        diagnosis = classify.by_stall(diagnosis, stall)
         diagnosis = classify.by_nodes(diagnosis, lost, known)
         self.nccl_tests = self._nccl_tests(ended)
         diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, self._nccl_finding, known)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.flight_record import Finding
-from saferun.diagnosis.silence import Helper, Look, Place, Silence
+from saferun.diagnosis.silence import Helper, Longest, Look, Place, Silence, Used
 from saferun.inject import contract
 from saferun.inject.durations import seconds
 from saferun.keeper import process_tree
@@ -27,17 +27,19 @@ from saferun.supervise.records.record import Record
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
-from saferun.supervise.watch.weak_activity import WeakActivity
+from saferun.supervise.watch.weak_activity import Traffic, WeakActivity
 from saferun.supervise.watch.work_signs import Tree
 
 if TYPE_CHECKING:  # only a silence needs it
     from saferun.supervise.watch.ras_query import RasQuery
 
-_EVERY_S = 15.0  # between looks
+_EVERY_S = 10.0  # between looks
 _TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
 _FIRST = 8  # looks, in which the job starts
 _ANSWER_S = 2.0  # the most that ranks get to write their stacks
 _AGAIN_S = 0.25  # between looks for the answers
+# After a stall, in which a collective's own timeout prints, dumps and waits before the job ends.
+_ECHO_S = 120.0
 _HELD = ("D", "T", "t")  # take no signal now
 _STACK_BYTES = 256 * 1024  # read of each file
 
@@ -54,7 +56,7 @@ class _Asked:
         flight: what torch's flight recorder was asked for.
         ras: what NCCL was asked for.
         environ: the user's.
-        spies: py-spy is asked, too.
+        is_stall: the job is not held for hung; py-spy, which stops ranks, is not asked.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class _Asked:
         ras: RasQuery,
         environ: Mapping[str, str],
         *,
-        spies: bool,
+        is_stall: bool,
     ) -> None:
         self.since, self.before, self.files = since, before, files
         self.flight, self.ras = flight, ras
@@ -74,7 +76,7 @@ class _Asked:
         self.native: NativeStacks | None = None
         self._until_s = before.at_s + _ANSWER_S
         self._sizes: dict[int, int] = {}  # pid -> the size of its file at the last look
-        self._environ, self.spies = environ, spies
+        self._environ, self.is_stall = environ, is_stall
         self._have_answered = False
 
     def are_ready(self, now: Look) -> bool:
@@ -83,7 +85,7 @@ class _Asked:
             if not self._are_written(able) and now.at_s < self._until_s:
                 return False
             self._have_answered = True
-            self.native = self._ask_py_spy(now.at_s) if self.spies else None
+            self.native = None if self.is_stall else self._ask_py_spy(now.at_s)
         native = self.native is None or self.native.are_ready(now.at_s)
         flight, ras = self.flight.are_ready(now.at_s), self.ras.are_ready(now.at_s)
         return native and flight and ras
@@ -100,6 +102,53 @@ class _Asked:
         return all(before < self._sizes[pid] == last.get(pid) for pid, before in asked.items())
 
 
+class _Found(NamedTuple):
+    """What the answers say."""
+
+    places: list[Place]
+    native: Mapping[int, str]  # pid -> what py-spy says
+    finding: Finding | None  # of the flight recorder
+    by_ras: Finding | None
+    stopped: frozenset[int | None]  # ranks of this machine, which are alive
+
+    @property
+    def told(self) -> Hang | None:
+        return flight_record.cause(self.finding) if self.finding else None
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """The ranks that RAS holds for gone, and that others wait for by the flight recorder."""
+        awaited = self.finding.awaited if self.finding else ()
+        gone = self.by_ras.gone if self.by_ras else ()
+        return tuple(rank for rank in gone if rank in awaited and rank not in self.stopped)
+
+    def cause(self) -> Hang:
+        if self.gone and self.by_ras:
+            return Hang("hang", self.gone[0], self.by_ras.line)
+        return silence.cause(self.places, self.told)
+
+    def waiting(self, silent: str) -> str:
+        """Return who waits for whom, as a line; "" where that is not known."""
+        call = next((one.call for one in (self.finding, self.by_ras) if one and one.call), "")
+        far = self.by_ras.line if self.by_ras and not self.by_ras.ranks else ""
+        return silence.waiting(self.places, silent, call, far)
+
+    def stalled(self, line: str) -> Hang:
+        """Return the rank that others wait for, and a line about it."""
+        odd = [place.rank for place in self.places if place.odd]
+        rank = next(iter([*odd, *(self.by_ras.gone if self.by_ras else ())]), None)
+        return Hang("hang", rank, line)
+
+
+class _Stall(NamedTuple):
+    """Ranks that wait for others."""
+
+    odd: tuple[int, ...]  # pids of those
+    noted: Look  # the look after it was noted
+    used: Used  # by those until then
+    functions: set[str]  # in which those are
+
+
 class HangWatch:
     """Watches one attempt for a hang.
 
@@ -107,8 +156,12 @@ class HangWatch:
         plan: the attempt's.
         receipts: the directory of the ranks' receipts; None where there is none.
         record: the run's journal.
+        longest: silences of the run so far.
         say: takes lines for people.
         environ: the user's.
+
+    Attributes:
+        cause: why the attempt was ended; None where it was not.
     """
 
     def __init__(
@@ -116,15 +169,18 @@ class HangWatch:
         plan: LaunchPlan,
         receipts: str | None,
         record: Record,
+        longest: Longest,
         say: Say,
         environ: Mapping[str, str],
     ) -> None:
+        self._longest = longest
         self._receipts, self._record, self._say = receipts, record, say
         self._environ = environ
         self._gpus = [gpu.uuid for gpu in plan.gpus.gpus]
         self._weak: WeakActivity | None = None
         policy = plan.settings.watch
-        self._silence: Silence = Silence(policy.silence_s)
+        least = 1 if plan.options.nodes != 1 else 2
+        self._silence: Silence = Silence(policy.silence_s, longest, least)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
         self._launcher = 0
         self._asked: _Asked | None = None
@@ -133,9 +189,14 @@ class HangWatch:
         self._ranks: list[int] = []
         self._looks = 0
         self._ends = policy.mode == "end"
-        self._stall_is_told = False
+        self._stall: _Stall | None = None  # the one that lasts
+        self._traffic = Traffic()
+        # The length of a stall from which on those are asked again: to say it, to end the attempt.
+        self._loud_s = self._gone_s = float("inf")
+        # The last one, and when it was over.
+        self._last_stall: tuple[Hang, float] | None = None
         self._is_wanted = False  # a person asked where the ranks are
-        self.cause: Hang | None = None  # why the attempt was ended
+        self.cause: Hang | None = None
 
     def started(self, keeper: int, launcher: int) -> None:
         """Note which command runs."""
@@ -144,6 +205,14 @@ class HangWatch:
     def ask(self) -> None:
         """Have the next look followed by a report, however busy the job is."""
         self._is_wanted = True
+
+    @property
+    def stall(self) -> Hang | None:
+        """The rank that others waited for when the attempt ended, or shortly before."""
+        if self._last_stall is None:
+            return None
+        found, over_at_s = self._last_stall
+        return found if time.monotonic() < over_at_s + _ECHO_S else None
 
     def check_job(self) -> float | None:
         """Return the seconds until the next check of the job, None to end it. Never raises."""
@@ -169,14 +238,28 @@ class HangWatch:
         began = self._silence.take(now, self._every_s)
         if self._is_wanted:
             began = self._silence.with_ended(now)
-        if self._stall_is_told and not self._silence.is_stalled:
-            self._stall_is_told = False
-            self._record.stall("")
-        stall = self._silence.stalls(now) if began is None else None
+        if not self._silence.is_stalled:
+            self._end_stall(now.at_s)
+        stall = self._stall_to_ask(now) if began is None else None
         if began is None and stall is None:
             return self._silence.look_again_s(now.at_s, self._every_s)
-        self._asked = self._ask(began or stall or now, now, spies=began is not None)
+        self._asked = self._ask(began or stall or now, now, is_stall=began is None)
         return _AGAIN_S
+
+    def _stall_to_ask(self, now: Look) -> Look | None:
+        """Return the look with which a stall began of which something is to be asked now."""
+        if began := self._silence.stalls(now):
+            self._loud_s = self._longest.loud_s()
+            self._gone_s = silence.GONE_S if self._ends and self._gpus else float("inf")
+            return began
+        return self._silence.still_stalls(now, min(self._loud_s, self._gone_s))
+
+    def _end_stall(self, at_s: float) -> None:
+        self._loud_s = self._gone_s = float("inf")
+        if self._stall is not None and self._last_stall is not None:
+            self._longest.waited_at |= self._stall.functions
+            self._stall, self._last_stall = None, (self._last_stall[0], at_s)
+            self._record.stall("")
 
     def _now(self, at_s: float) -> Look | None:
         """Look at the job. Who has started since a while is looked for only where it may matter."""
@@ -197,13 +280,13 @@ class HangWatch:
         if self._weak.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
             self._silence.note_busy(now.at_s)
 
-    def _ask(self, began: Look, now: Look, *, spies: bool) -> _Asked:
+    def _ask(self, began: Look, now: Look, *, is_stall: bool) -> _Asked:
         from saferun.supervise.watch.ras_query import RasQuery  # only a silence needs it
 
         flight = FlightDumps(now.ranks, now.at_s)
-        ras = RasQuery(now.ranks, now.at_s, is_wanted=bool(self._gpus))
+        ras = RasQuery(began.ranks, now.at_s, is_wanted=bool(self._gpus))
         files = self._ask_ranks(now)
-        return _Asked(began, now, files, flight, ras, self._environ, spies=spies)
+        return _Asked(began, now, files, flight, ras, self._environ, is_stall=is_stall)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
@@ -222,40 +305,87 @@ class HangWatch:
         return files
 
     def _report(self, asked: _Asked, now: Look) -> None:
-        native, since = asked.native.take() if asked.native else {}, asked.since
-        written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
-        by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
-        by_ras = asked.ras.finding()
+        found = _found(asked)
+        if asked.is_stall:
+            self._report_stall(found, asked, now)
+        else:
+            self._report_hang(found, asked, now)
 
-        def places(behind: tuple[int, ...]) -> list[Place]:
-            at_gpu = [pid for pid, text in native.items() if silence.waits_for_gpu(text)]
-            stacks = {**by_py_spy, **written}
-            return silence.places(since, asked.before, stacks, asked.helpers, behind, at_gpu)
-
-        found = places(())
-        # A rank whose own stack shows it in a collective is none that gives no record.
-        unlike = asked.flight.asked - {place.rank for place in found if place.collective}
-        finding = flight_record.compare(asked.flight.take(), unlike)
-        told = flight_record.cause(finding) if finding else None
-        if finding and finding.ranks:
-            found = places(finding.ranks)
-        elif by_ras and not any(place.odd for place in found):
-            found = places(by_ras.ranks)  # it overrules no other sign
-        if not asked.spies:  # a stall: nothing is said of it but in the journal
-            call = (finding or by_ras or Finding("", (), "")).call
-            if line := silence.waiting(found, seconds(now.at_s - since.at_s), call):
-                self._record.stall(line, now.at_s - since.at_s, found)
-                self._stall_is_told = True
-            return
+    def _report_hang(self, found: _Found, asked: _Asked, now: Look) -> None:
         wanted, self._is_wanted = self._is_wanted, False
-        silent = "" if wanted else seconds(now.at_s - since.at_s)
-        lines = silence.report(found, silent, told)
-        self._say("\n".join([*lines, *([f"  NCCL's RAS: {by_ras.line}"] if by_ras else [])]))
+        silent_s = now.at_s - asked.since.at_s
+        lines = silence.report(found.places, "" if wanted else seconds(silent_s), found.told)
+        ras = [f"  NCCL's RAS: {found.by_ras.line}"] if found.by_ras else []
+        self._say("\n".join([*lines, *ras]))
         if self._ends and not wanted:
-            self.cause = silence.cause(found, told)
-        silent_s = round(now.at_s - since.at_s, 1)
-        if path := self._record.hang(found, silent_s, native, asked=wanted):
+            self.cause = found.cause()
+        path = self._record.hang(found.places, round(silent_s, 1), found.native, asked=wanted)
+        if path:
             self._say(f"  all stacks, those of C++ too: {path}")
+
+    def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
+        """Note who waits for whom; say it on stderr where it was never so long in this run.
+
+        A rank that works is told only where others have waited for one in the same function before:
+        the first evaluation of a job that is well may take an hour.
+        """
+        silent_s = asked.before.at_s - asked.since.at_s
+        if self._ends and silent_s >= silence.GONE_S and found.gone:
+            self._report_hang(found, asked, now)
+            return
+        if silent_s >= self._gone_s:
+            self._gone_s = silent_s + silence.GONE_S if found.by_ras else float("inf")
+        line = found.waiting(seconds(now.at_s - asked.since.at_s))
+        odd = tuple(place.pid for place in found.places if place.odd)
+        is_same = self._stall is not None and self._stall.odd == odd
+        if line and not is_same:
+            self._record.stall(line, now.at_s - asked.since.at_s, found.places)
+            self._last_stall = found.stalled(line), float("inf")
+            used = work_signs.used(odd)
+            self._stall = _Stall(odd, now, used, silence.functions(found.places))
+            self._traffic.is_more(now.at_s, work_signs.everyone(odd))
+        if silent_s < self._loud_s:
+            return
+        self._loud_s = 2 * silent_s
+        is_known = bool(self._longest.waited_at & silence.functions(found.places))
+        is_new = is_known and silent_s >= self._longest.loud_s(works=True)
+        if line and is_same and (is_new or not self._works(found, asked.before)):
+            self._say(line)
+            self._loud_s = float("inf")
+
+    def _works(self, found: _Found, now: Look) -> bool:
+        """Return whether those that others wait for have worked since the stall was noted."""
+        assert self._stall is not None
+        if not self._stall.odd:  # it is on another machine, and nothing is known of its work
+            return not (found.by_ras and found.by_ras.gone)
+        moves = self._traffic.is_more(now.at_s, work_signs.everyone(self._stall.odd))
+        used = work_signs.used(self._stall.odd)
+        used = used._replace(cpu_s=used.cpu_s - self._stall.used.cpu_s)
+        return silence.works(found.places, self._stall.noted, now, used) or moves
+
+
+def _found(asked: _Asked) -> _Found:
+    """Return what the answers of those who were asked say."""
+    native = asked.native.take() if asked.native else {}
+    written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
+    by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
+    by_ras = asked.ras.finding()
+
+    def places(behind: tuple[int, ...]) -> list[Place]:
+        at_gpu = [pid for pid, text in native.items() if silence.waits_for_gpu(text)]
+        stacks = {**by_py_spy, **written}
+        return silence.places(asked.since, asked.before, stacks, asked.helpers, behind, at_gpu)
+
+    found = places(())
+    # A rank whose own stack shows it in a collective is none that gives no record.
+    unlike = asked.flight.asked - {place.rank for place in found if place.collective}
+    finding = flight_record.compare(asked.flight.take(), unlike)
+    if finding and finding.ranks:
+        found = places(finding.ranks)
+    elif by_ras and not any(place.odd for place in found):
+        found = places(by_ras.ranks)  # it overrules no other sign
+    stopped = {one.rank for one in asked.before.ranks if one.state in silence.STOPPED}
+    return _Found(found, native, finding, by_ras, frozenset(stopped))
 
 
 def _size(path: str) -> int:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.silence import Longest
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.records.record import Record
@@ -29,6 +30,7 @@ class Looks:
         history: the attempts before it.
         receipts: the directory of the ranks' receipts; None where there is none.
         record: the run's journal.
+        longest: silences of the run so far.
         saved_before: returns the newest checkpoint of the run from before a time.
         say: takes lines for people.
         environ: the user's.
@@ -41,6 +43,7 @@ class Looks:
         history: Sequence[AttemptOutcome],
         receipts: str | None,
         record: Record,
+        longest: Longest,
         saved_before: Callable[[float], Checkpoint | None],
         say: Callable[[str], None],
         environ: Mapping[str, str],
@@ -48,7 +51,7 @@ class Looks:
         self._first_steps = FirstSteps(plan, number, say)
         self._hangs = None
         if plan.settings.watch.mode != "off":
-            self._hangs = HangWatch(plan, receipts, record, say, environ)
+            self._hangs = HangWatch(plan, receipts, record, longest, say, environ)
         watches: list[Watch | None] = [self._hangs, self._first_steps]
         if plan.settings.watch.mode != "off":
             watches.append(SlowWatch(plan, receipts, record, say, environ))
@@ -61,6 +64,11 @@ class Looks:
     def cause(self) -> Hang | None:
         """Why the attempt was ended."""
         return next((watch.cause for watch in self._next_s if watch.cause), None)
+
+    @property
+    def stall(self) -> Hang | None:
+        """The rank that others waited for as the attempt ended."""
+        return self._hangs.stall if self._hangs else None
 
     def started(self, keeper: int, launcher: int) -> None:
         """Note which command runs."""

@@ -32,7 +32,7 @@ class WeakActivity:
     """
 
     def __init__(self, environ: Mapping[str, str], gpus: Collection[str]) -> None:
-        self._traffic = _Traffic()
+        self._traffic = Traffic()
         self._gpus = GpuUse(environ, gpus)
 
     def seen(self, at_s: float, pids: Sequence[int]) -> bool:
@@ -46,12 +46,19 @@ class WeakActivity:
         return self._gpus.are_used(at_s) or moves
 
 
-class _Traffic:
+class Traffic:
+    """What the TCP connections of some processes carry."""
+
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
 
     def is_more(self, at_s: float, pids: Sequence[int]) -> bool:
-        """Return whether the connections have carried more than libraries' own exchanges."""
+        """Return whether they have carried more than libraries' own exchanges since the last call.
+
+        Args:
+            at_s: now.
+            pids: the processes.
+        """
         count = tcp_bytes.moved(pids)
         last, self._last = self._last, None if count is None else (at_s, count)
         if last is None or count is None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign
+from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign, Used
 from saferun.supervise.rank_processes import rank_of
 from saferun.system import procfs
 from saferun.system.printable import printable
@@ -70,6 +70,14 @@ def everyone(ranks: Iterable[int]) -> list[int]:
     """Return the pids of these ranks and of all that they have started."""
     children = tree()
     return [pid for rank in ranks for pid in _all_below(rank, children)]
+
+
+def used(ranks: Iterable[int]) -> Used:
+    """Return what these ranks, and all that they have started, have used so far."""
+    found = [fields for pid in everyone(ranks) if (fields := procfs.stat(pid))]
+    # Those of children that have ended and been waited for, too.
+    ticks = sum(int(one) for fields in found for one in fields[11:15])
+    return Used(ticks / _TICKS, any(fields[0] == "R" for fields in found))
 
 
 def helpers(ranks: Iterable[int]) -> list[Helper]:

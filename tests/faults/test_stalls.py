@@ -1,0 +1,129 @@
+"""Ranks wait for one: it is named, on stderr too where it was never so long, and ends nothing.
+
+All times of the watch are a tenth of the usual ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import until
+from runs import Run, program, run
+
+FAST = [sys.executable, program("fast_watch")]
+LOUD = "ranks wait for it in all_reduce"
+
+
+@contextlib.contextmanager
+def stalling(tmp_path: Path, *deeds: str, settings: list[str], **env: str) -> Iterator[Run]:
+    argv = ["--profile=cpu", "--nproc-per-node=3", *settings]
+    script = [program("stalling"), str(tmp_path), *deeds]
+    with run(tmp_path, *argv, *script, env=env, command=FAST) as job:
+        yield job
+
+
+def stalls(job: Run) -> list[dict[str, Any]]:
+    return job.events("stall")
+
+
+def said(job: Run) -> list[str]:
+    return [line for line in job.messages() if LOUD in line]
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_said_once_and_the_job_goes_on(tmp_path):
+    with stalling(tmp_path, "stop", settings=[]) as job:
+        job.wait_for_message(LOUD)
+        until(lambda: 0 in job.ranks(), "the rank")
+        os.kill(job.ranks()[0], signal.SIGCONT)
+        assert job.end() == 0
+        assert [bool(one["line"]) for one in stalls(job)] == [True, False]
+    (line,) = said(job)
+    assert line.startswith("saferun: rank 0 is stopped, by a signal or a debugger, 2 ranks wait ")
+    assert not job.events("hang")
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_what_never_comes_is_said_with_its_line(tmp_path):
+    with stalling(tmp_path, "take_lock", settings=[]) as job:
+        job.wait_for_message(LOUD)
+        with open(tmp_path / "0.fifo", "w"):
+            pass
+        assert job.end() == 0
+    (line,) = said(job)
+    assert line.startswith(f"saferun: rank 0 is at {program('stalling')}:")
+    assert " in take_lock, 2 ranks wait for it in all_reduce (" in line
+
+
+@pytest.mark.slow
+def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
+    """The first evaluation has nothing to be compared with, however long it takes."""
+    with stalling(tmp_path, "evaluate", "evaluate", settings=[]) as job:
+        job.wait_for_event("stall")
+        asked = job.journal / "receipts"
+        until(lambda: _answers(asked) >= 3, "it is asked again, when it could be said")
+        (tmp_path / "0").touch()
+        until(lambda: len(stalls(job)) == 2, "its end")
+        job.wait_for_message(LOUD)
+        (tmp_path / "1").touch()
+        assert job.end() == 0
+        first, _, second, _ = stalls(job)
+    assert " in evaluate, 2 ranks wait for it in all_reduce (" in first["line"]
+    assert len(said(job)) == 1
+    assert first["silent_s"] < 12
+    assert second["line"]
+
+
+def _answers(receipts: Path) -> int:
+    """Return how often rank 0 was asked where it is."""
+    found = list(receipts.glob("*-rank0-*.stacks"))
+    return sum(path.read_text().count("most recent call first") for path in found)
+
+
+@pytest.mark.slow
+def test_an_endless_loop_is_in_the_journal_at_once_and_on_stderr_as_a_hang(tmp_path):
+    settings = ["--set=watch.silence_s=20", "--set=watch.mode=end"]
+    with stalling(tmp_path, "loop_for_ever", settings=settings) as job:
+        assert job.end() == 0
+        job.nothing_lives()
+        (stall,) = stalls(job)
+        first, _ = job.events("ended")
+    assert " in loop_for_ever, 2 ranks wait for it in all_reduce (" in stall["line"]
+    assert stall["silent_s"] < 20
+    assert not said(job)
+    assert (first["kind"], first["root_rank"]) == ("hang", 0)
+
+
+@pytest.mark.slow
+def test_a_job_that_its_own_timeout_ends_is_told_with_the_rank_that_was_waited_for(tmp_path):
+    """Gloo's report is that of the ranks that waited; the stacks are from before it."""
+    with stalling(tmp_path, "loop_for_ever", settings=[], GROUP_LIMIT_S="15") as job:
+        assert job.end() == 0
+        job.nothing_lives()
+        first, _ = job.events("ended")
+        report = job.ask("runs", "report", job.journal.name, "--markdown")
+    assert (first["kind"], first["root_rank"]) == ("nccl-timeout", 0), job.err
+    assert any(
+        f"the watch: rank 0 is at {program('stalling')}:" in by for by in first["decided_by"]
+    )
+    assert " in loop_for_ever (not where the others are)" in report
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_job_as_torchrun_ends_it(tmp_path):
+    """Nobody has to look for who is missing."""
+    with stalling(tmp_path, "take_lock", settings=[]) as job:
+        job.wait_for_event("stall")
+        os.kill(job.ranks()[0], signal.SIGKILL)
+        assert job.end() == 0
+        job.nothing_lives()
+        first, _ = job.events("ended")
+    assert first["root_rank"] == 0
+    assert first["kind"] not in ("hang", "nccl-timeout")
