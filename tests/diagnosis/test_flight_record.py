@@ -248,6 +248,9 @@ def test_ranks_that_give_no_record_are_named_where_they_are_few_and_no_other_is_
         compare({0: waits, 1: waits}, [0, 1]),
     ]
     assert [one.ranks if one else None for one in found] == [(2,), (1,), None, ()]
+    two = compare({0: calls(*DONE, WAITS, **of_groups(g0="[0, 1]"))}, [0, 1])
+    assert two is not None
+    assert two.ranks == (1,)
 
 
 @pytest.mark.parametrize("odd", [7, [], {"0": 7}, {"0": {"ranks": 7}}, {7: {"ranks": "[x]"}}])

@@ -350,6 +350,13 @@ def test_a_rank_of_another_machine_for_which_all_of_these_wait_is_told():
     assert waiting(away, "52 s", elsewhere=far).startswith("rank 1 is at ")
 
 
+def test_what_inductor_has_compiled_is_no_code_of_the_script():
+    made = "/tmp/torchinductor_u/sd/csd5eytmxtb7ig3ioxvecjlnlprhi2wq3nch7ac56mbefrf3fgqx.py"
+    kernel = f'  File "{made}", line 33 in call\n'
+    found, _ = odd("SS", {100: stack(REDUCE), 101: stack(kernel, TRAIN.format(88))})
+    assert found[1].frame == "/w/train.py:88 in step"
+
+
 def test_the_function_of_the_awaited_rank_is_known_at_whatever_line_it_is():
     away, _ = odd("SS", {100: stack(REDUCE), 101: stack(TRAIN.format(88))})
     assert functions(away) == {"/w/train.py in step"}
@@ -388,7 +395,7 @@ def test_a_stall_is_told_on_stderr_where_it_is_twice_as_long_as_any_silence_befo
         stalls = silence.stalls(look(float(at), work))
         assert (stalls is not None) == (at == 40)
     assert longest.silence_s == 40.0
-    assert (longest.loud_s(), longest.loud_s(works=True)) == (80.0, 160.0)
+    assert (longest.loud_s(), longest.loud_s(works=True)) == (80.0, 400.0)
     again = Silence(None, longest)  # that of the next attempt
     for at in (0, 10, 20):
         again.take(look(float(at), at // 20), 10.0)
@@ -405,6 +412,11 @@ def test_a_stall_that_lasts_is_asked_for_again_and_one_that_is_over_is_not():
     assert silence.still_stalls(look(60.0, 1), 60.0)
     silence.take(look(70.0, 2), 10.0)
     assert silence.still_stalls(look(80.0, 2), 0.0) is None
+    told = Silence(60.0)
+    for at in range(0, 70, 10):
+        if not told.take(look(float(at), 1), 10.0):
+            told.stalls(look(float(at), 1))
+    assert told.still_stalls(look(70.0, 1), 0.0) is None, "it was told as a hang"
 
 
 def test_the_report_has_those_who_are_elsewhere_first_and_is_short():

@@ -277,7 +277,7 @@ def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding |
     silent = ranks - dumps.keys()
     if ranks - silent:
         ranks -= silent
-    elif len(silent) >= len(dumps):  # too many for a sign: they had no time
+    elif len(silent) >= max(2, len(dumps)):  # too many for a sign: they had no time
         return None
     by_peers = {rank for rank in ranks if rank in dumps and dumps[rank].waits_for_peer}
     ranks = (ranks - by_peers) or ranks

@@ -23,7 +23,7 @@ _LEAST_STALL_S = 10.0  # where a limit is given whose half is less, its end come
 LOUD_S = 60.0  # the least length of a stall that is told on stderr
 # How many times longer than the longest silence of the run it has to be for that: for a rank that
 # does nothing, and for one that works.
-_LOUDER, _LOUDER_WORKING = 2, 4
+_LOUDER, _LOUDER_WORKING = 2, 10
 GONE_S = 120.0  # of a stall for a rank that is gone, after which the attempt is ended
 _GAPS = 10  # times the longest ordinary gap, where no limit is given
 _BUSY = 12  # times longer, where no limit is given and there are weaker signs of work
@@ -41,8 +41,9 @@ _WAITS = 1  # the level of _kind up to which a rank only waits for something
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
-_LIBRARY = re.compile(
+_LIBRARY = re.compile(  # the last ones are what inductor has compiled
     r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen |/(?:saferun|hooks)/inject/"
+    r"|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$"
 )
 _C10D = "/torch/distributed/distributed_c10d.py"
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
@@ -316,6 +317,11 @@ def places(
     if behind and set(behind) < {place.rank for place in found}:
         odd = {at for at, place in enumerate(found) if place.rank in behind}
     return [place._replace(odd=at in odd) for at, place in enumerate(found)]
+
+
+def waits(place: Place) -> bool:
+    """Return whether a rank's own stack shows it in a collective, or waiting for its GPU."""
+    return place.collective or place.what == _AT_GPU
 
 
 def functions(found: Sequence[Place]) -> set[str]:

@@ -30,14 +30,12 @@ def test_a_rank_that_does_not_enter_a_collective_is_named_and_the_stacks_are_kep
             job.wait_for_message("rank 0 waits for it in ")
             os.kill(job.ranks()[1], signal.SIGCONT)
             assert job.end(200) == 0
-            first, over = job.events("stall")
-            assert over["line"] == ""
         else:
             job.wait_for_event("stall")
             job.process.terminate()
             job.end(200)
-            first = job.events("stall")[0]
         job.nothing_lives()
+        first = job.events("stall")[0]
         stacks = [path.read_text() for path in job.journal.glob("receipts/*-rank0-*.stacks")]
     print(first["line"], "\n", job.err)
     what = f"is at {PROGRAM}:" if fault == "loop" else "is stopped, by a signal or a debugger"

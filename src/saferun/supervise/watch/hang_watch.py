@@ -346,10 +346,10 @@ class HangWatch:
             self._traffic.is_more(now.at_s, work_signs.everyone(odd))
         if silent_s < self._loud_s:
             return
-        self._loud_s = 2 * silent_s
         is_known = bool(self._longest.waited_at & silence.functions(found.places))
-        is_new = is_known and silent_s >= self._longest.loud_s(works=True)
-        if line and is_same and (is_new or not self._works(found, asked.before)):
+        never_s = self._longest.loud_s(works=True) if is_known else float("inf")
+        self._loud_s = min(2 * silent_s, never_s if silent_s < never_s else float("inf"))
+        if line and is_same and (silent_s >= never_s or not self._works(found, asked.before)):
             self._say(line)
             self._loud_s = float("inf")
 
@@ -377,8 +377,8 @@ def _found(asked: _Asked) -> _Found:
         return silence.places(asked.since, asked.before, stacks, asked.helpers, behind, at_gpu)
 
     found = places(())
-    # A rank whose own stack shows it in a collective is none that gives no record.
-    unlike = asked.flight.asked - {place.rank for place in found if place.collective}
+    # A rank whose own stack shows that it waits is none that is waited for as it gives no record.
+    unlike = asked.flight.asked - {place.rank for place in found if silence.waits(place)}
     finding = flight_record.compare(asked.flight.take(), unlike)
     if finding and finding.ranks:
         found = places(finding.ranks)
