@@ -234,6 +234,10 @@ class Silence:
         """Return whether half of the limit is over by then."""
         return self._since is not None and at_s - self._since.at_s >= _NEAR * self.limit_s
 
+    def lasts_s(self, at_s: float) -> float:
+        """Return the seconds since the last sign of work; 0 before the first."""
+        return at_s - self._since.at_s if self._since is not None else 0.0
+
     def with_ended(self, look: Look) -> Look:
         """Return a look with the ranks that had ended before it, as they were."""
         present = {one.rank for one in look.ranks}

@@ -214,6 +214,11 @@ class HangWatch:
         found, over_at_s = self._last_stall
         return found if time.monotonic() < over_at_s + _ECHO_S else None
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the job has shown no sign of work for longer than the time between two looks."""
+        return self._silence.lasts_s(time.monotonic()) > 1.5 * self._every_s
+
     def check_job(self) -> float | None:
         """Return the seconds until the next check of the job, None to end it. Never raises."""
         try:

@@ -50,14 +50,14 @@ class Looks:
     ) -> None:
         self._first_steps = FirstSteps(plan, number, say)
         self._hangs = None
+        watches: list[Watch] = [self._first_steps]
         if plan.settings.watch.mode != "off":
-            self._hangs = HangWatch(plan, receipts, record, longest, say, environ)
-        watches: list[Watch | None] = [self._hangs, self._first_steps]
-        if plan.settings.watch.mode != "off":
-            watches.append(SlowWatch(plan, receipts, record, say, environ))
+            hangs = self._hangs = HangWatch(plan, receipts, record, longest, say, environ)
+            slow = SlowWatch(plan, receipts, record, lambda: hangs.is_silent, say, environ)
+            watches += [hangs, slow]
         if plan.settings.watch.loss != "off":
             watches.append(LossWatch(plan, history, record, saved_before, say))
-        self._next_s: dict[Watch, float] = {watch: 0.0 for watch in watches if watch}
+        self._next_s: dict[Watch, float] = dict.fromkeys(watches, 0.0)
         self.takes_questions = self._hangs is not None
 
     @property

@@ -35,6 +35,7 @@ CONFIRM_S = 60.0  # until the second answer
 _SOME = 6
 _ANSWER_S = 20.0  # a rank may be in a step that takes as long
 _AGAIN_S = 0.5
+_SILENT_S = 5.0  # between looks for the end of a silence
 _MOST_BYTES = 16 << 20
 
 
@@ -58,6 +59,7 @@ class SlowWatch:
         plan: the attempt's.
         receipts: the directory of the ranks' receipts; None where there is none.
         record: the run's journal.
+        is_silent: tells whether the job shows no sign of work: an answer would be one.
         say: takes lines for people.
         environ: the user's.
     """
@@ -67,10 +69,12 @@ class SlowWatch:
         plan: LaunchPlan,
         receipts: str | None,
         record: Record,
+        is_silent: Callable[[], bool],
         say: Callable[[str], None],
         environ: Mapping[str, str],
     ) -> None:
         self._receipts, self._record, self._say, self._environ = receipts, record, say, environ
+        self._is_silent = is_silent
         self._uuids = [gpu.uuid for gpu in plan.gpus.gpus]
         self._is_over = receipts is None or plan.launcher != "torchrun"
         self._launcher = 0
@@ -101,6 +105,8 @@ class SlowWatch:
             self._has_begun = True
             return FIRST_S
         if self._asked is None:
+            if self._is_silent():
+                return _SILENT_S
             self._asked = self._ask()
             return _AGAIN_S if self._asked else self._next_s()
         if not self._asked.is_ready():
