@@ -63,15 +63,3 @@ def test_ranks_that_are_equal_but_for_noise_are_not_named(tmp_path):
         end(job)
         assert (job.events("slow"), job.events("fault"), slow(job)) == ([], [], [])
     assert set(answers(tmp_path)) == {"[0, 1]"}
-
-
-@pytest.mark.slow
-def test_ranks_of_a_silent_job_are_not_asked_since_their_answers_would_look_like_work(tmp_path):
-    ends = ["--set", "watch.mode=end", "--set", "watch.silence_s=20", "--retries=1"]
-    argv = [*ends, "--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), "loop", "-"]
-    with run(tmp_path, *argv, command=COMMAND, env={"ASKED": str(tmp_path / "asked")}) as job:
-        job.end()
-        job.nothing_lives()
-        assert len(job.events("hang")) == 1
-    assert job.process.returncode == 0, job.err
-    assert answers(tmp_path) == []
