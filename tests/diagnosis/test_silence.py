@@ -341,6 +341,16 @@ def test_a_silence_of_several_ranks_is_a_stall_long_before_its_limit(limit_s, st
     assert first(alone=True) is None
 
 
+def test_a_rank_that_ended_before_the_others_fell_silent_is_one_that_they_may_wait_for():
+    silence, both = Silence(600.0), ranks("S", "S")
+    silence.take(Look(0.0, (1, 2), both), 10.0)
+    alone = [Look(float(at), (1,), both[:1]) for at in range(10, 60, 10)]
+    (began,) = (
+        since for one in alone if not silence.take(one, 10.0) and (since := silence.stalls(one))
+    )
+    assert [one.rank for one in began.ranks] == [0, 1]
+
+
 def test_a_rank_of_another_machine_for_which_all_of_these_wait_is_told():
     waits = stack(REDUCE, TRAIN.format(33))
     here, _ = odd("SS", {100: waits, 101: waits})

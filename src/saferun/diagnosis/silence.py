@@ -181,14 +181,16 @@ class Silence:
             look: the newest one, which `take` has had.
         """
         since = self._since
-        few = since is not None and len(since.ranks) < self._least_ranks
-        if since is None or self.is_stalled or self._reported or few:
+        if since is None or self.is_stalled or self._reported:
+            return None
+        began = self.with_ended(since)  # others may wait for a rank that has ended
+        if len(began.ranks) < self._least_ranks:
             return None
         after_s = self._stall_s
         if after_s < _LEAST_STALL_S or look.at_s - since.at_s < after_s:
             return None
         self.is_stalled = True
-        return self.with_ended(since)
+        return began
 
     def still_stalls(self, look: Look, after_s: float) -> Look | None:
         """Return the look with which the stall began, where it has lasted for so long by now."""
