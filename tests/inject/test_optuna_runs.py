@@ -222,6 +222,24 @@ def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mine", ["len(s.trials)", "sum(t.state.is_finished() for t in s.trials)"])
+def test_a_script_that_takes_off_finished_trials_by_itself_makes_all(
+    folder: Path, mine: str
+) -> None:
+    text = f"""
+s = optuna.create_study(study_name="s", storage="sqlite:///{folder}/study.db", load_if_exists=True)
+def f(t):
+    if t.number in (3, 7): {KILL}
+    return t.suggest_float("x", 0, 1)
+s.optimize(f, n_trials=12 - {mine})
+"""
+    with hpo(folder, script(folder, text), every=4) as job:
+        job.end()
+    states = [trial.state.name for trial in stored(folder, "sqlite")]
+    assert states.count("COMPLETE") == 12, states
+
+
+@pytest.mark.slow
 def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
     """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
     with hpo(folder, ONCE) as job:

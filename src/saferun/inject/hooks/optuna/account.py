@@ -3,7 +3,8 @@
 Lines are appended to a file of the run, one file a study:
 
     {"study": NAME, "storage": PLACE}                      once; lines before it count no more
-    {"call": NAME, "began": MONOTONIC SECONDS}             of `optimize`, "ask", or a rank
+    {"call": NAME, "began": MONOTONIC SECONDS}             of `optimize`, "ask", or a rank; with
+                                                           its n_trials
     {"call": NAME, "attempt": N, "start": TIME}            a trial is about to be created
     {"call": NAME, "attempt": N, "start": TIME, "id": ID}  it was created, or is about to be taken
                                                            out of the queue
@@ -49,6 +50,7 @@ class Notes:
         lines = lines[heads[-1] :] if heads else []
         self.head = lines[0] if lines else {}
         self.began = {one["call"]: one["began"] for one in reversed(lines) if "began" in one}
+        self.wanted = {one["call"]: one["n_trials"] for one in lines if one.get("n_trials")}
         self.closed = {line["closed"] for line in lines if "closed" in line}
         self.ends = {line["end"]: line for line in lines if "end" in line}
         self.row = next((line["row"] for line in reversed(lines) if "row" in line), 0)
@@ -78,10 +80,18 @@ class Account:
         state: the run's files; None where there are none.
         call: which of the script's calls on this study.
         is_kept: another process goes on where this one ends.
+        n_trials: that the script has given; None where it gave none.
     """
 
     def __init__(
-        self, context: Context, study: Any, state: State | None, call: str, *, is_kept: bool
+        self,
+        context: Context,
+        study: Any,
+        state: State | None,
+        call: str,
+        *,
+        is_kept: bool,
+        n_trials: int | None = None,
     ) -> None:
         self.context = context
         self.study = study
@@ -93,6 +103,7 @@ class Account:
         self._starts: dict[int, str] = {}  # by the id of a template
         self.began = time.monotonic()
         self.is_closed = False
+        self.n_trials = n_trials  # of all processes: what the first one's script has given, or more
         self.done = 0  # trials that count as one of n_trials, in all processes
         self.good = 0  # good trials of this process
         self._is_any_good = False  # a process of this run has had a good trial
@@ -126,7 +137,10 @@ class Account:
         mine = [(trial, note) for trial in trials if (note := notes.noted(trial))]
         self._resume(notes, trials, mine)
         if self.call not in notes.began:
-            self.state.append(self._file, {"call": self.call, "began": self.began})
+            wanted = {} if self.n_trials is None else {"n_trials": self.n_trials}
+            self.state.append(self._file, {"call": self.call, "began": self.began, **wanted})
+        elif self.n_trials is not None:  # a script may have taken off what the study has by now
+            self.n_trials = max(self.n_trials, notes.wanted.get(self.call, 0))
         return bool(mine)
 
     @property

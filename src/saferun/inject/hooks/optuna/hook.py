@@ -106,11 +106,15 @@ class Hook:
         number = self._calls[study.study_name] = self._calls.get(study.study_name, 0) + 1
         refusal = self._refusal(study)
         self._say_once(refusal)
-        trials = self._account(study, str(number), is_kept=not refusal)
+        count = arguments.get("n_trials")
+        trials = self._account(study, str(number), is_kept=not refusal, n_trials=count)
         return Optimization(trials, arguments, self._every, self._original_stop)
 
-    def _account(self, study: Any, call: str, *, is_kept: bool) -> Account:
-        trials = Account(self._context, study, self._state, call, is_kept=is_kept)
+    def _account(
+        self, study: Any, call: str, *, is_kept: bool, n_trials: int | None = None
+    ) -> Account:
+        state = self._state
+        trials = Account(self._context, study, state, call, is_kept=is_kept, n_trials=n_trials)
         if is_kept and trials.begin() and not any(study.sampler is one for one in self._samplers):
             sampler.reseed(study.sampler, len(study.get_trials(deepcopy=False)))
         self._samplers.append(study.sampler)

@@ -75,7 +75,7 @@ class Optimization:
         limits: dict[str, Any] = {}
         if not self.trials.is_kept:
             return limits
-        if (count := self._arguments.get("n_trials")) is not None:
+        if (count := self.trials.n_trials) is not None:
             limits["n_trials"] = max(0, count - self.trials.done)
         if (timeout := self._arguments.get("timeout")) is not None:
             passed = max(0.0, time.monotonic() - self.trials.began)
