@@ -12,6 +12,7 @@ import pytest
 from helpers import until
 from runs import LIMIT_S, Run, program, run
 
+pytestmark = pytest.mark.slow  # ranks train for a minute
 COMMAND = [sys.executable, program("asks_soon")]
 
 
