@@ -91,7 +91,9 @@ def test_two_slow_ranks_are_not_one():
 
 
 def test_a_slow_rank_is_named_beside_one_that_evaluates_once():
-    assert slow_rank.judge(drawn(0, slower={1: 0.5}, pause_at=60)).rank == 1  # type: ignore[union-attr]
+    slow = slow_rank.judge(drawn(0, slower={1: 0.5}, pause_at=60))
+    assert slow is not None
+    assert slow.rank == 1
 
 
 def test_calls_of_nccl_alone_are_a_suspicion_or_nothing():

@@ -59,3 +59,22 @@ def test_a_script_that_uses_the_signal_keeps_its_handler(tmp_path):
     assert job.code == 0, job.err
     assert job.out.count("mine\n") == 2 * 21
     assert not list((tmp_path / "receipts").glob("*.times"))
+
+
+def test_a_rank_whose_record_cannot_be_had_says_so_once_and_computes_on(tmp_path):
+    broken = (
+        "ASK = 54\n"
+        "def broken(*args): raise RuntimeError('no record')\n"
+        "torch._C._distributed_c10d._dump_fr_trace = broken\n"
+        "torch._C._distributed_c10d._dump_nccl_trace = broken\n"
+    )
+    program = source("inject/asked_for_times").replace("ASK = 54\n", broken)
+    (tmp_path / "receipts").mkdir()
+    text = contract.encode(
+        run="test", attempt=1, hooks=ranks.hooks(), mitigations=(),
+        receipts=str(tmp_path / "receipts"), watch=1,
+    )  # fmt: skip
+    job = ranks.launch(tmp_path, program, environ={contract.VARIABLE: text})
+    assert job.code == 0, job.err
+    said = "the watch for slow ranks gets no times from this rank (RuntimeError: no record)"
+    assert job.err.count(said) == 2, "once a rank"

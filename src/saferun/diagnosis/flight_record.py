@@ -89,8 +89,8 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("a reference in a dump")
 
 
-def read(content: bytes) -> Dump | None:
-    """Return what a dump holds; None where it is incomplete, or something else.
+def load(content: bytes) -> tuple[dict[str, object], list[dict[str, object]]] | None:
+    """Return a dump, and its entries; None where it is incomplete, or something else.
 
     Args:
         content: of the file; nothing in it is trusted.
@@ -104,7 +104,18 @@ def read(content: bytes) -> Dump | None:
     entries = dump.get("entries", []) if isinstance(dump, dict) else None
     if not isinstance(entries, list) or not isinstance(dump, dict):
         return None
-    entries = [entry for entry in entries if isinstance(entry, dict)]
+    return dump, [entry for entry in entries if isinstance(entry, dict)]
+
+
+def read(content: bytes) -> Dump | None:
+    """Return what a dump says of collectives and groups; None where it is no whole dump.
+
+    Args:
+        content: of the file; nothing in it is trusted.
+    """
+    if (loaded := load(content)) is None:
+        return None
+    dump, entries = loaded
     members = _members(dump.get("pg_config"))
     is_whole = not entries or entries[0].get("record_id") == 0  # nothing was forgotten
     reached = _reached(dump.get("pg_status"), members, is_whole=is_whole)

@@ -18,7 +18,6 @@ slow rank may not be seen. A rank is named only where nothing else explains who 
 
 from __future__ import annotations
 
-import io
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -76,14 +75,9 @@ def read(content: bytes) -> Times | None:
     Args:
         content: of the file; nothing in it is trusted.
     """
-    try:
-        dump: object = flight_record._Plain(io.BytesIO(content)).load()
-    except Exception:  # a broken pickle raises what it likes
+    if (loaded := flight_record.load(content)) is None:
         return None
-    entries = dump.get("entries", []) if isinstance(dump, dict) else None
-    if not isinstance(entries, list) or not isinstance(dump, dict):
-        return None
-    known = [entry for entry in entries if isinstance(entry, dict)]
+    dump, known = loaded
     config = dump.get("pg_config")
     names = [name for entry in known if isinstance(name := entry.get("profiling_name"), str)]
     is_nccl = any(name.startswith("nccl:") for name in names)

@@ -71,8 +71,8 @@ def _files(packed: str) -> dict[str, str]:
     """Return the texts by path; bundle.py says how they are coded."""
     head, body = packed.split("\1")
     codes, *words = head.split("\0")
-    parts = body.translate(dict(zip(map(ord, codes), words))).split("\0")  # noqa: B905 (equal)
-    return dict(zip(parts[::2], parts[1::2]))  # noqa: B905
+    parts = body.translate(dict(zip(map(ord, codes), words))).split("\0")  # noqa: B905 (3.9 has no `strict`)
+    return dict(zip(parts[::2], parts[1::2]))  # noqa: B905 (the same)
 
 
 def _environ(pid: str) -> bytes:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -26,12 +27,21 @@ _ASK = (contract.TIMES_SIGNAL, contract.TIMING_SIGNAL)
 
 
 def arm(c10d: ModuleType, context: Context) -> None:
-    """Have this rank answer the signals. Raises ValueError outside the main thread.
+    """Have this rank answer the signals, if it can: in the main thread alone.
 
     Args:
         c10d: torch.distributed.distributed_c10d, whose group is initialised.
         context: the process's.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    try:
+        _arm(c10d, context)
+    except Exception as error:
+        _give_up(error)
+
+
+def _arm(c10d: ModuleType, context: Context) -> None:
     torch: Any = sys.modules["torch"]
     bindings, frames = torch._C._distributed_c10d, torch._C._dynamo.eval_frame
     names = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -48,8 +58,10 @@ def arm(c10d: ModuleType, context: Context) -> None:
                 if number == contract.TIMING_SIGNAL:
                     _time_collectives(c10d)
                 context.write_file(contract.TIMES, _dump(dumps))
-        except Exception:  # nobody is told: the watch sees no answer
+        except FileExistsError:  # the answer before this one has not been read: it will do
             pass
+        except Exception as error:
+            _give_up(error)
         finally:
             frames.set_eval_frame(dynamo)
 
@@ -57,6 +69,21 @@ def arm(c10d: ModuleType, context: Context) -> None:
     for number in _ASK:
         signal.signal(number, answer)
         signal.siginterrupt(number, False)
+
+
+def _give_up(error: Exception) -> None:
+    """Say in one line that this rank answers no more; the watch asks who takes the signals.
+
+    The job may be in the middle of a line of its own: `sys.stderr` would raise.
+    """
+    for number in _ASK:
+        signal.signal(number, signal.SIG_IGN)
+    what = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    line = f"saferun: the watch for slow ranks gets no times from this rank ({what})\n"
+    try:
+        os.write(2, line.encode("utf-8", "replace"))
+    except OSError:  # nobody reads it
+        pass
 
 
 def _dump(dumps: list[Any]) -> bytes:

@@ -49,12 +49,12 @@ class Looks:
         environ: Mapping[str, str],
     ) -> None:
         self._first_steps = FirstSteps(plan, number, say)
-        self._hangs = None
+        self._hangs = self._slow = None
         watches: list[Watch] = [self._first_steps]
         if plan.settings.watch.mode != "off":
             hangs = self._hangs = HangWatch(plan, receipts, record, longest, say, environ)
-            slow = SlowWatch(plan, receipts, record, lambda: hangs.is_silent, say, environ)
-            watches += [hangs, slow]
+            self._slow = SlowWatch(plan, receipts, record, lambda: hangs.is_silent, say, environ)
+            watches += [hangs, self._slow]
         if plan.settings.watch.loss != "off":
             watches.append(LossWatch(plan, history, record, saved_before, say))
         self._next_s: dict[Watch, float] = dict.fromkeys(watches, 0.0)
@@ -94,4 +94,6 @@ class Looks:
 
     def ended(self, ended: Ended) -> None:
         """Look at the beginning of the output of an attempt that is over."""
+        if self._slow:
+            self._slow.ended()
         self._first_steps.ended(ended)

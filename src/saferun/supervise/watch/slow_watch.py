@@ -91,6 +91,12 @@ class SlowWatch:
         """Note which command runs."""
         self._launcher = launcher
 
+    def ended(self) -> None:
+        """Wait no more for who tells of the GPUs: the attempt is over."""
+        if self._asked is not None:
+            self._asked.cards.take()
+            self._asked = None
+
     def check_job(self) -> float:
         """Look at the job; return the seconds until the next look. Never raises."""
         try:
@@ -131,7 +137,7 @@ class SlowWatch:
             return None
         for rank, pid in ranks.items():
             _remove(files[rank])
-            os.kill(pid, contract.TIMES_SIGNAL)
+            _signal(pid, contract.TIMES_SIGNAL)
         return _Asked(ranks, files, Cards(self._environ, is_wanted=bool(self._uuids)))
 
     def _next_s(self) -> float:
@@ -154,7 +160,7 @@ class SlowWatch:
             self._is_timed = True
             for pid in asked.ranks.values():  # what they write now is not timed, and not read
                 if process_tree.catches(pid, contract.TIMING_SIGNAL):
-                    os.kill(pid, contract.TIMING_SIGNAL)
+                    _signal(pid, contract.TIMING_SIGNAL)
             return CONFIRM_S
         if slow is None or not slow.is_proven:
             return self._next_s()
@@ -192,6 +198,11 @@ def _take(asked: _Asked) -> dict[int, Times]:
         if times is not None:
             found[rank] = times
     return found
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile, and gives no answer
+        os.kill(pid, number)
 
 
 def _remove(path: str) -> None:

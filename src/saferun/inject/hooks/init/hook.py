@@ -18,7 +18,6 @@ Whether they train from the same step shows later (first_steps.py).
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import inspect
 import os
@@ -179,8 +178,7 @@ class InitCall:
                 first_steps.watch(self._c10d, rank, self._settings.agree, self._context)
         self._agent = None
         if size > 1 and self._context.is_watched and not self._earlier:
-            with contextlib.suppress(Exception):  # then the watch gets no times from this rank
-                collective_times.arm(self._c10d, self._context)
+            collective_times.arm(self._c10d, self._context)
         facts = {} if self._device is None else {"device": self._device}
         self._context.receipt(
             "init",
