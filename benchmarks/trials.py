@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,6 +143,31 @@ def start_ms(*, hooked: bool) -> tuple[float, float]:
     return wall * 1e3, (cpu - before.children_user - before.children_system) * 1e3
 
 
+def stamps(search: str, settings: Iterable[str], *words: str) -> dict[str, list[int]]:
+    """Return when a search printed what under saferun: its words -> times in ns.
+
+    Args:
+        search: the text of its script.
+        settings: of saferun, as KEY=VALUE.
+        words: the script's arguments.
+    """
+    arguments = [sys.executable, "-m", "saferun", "--profile=cpu"]
+    arguments += [f"--set={one}" for one in settings]
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "HOME": folder, "SAFERUN_RUN_DIR": os.path.join(folder, "runs")}
+        env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
+        Path(folder, "search.py").write_text(search)
+        command = [*arguments, "search.py", *words]
+        done = subprocess.run(
+            command, env=env, cwd=folder, capture_output=True, text=True, check=True
+        )
+    at: dict[str, list[int]] = {}
+    for line in done.stdout.splitlines():
+        what, moment = line.split()
+        at.setdefault(what, []).append(int(moment))
+    return at
+
+
 def replaced_ms(imports: str, count: int) -> tuple[list[float], list[float], list[float]]:
     """Return, for each of a search's processes but the first: from trial to trial, start, imports.
 
@@ -149,19 +175,8 @@ def replaced_ms(imports: str, count: int) -> tuple[list[float], list[float], lis
         imports: "torch" or "optuna".
         count: trials, one a process.
     """
-    arguments = [sys.executable, "-m", "saferun", "--profile=cpu", "--set=launcher=python"]
-    arguments += ["--set=hooks.optuna.mode=on", "--set=hooks.optuna.recycle_every=1"]
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "HOME": folder, "SAFERUN_RUN_DIR": os.path.join(folder, "runs")}
-        env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
-        arguments += ["-c", REPLACED, imports, str(count)]
-        done = subprocess.run(
-            arguments, env=env, cwd=folder, capture_output=True, text=True, check=True
-        )
-    at: dict[str, list[int]] = {"start": [], "imported": [], "begin": [], "end": []}
-    for line in done.stdout.splitlines():
-        what, moment = line.split()
-        at[what].append(int(moment))
+    keys = ("launcher=python", "hooks.optuna.mode=on", "hooks.optuna.recycle_every=1")
+    at = stamps(REPLACED, keys, imports, str(count))
 
     def gaps(first: list[int], second: list[int]) -> list[float]:
         return [(b - a) / 1e6 for a, b in zip(first, second, strict=False)]
@@ -172,21 +187,8 @@ def replaced_ms(imports: str, count: int) -> tuple[list[float], list[float], lis
 
 def died(way: str, imports: str, deaths: int) -> str:
     """Return a row: from a process's death to the next one's first line, imports and result."""
-    settings = ("launcher=python", "hooks.optuna.mode=on", "retry.backoff_s=[0, 0]")
-    arguments = [sys.executable, "-m", "saferun", "--profile=cpu", f"--set=start.ranks={way}"]
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "HOME": folder, "SAFERUN_RUN_DIR": os.path.join(folder, "runs")}
-        env["PATH"] = f"{os.path.dirname(sys.executable)}:{env['PATH']}"
-        Path(folder, "search.py").write_text(DIED)
-        words = ["search.py", imports, str(deaths), str(LIFE_S[way])]
-        command = [*arguments, *(f"--set={one}" for one in settings), *words]
-        done = subprocess.run(
-            command, env=env, cwd=folder, capture_output=True, text=True, check=True
-        )
-    at: dict[str, list[int]] = {"start": [], "imported": [], "result": [], "death": []}
-    for line in done.stdout.splitlines():
-        what, moment = line.split()
-        at[what].append(int(moment))
+    keys = ("launcher=python", "hooks.optuna.mode=on", "retry.backoff_s=[0, 0]")
+    at = stamps(DIED, (*keys, f"start.ranks={way}"), imports, str(deaths), str(LIFE_S[way]))
     cells = []
     for what in ("start", "imported", "result"):
         gaps = [(b - a) / 1e6 for a, b in zip(at["death"], at[what][1:], strict=True)]
