@@ -65,7 +65,8 @@ def warm(folder: Path) -> None:
         job.wait()
     for path in folder.glob("*/pids-*-0"):
         helper = path.read_text().rpartition(" ")[2]
-        os.kill(int(helper), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # its job failed
+            os.kill(int(helper), signal.SIGKILL)
 
 
 class TorchTrial(Trial):
