@@ -130,6 +130,22 @@ def test_a_syntax_error_has_no_frame_of_ours(job):
     assert "SyntaxError" in seen[0]
 
 
+@pytest.mark.slow
+def test_a_ctrl_c_that_comes_as_the_program_fails_leaves_its_own_error(job):
+    """As rank 1 has it whose peer died of the same Ctrl-C: both in one call of C++."""
+    job.script.write_text(
+        "import ctypes, itertools, operator, signal, torch\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "interrupt = getattr(ctypes.PyDLL(None), 'raise')\n"
+        "list(itertools.chain(map(interrupt, [2]), map(operator.truediv, [1], [0])))\n"
+    )
+    done = job.run(WAYS[1], *ONCE, "--nproc-per-node=1", "train.py")
+    assert 'File "<string>"' not in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert done.returncode == 1
+
+
 def _plain(text: str) -> str:
     """Return stderr without what differs between two runs of the same job."""
     text = re.sub(r"\(pid:? \d+\)|PID \d+|pid=\d+|process \d+", "PID", text)

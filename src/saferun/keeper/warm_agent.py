@@ -41,11 +41,17 @@ package = sys.modules["_saferun_inject"] = type(sys)("_saferun_inject")
 package.__path__ = [{inject!r}]
 from _saferun_inject.start import agent, process
 boot = agent.Boot({boot}, b, at_start, most)
+error = None
 try:
-    agent.wait({program!r}, {control}, {answer}, {files!r}, {ranks!r}, boot)()
-except BaseException as error:
-    process.hide_frames(error)
-    raise"""
+    try:
+        agent.wait({program!r}, {control}, {answer}, {files!r}, {ranks!r}, boot)()
+    except BaseException:
+        len("")  # a signal that came meanwhile is raised at a call: here, not at the end
+        raise
+except BaseException as last:
+    error = process.hide_frames(last)
+if error is not None:
+    raise error"""
 
 
 class WarmAgent:

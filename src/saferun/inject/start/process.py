@@ -188,24 +188,36 @@ def _write_over(limits: Sequence[bytes], words: Sequence[str]) -> None:
                 file.write(text[: end - start - 1].ljust(end - start, b"\0"))
 
 
-def hide_frames(error: BaseException) -> None:
-    """Let the traceback of an error that ends this process begin in the program."""
+def hide_frames(error: BaseException) -> BaseException:
+    """Let the traceback of an error that ends this process begin in the program; return the error.
+
+    Args:
+        error: what the program has raised, or a Ctrl-C that came when it already had.
+    """
     show_error = sys.excepthook
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    if isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
+        error = error if _in_program(error.__traceback__) else error.__context__
 
     def excepthook(
         kind: type[BaseException], value: BaseException, trace: TracebackType | None
     ) -> None:
         sys.excepthook = show_error
-        while trace is not None and (
-            trace.tb_frame.f_code.co_filename == "<string>"
-            or trace.tb_frame.f_code.co_filename.startswith(ours)
-        ):
-            trace = trace.tb_next
+        trace = _in_program(trace)
         show_error(kind, value.with_traceback(trace), trace)
 
     if not isinstance(error, SystemExit):
         sys.excepthook = excepthook
+    return error
+
+
+def _in_program(trace: TracebackType | None) -> TracebackType | None:
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == "<string>"
+        or trace.tb_frame.f_code.co_filename.startswith(ours)
+    ):
+        trace = trace.tb_next
+    return trace
 
 
 def _empty_main() -> ModuleType:
