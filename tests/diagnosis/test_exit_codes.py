@@ -218,6 +218,28 @@ def test_the_machines_counters_decide_why_a_dataloader_worker_died(signal, known
     assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
 
 
+def test_the_end_of_a_worker_counts_wherever_its_signal_came():
+    """torch raises it in SIGCHLD's handler: here as another exception left a `with` block."""
+    first = (
+        '  File "/t/torch/multiprocessing/reductions.py", line 540, in rebuild_storage_fd\n'
+        "    fd = df.detach()\n"
+        "ConnectionResetError: [Errno 104] Connection reset by peer\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+    )
+    frames = (
+        '  File "/t/torch/autograd/profiler.py", line 860, in __exit__\n'
+        "    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any):\n"
+    )
+    handler = (
+        '  File "/t/torch/utils/data/_utils/signal_handling.py", line 73, in handler\n'
+        "    _error_if_any_worker_fails()\n"
+    )
+    head = "Traceback (most recent call last):\n"
+    line = "RuntimeError: DataLoader worker (pid 9248) is killed by signal: Aborted. \n"
+    log = head + first + head + frames + handler + line
+    assert diagnose(log, exit_code=1, oom_kills=0).kind == "ended-by-signal"
+
+
 def test_a_worker_that_is_gone_was_killed_where_the_kernel_says_so():
     log = "Epoch 41/50: 12%|# | 108/900 [00:16<02:00, 6.60it/s]\nRuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
     assert diagnose(log, oom_kills=1).kind == "host-oom-killed"

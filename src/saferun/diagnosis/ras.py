@@ -40,6 +40,8 @@ _RANK = re.compile(
     rf"  Rank (\d{{1,9}}) (?:has {_LAUNCHED} )?"
     r"-- GPU .{1,80}managed by process (\d{1,9}) on node (\S{1,64})\s*\Z"
 )
+# NCCL 2.28.9 leaves out the comma before the status of a rank that is missing.
+_NO_COMMA = re.compile(rb"([^\s,:\[{])(\s{0,99}\n\s{0,99}\")")
 _BETWEEN_TWO = ("Send", "Recv", "SendRecv")  # which ranks of a pipeline call unequally often
 _OTHERS = -1  # the pid of those that a text counts and does not name
 
@@ -53,7 +55,7 @@ def read(content: bytes) -> Answer | None:
     if b"\nCommunicators..." in content:
         return _of_text(content.decode("latin-1").splitlines())
     try:
-        document = json.loads(content[max(0, content.find(b"{")) :])
+        document = json.loads(_NO_COMMA.sub(rb"\1,\2", content[max(0, content.find(b"{")) :]))
         comms = document["communicators"][:_MOST]
         return {f"{one['hash']}/{one['secondary_hash']}": tuple(_members(one)) for one in comms}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

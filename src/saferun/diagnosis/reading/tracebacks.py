@@ -76,6 +76,7 @@ _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _ser
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
 _BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
+_IN_HANDLER = re.compile(r", in \w{0,40}(?:handler|signal)", re.I)  # a signal's
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
 
@@ -100,9 +101,14 @@ class Tracebacks(NamedTuple):
         """Leave out what was raised while another exception ended a `with` block.
 
         What is closed there is half done: an archive that could not be written has a wrong size.
+        What a signal's handler raises comes wherever the program happens to be: it stays.
         """
         over = [
-            one for one in self.raised if one.link == "context" and ", in __exit__" in one.frames
+            one
+            for one in self.raised
+            if one.link == "context"
+            and (closing := one.frames.partition(", in __exit__"))[1]
+            and not _IN_HANDLER.search(closing[2])
         ]
         rows = {row for one in over for row in one.rows}
         kept = tuple(one for one in self.raised if one not in over)

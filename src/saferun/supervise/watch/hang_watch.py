@@ -339,7 +339,7 @@ class HangWatch:
             self._report_hang(found, asked, now)
             return
         if silent_s >= self._gone_s:
-            self._gone_s = silent_s + silence.GONE_S if found.by_ras else float("inf")
+            self._gone_s = silent_s + silence.GONE_S  # RAS may need longer to miss a process
         line = found.waiting(seconds(now.at_s - asked.since.at_s))
         odd = tuple(place.pid for place in found.places if place.odd)
         is_same = self._stall is not None and self._stall.odd == odd
