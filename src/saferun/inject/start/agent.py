@@ -130,7 +130,7 @@ def _wait_as_job(
     names, assigned = imports.listed(listed)
     names = names[: boot.most]
     reads, printed = imports.Reads(), imports.Printed()
-    left, why = imports.import_all(names, printed, reads)
+    left, why = imports.import_all(names, printed, reads, forks=False)
     printed.stop()
     if why:  # the module may be half imported: only a new process is without it
         signal.pthread_sigmask(signal.SIG_BLOCK, keys.taken)

@@ -242,7 +242,7 @@ def _be_origin(
     name = _name_of_rank()
     process.set_name(b"saferun-origin")
     reads, printed = imports.Reads(), imports.Printed()
-    left, why = imports.import_all(listed[0], printed, reads)
+    left, why = imports.import_all(listed[0], printed, reads, forks=True)
     printed.stop()
     _send(channel, (left, why), ())
     if why or os.getppid() != agent:

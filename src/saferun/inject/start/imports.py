@@ -1,6 +1,6 @@
 """Import ahead of a start what ranks will import, and find out what would make that unequal.
 
-That is output, a thread, an open GPU, or a variable that differs between ranks. A package that has
+That is output, a thread, an open GPU, or a variable that differs between ranks. A module that has
 one of these, and what the list has after it, is left to the ranks.
 """
 
@@ -116,16 +116,19 @@ def open_gpus() -> list[str]:
     return found
 
 
-def import_all(names: list[str], printed: Printed, reads: Reads) -> tuple[list[str], str]:
+def import_all(
+    names: list[str], printed: Printed, reads: Reads, *, forks: bool
+) -> tuple[list[str], str]:
     """Import modules in this order.
 
     Args:
         names: of the modules.
         printed: has nothing so far.
         reads: the variables that are read.
+        forks: this process will fork; a thread would not be in the fork.
 
     Returns:
-        The names before the package that must be left to the ranks, and why it must; all names and
+        The names before the module that must be left to the ranks, and why it must; all names and
         "" where there is none.
     """
     nvml, ended = os.environ.get(_NVML), _openblas()
@@ -142,23 +145,16 @@ def import_all(names: list[str], printed: Printed, reads: Reads) -> tuple[list[s
             why = (
                 why
                 or unequal(printed, reads.names)
-                or ("it starts threads" if threads(ended) else "")
+                or ("it starts threads" if forks and threads(ended) else "")
             )
             if why:
-                package = name.partition(".")[0]
-                return names[: _first(names, package, place)], f"{package}: {why}"
+                return names[:place], f"{name}: {why}"
         return names, ""
     finally:
         if nvml is None:
             del os.environ[_NVML]
         else:
             os.environ[_NVML] = nvml
-
-
-def _first(names: list[str], package: str, place: int) -> int:
-    """Return where a package begins in a list that was imported up to `place`."""
-    inside = (at for at, name in enumerate(names) if name.partition(".")[0] == package)
-    return min(next(inside, place), place)
 
 
 def threads(ended: Iterable[str] = ()) -> int:
