@@ -53,9 +53,9 @@ class Row(NamedTuple):
         return self.difference <= self.bound
 
 
-def first_line_ms(command: Sequence[str]) -> float:
+def first_line_ms(command: Sequence[str], clock: Callable[[], int] = time.monotonic_ns) -> float:
     """Run a launcher to its end; return the time from exec to the script's line."""
-    began = time.monotonic_ns()
+    began = clock()
     done = subprocess.run(command, capture_output=True, text=True)
     stamps = [int(word) for word in done.stdout.split() if word.isdecimal()]
     if done.returncode or not stamps:
@@ -118,20 +118,20 @@ def command_row(what: str, command: Sequence[str], options: argparse.Namespace) 
 
 
 def exec_row(folder: str, script: str, options: argparse.Namespace) -> Row:
-    """Until torchrun is executed: a torchrun that ends at once, through saferun and alone.
+    """Until torchrun is executed: one that prints the time and ends, through saferun and alone.
 
     The rows above hold torchrun's own noise, which is larger than what they are to show; this one
     leaves it out, and with it the few ms of the hooks (benchmarks/inject.py).
     """
     empty = Path(folder, "bin", "torchrun")
     empty.parent.mkdir()
-    empty.write_text("#!/bin/sh\nexit 0\n")
+    empty.write_text("#!/bin/sh\ndate +%s%N\n")
     empty.chmod(0o755)
     os.environ["PATH"] = f"{empty.parent}{os.pathsep}{os.environ['PATH']}"
     saferun = [options.saferun, *options.saferun_option, script]
     base, value = paired(
-        lambda: wall_ms([str(empty), script]),
-        lambda: wall_ms(saferun),
+        lambda: first_line_ms([str(empty), script], time.time_ns),
+        lambda: first_line_ms(saferun, time.time_ns),
         2 * options.pairs,
         options.warm_up,
     )
