@@ -13,6 +13,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import Saved
 from saferun.model import Checkpoint
 from saferun.planning import inputs, request
+from saferun.planning.torchrun.torchrun_args import ranks
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.changes import resumption
 from saferun.supervise.changes.resumption import Resumption
@@ -235,12 +236,12 @@ def test_the_start_of_an_attempt_is_no_work_that_is_lost(job, tmp_path):
 
 @pytest.mark.parametrize(
     ("processes", "count"),
-    [("3", 3), ("cpu", os.cpu_count()), ("gpu", 1), ("auto", 1), (None, 1)],
+    [("3", 3), ("cpu", os.cpu_count()), ("gpu", 1), ("auto", os.cpu_count()), (None, 1)],
 )
 def test_the_ranks_of_this_machine_are_counted_where_they_are_known(job, processes, count):
     plan = job.plan._replace(options=job.plan.options._replace(processes=processes))
-    assert resumption.ranks(plan) == 1  # plain python
-    assert resumption.ranks(plan._replace(launcher="torchrun")) == count
+    assert ranks(plan) == 1  # plain python
+    assert ranks(plan._replace(launcher="torchrun")) == count
 
 
 def test_the_checkpoints_of_an_attempt_are_noted_with_their_times_and_steps(job):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saferun.planning.torchrun.torchrun_install import Launcher
-from saferun.supervise.ready.warm_start import WarmStart, difference, offer, usable
+from saferun.supervise.ready.warm_start import WarmStart, difference, offer
 
 BASE = {"PATH": "/bin", "HOME": "/root", "NCCL_DEBUG": "INFO"}
 ARGV = ("/venv/bin/torchrun", "--nproc-per-node=2", "train.py")
@@ -36,7 +36,7 @@ READ_BY_A_START_OR_UNKNOWN = (
 def reused(name: str) -> set[bool]:
     """Whether an agent may be used where a variable was added or changed, and the other way."""
     other = {**BASE, name: "another"}
-    return {usable(warm(BASE), ARGV, other), usable(warm(other), ARGV, BASE)}
+    return {not difference(warm(BASE), ARGV, other), not difference(warm(other), ARGV, BASE)}
 
 
 def test_variables_that_only_ranks_read_may_change():
@@ -52,13 +52,10 @@ def test_variables_that_a_start_reads_or_that_are_unknown_may_not_change():
     [
         (("/venv/bin/torchrun", "other.py", "--resume"), True),
         (("/other/bin/torchrun", "--nproc-per-node=2", "train.py"), False),
-        (("/venv/bin/torchrun", "--run-path", "--start-method", "spawn", "t.py"), True),
-        (("/venv/bin/torchrun", "--run-path", "--start-method", "fork", "t.py"), False),
-        (("/venv/bin/torchrun", "--run-path", "--start_m=forkserver", "t.py"), False),
     ],
 )
 def test_arguments_may_change_but_not_the_launcher(argv, expected):
-    assert usable(warm(BASE), argv, BASE) is expected
+    assert (not difference(warm(BASE), argv, BASE)) is expected
 
 
 @pytest.mark.parametrize(
@@ -76,9 +73,19 @@ def test_there_is_a_warm_agent_where_the_interpreter_is_known(launcher, expected
     assert (offer(launcher, ARGV, BASE) is not None) is expected
 
 
-def test_there_is_no_warm_agent_for_ranks_that_are_forks_of_it():
+@pytest.mark.parametrize(
+    ("options", "env", "expected"),
+    [
+        (("--start-method", "spawn"), {}, True),
+        (("--start-method", "fork"), {}, False),
+        (("--start_m=forkserver",), {}, False),
+        ((), {"PET_START_METHOD": "fork"}, False),
+    ],
+)
+def test_there_is_no_warm_agent_for_ranks_that_are_forks_of_it(options, env, expected):
     launcher = Launcher(ARGV[:1], "/venv/bin/python")
-    assert offer(launcher, ARGV, {**BASE, "PET_START_METHOD": "fork"}) is None
+    argv = (*ARGV[:1], "--run-path", *options, "t.py")
+    assert (offer(launcher, argv, {**BASE, **env}) is not None) is expected
 
 
 def test_a_job_of_plain_python_may_be_warm_where_only_our_own_variables_differ():

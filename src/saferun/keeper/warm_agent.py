@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 _SHARED = [n for n in KEEPER_IGNORES if n not in (signal.SIGPIPE, signal.SIGXFSZ)]
 # Short, so that the real command line fits over it; `posix` is built in. `-c` puts the working
 # directory first on the path, and a module there must shadow nothing.
-_START = "from posix import read;b=read(%d,%d);exec(b,{'b':b})"
+_START = "from posix import read;exec(read(%d,%d),{})"
 _INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 _MARSHAL = 2  # a format that every Python reads and writes
 _BOOT = """import sys
-most = 99999999
 at_start = frozenset(sys.modules)
 if sys.path[:1] == [""]:
     del sys.path[0]
 package = sys.modules["_saferun_inject"] = type(sys)("_saferun_inject")
 package.__path__ = [{inject!r}]
 from _saferun_inject.start import agent, process
-boot = agent.Boot({boot}, b, at_start, most)
+keeper = agent.Keeper{keeper!r}
 error = None
 try:
     try:
-        agent.wait({program!r}, {control}, {answer}, {files!r}, {ranks!r}, boot)()
+        agent.wait({program!r}, {ranks!r}, at_start, keeper)()
     except BaseException:
         len("")  # a signal that came meanwhile is raised at a call: here, not at the end
         raise
@@ -76,10 +75,11 @@ class WarmAgent:
         # What is printed during the import is nobody's before the hand-over: it waits in pipes.
         pipes = [os.pipe() for _ in range(1 if files[0] == files[1] else 2)]
         self._printed = [(reading, bytearray()) for reading, _ in pipes]
-        boot, booting = os.pipe()
+        # In memory, so that it can be read again (inject/start/agent.py).
+        boot = os.memfd_create("saferun-boot")
         theirs = [control, answer, boot, *(writing for _, writing in pipes)]
         try:
-            program = self._program([control, answer, boot, *self.files], booting)
+            program = self._program(control, answer, boot)
             self.pid = start_program(program, [theirs[3], theirs[-1]])
         finally:
             for fd in theirs:
@@ -87,26 +87,21 @@ class WarmAgent:
         for fd, _ in self._printed:
             os.set_blocking(fd, False)
 
-    def _program(self, inherited: list[int], booting: int) -> Program:
-        """Return what to execute; the code that it runs first lies ready in a pipe."""
+    def _program(self, control: int, answer: int, boot: int) -> Program:
+        """Return what to execute; the code that it runs first lies ready in memory."""
         prepared = self._prepared
-        boot = _BOOT.format(
-            inject=_INJECT,
-            program=prepared.program,
-            control=inherited[0],
-            answer=inherited[1],
-            boot=inherited[2],
-            files=inherited[3:],
-            ranks=prepared.ranks,
+        keeper = boot, control, answer, self.files
+        text = _BOOT.format(
+            inject=_INJECT, program=prepared.program, ranks=prepared.ranks, keeper=keeper
         ).encode()
-        os.write(booting, boot)
-        os.close(booting)
-        argv = [*prepared.python, "-c", _START % (inherited[2], len(boot))]
+        os.pwrite(boot, text, 0)
+        argv = [*prepared.python, "-c", _START % (boot, len(text))]
         # Space for the real command line, which is written over this one.
         missing = _size(prepared.argv) - _size(argv) - 1
         argv += [" " * missing] if missing > 0 else []
         own = prepared.own_group
         blocked = () if own else _SHARED
+        inherited = (control, answer, boot, *self.files)
         return Program(argv, prepared.env, own, prepared.ignored, blocked, None, inherited)
 
     def hand_over(self, start: protocol.Start) -> bool:
@@ -114,12 +109,9 @@ class WarmAgent:
 
         What does not fit into the pipe is sent by each `relay`.
         """
-        prepared, argv = self._prepared, start.argv
-        module = prepared.program == "-m"
-        orig_argv = argv if module or not prepared.program else [*prepared.python, *argv]
-        own_argv = ["-m", *argv[argv.index("-m") + 2 :]] if module else argv
-        data = marshal.dumps((orig_argv, own_argv, start.env, prepared.env), _MARSHAL)
-        return self._write(len(data).to_bytes(8, "little") + data)
+        python, program = self._prepared.python, self._prepared.program
+        argv = [*python, *start.argv] if program not in ("", "-m") else start.argv
+        return self._write(marshal.dumps((argv, len(python), start.env), _MARSHAL))
 
     def go(self) -> bool:
         """Let it go on as the job; return whether it still lives."""

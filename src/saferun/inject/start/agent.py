@@ -19,136 +19,128 @@ from . import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
-    Task = tuple[list[str], list[str], dict[str, str], dict[str, str]]  # see `process.take_over`
+    from .process import Act, Task
 
-_MODULE = "torch.distributed.run"
-_MOST = b"most = %8d"  # in the text of `Boot`, which is as long each time
-
-
-class Boot:
-    """How this process was started.
-
-    Args:
-        fd: descriptor that its program was read from.
-        text: that program, of keeper/warm_agent.py.
-        at_start: the modules that any Python has before its program begins.
-        most: how many of the listed modules to import.
-    """
-
-    def __init__(self, fd: int, text: bytes, at_start: frozenset[str], most: int) -> None:
-        self.fd, self.text, self.at_start, self.most = fd, text, at_start, most
+_PACKAGE, _MODULE = "torch.distributed", "torch.distributed.run"
+_WAITS = b"saferun-warm"  # the name of a process that waits
 
 
-def wait(
-    program: str,
-    control: int,
-    answer: int,
-    files: Sequence[int],
-    ranks: str | None,
-    boot: Boot,
-) -> Callable[[], object]:
-    """Import ahead, wait for a task, and become what it starts.
+class Keeper:
+    """The way to the keeper of this process.
 
     Args:
-        program: the launcher's program, "-m" for `-m torch.distributed.run`; "" for plain python.
+        boot: descriptor, in memory, that the program of this process was read from. What follows
+            there are numbers, the last of which says how many of the listed modules to import.
         control: descriptor that the task is read from, and then one byte to go on.
         answer: descriptor that one byte is written to when the task has been taken over, or why it
             must be given to a new process.
         files: what becomes descriptors 1 and 2.
+    """
+
+    def __init__(self, boot: int, control: int, answer: int, files: Sequence[int]) -> None:
+        self.boot, self.control, self.answer, self.files = boot, control, answer, files
+        self.set_inheritable(False)
+
+    def set_inheritable(self, value: bool) -> None:
+        """Say whether a program that is executed here has the descriptors."""
+        for fd in (self.boot, self.control, self.answer, *self.files):
+            os.set_inheritable(fd, value)
+
+    def task(self) -> Task:
+        """Return the task once it is there; end where the keeper closes the pipe without one."""
+        try:
+            with open(self.control, "rb", closefd=False) as file:
+                task: Task = marshal.load(file)  # noqa: S302 - from our own keeper
+                return task
+        except EOFError:
+            os._exit(1)
+
+    def go_on(self) -> None:
+        """Take the streams, answer that the task is taken over, and wait for the word to go on."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        process.take_files(self.files)
+        if os.isatty(1) and not sys.stdout.write_through:  # type: ignore[union-attr]  # a TextIOWrapper
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
+        os.write(self.answer, b"r")
+        if os.read(self.control, 1) != b"g":
+            os._exit(1)
+        os.close(self.control)
+        os.close(self.answer)
+
+
+def wait(program: str, ranks: str | None, at_start: frozenset[str], keeper: Keeper) -> Act:
+    """Import ahead, wait for a task, and become what it starts.
+
+    Args:
+        program: the launcher's program, "-m" for `-m torch.distributed.run`; "" for plain python.
         ranks: the file that lists what ranks import, "" for none, if ranks are to be forked; or
             what a job of plain python imports.
-        boot: how this process was started.
+        at_start: the modules that any Python has before its program begins.
+        keeper: whose this process is.
 
     Returns:
         What executes the program; in a process that was forked as a rank, what executes that.
     """
-    began = time.monotonic()
-    for fd in (control, answer, boot.fd, *files):
-        os.set_inheritable(fd, False)
-    process.set_name(process.WAITS)
     if not program:
-        return _wait_as_job(control, answer, files, ranks or "", boot, began)
-    os.close(boot.fd)
-    module = program == "-m"
-    first_path = os.getcwd() if module else os.path.dirname(os.path.realpath(program))
-    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-        sys.path.insert(0, first_path)
+        return _wait_as_job(ranks or "", at_start, keeper)
+    os.close(keeper.boot)
+    born = process.environment_at_start()
+    first_path = process.add_first_path(program)
     origin, why = None, ""
-    if ranks is None:
-        __import__(_MODULE)
-    else:
-        from . import blank_ranks, imports
+    if ranks is not None:
+        from . import blank_ranks
 
-        inherited = [fd for fd in _descriptors() if fd > 2]
-        why, read = _import_as_rank()
-        if not why:
-            origin, why, act = blank_ranks.make(
-                imports.listed(ranks), inherited, boot.at_start, first_path, began, read
-            )
-            if act is not None:
-                return act
-    code = None if module else process.compiled(program)
-    orig_argv, argv, env, born = _receive(control)
-    process.take_over(orig_argv, argv, env, born)
-    process.set_name(os.path.basename(os.fsencode((orig_argv if argv[0] == "-m" else argv)[0])))
-    process.start_hooks(is_rank=False)
-    _go_on(control, answer, files)
+        origin, why, rank = blank_ranks.make(_MODULE, ranks, at_start, first_path)
+        if rank is not None:
+            return rank
+    __import__(_MODULE)
+    process.set_name(_WAITS)
+    task = keeper.task()
+    process.set_name(os.path.basename(os.fsencode(task[0][0] if program == "-m" else program)))
+    act = process.become(task, born, first_path, is_agent=True)
+    keeper.go_on()
     if ranks is not None:
         blank_ranks.attach(origin, why)
-    if module:
-        process.forget_module(_MODULE)  # or runpy warns that it was imported already
-        return process.run_module(_MODULE)
-    return process.run_script(program, code)
+    if program == "-m":
+        # Nobody would have it now, and runpy warns of a module that was imported already.
+        vars(sys.modules[_PACKAGE]).pop("run", None)
+        sys.modules.pop(_MODULE)
+    return act
 
 
-def _go_on(control: int, answer: int, files: Sequence[int]) -> None:
-    """Take the streams, answer that the task is taken over, and wait for the word to go on."""
-    _take_streams(files)
-    os.write(answer, b"r")
-    if os.read(control, 1) != b"g":
-        os._exit(1)
-    os.close(control)
-    os.close(answer)
-
-
-def _wait_as_job(
-    control: int,
-    answer: int,
-    files: Sequence[int],
-    listed: str,
-    boot: Boot,
-    began: float,
-) -> Callable[[], object]:
+def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
     """Import what the process before has listed, wait for a task, and become what it starts."""
     from .. import contract
     from . import imports
 
-    born, keys = _environment_at_start(), _Keys(control)
+    began, keys = time.monotonic(), _Keys(keeper.control)
+    process.set_name(_WAITS)
+    born = process.environment_at_start()
     names, assigned = imports.listed(listed)
-    names = names[: boot.most]
-    reads, printed = imports.Reads(), imports.Printed()
-    left, why = imports.import_all(names, printed, reads, forks=False)
-    printed.stop()
+    if counts := os.read(keeper.boot, 1 << 16).split():
+        names = names[: int(counts[-1])]
+    imported = imports.Imported(born, assigned, at_start)
+    left, why = imported.add(names, forks=False)
     if why:  # the module may be half imported: only a new process is without it
-        signal.pthread_sigmask(signal.SIG_BLOCK, keys.taken)
-        _begin_again(born, (control, answer, *files), boot, len(left))
-    os.close(boot.fd)
-    imported = imports.Imported(born, reads.stop(), assigned, boot.at_start)
+        signal.pthread_sigmask(signal.SIG_BLOCK, keys.before)
+        _begin_again(born, keeper, len(left))
+    os.close(keeper.boot)
     process.load_hooks()
     seconds = time.monotonic() - began
-    select.select([control], [], [])
+    select.select([keeper.control], [], [])
     keys.give_back()
-    _, argv, env, _ = _receive(control)
-    if why := imported.refusal(argv[1:], env, os.getcwd()) or imported.changed():
-        os.write(answer, why.encode("utf-8", "replace"))
+    argv, at, env = keeper.task()
+    if why := imported.refusal(argv[at:], env, os.getcwd()) or imported.changed():
+        os.write(keeper.answer, why.encode("utf-8", "replace"))
         os._exit(1)
     process.set_name(os.path.basename(os.fsencode(argv[0])))
     env[contract.START] = f"ahead {len(names)} {seconds:.1f}"
-    act = process.become(argv, env, born, None)
-    _go_on(control, answer, files)
+    act = process.become((argv, at, env), born, None)
+    keeper.go_on()
     return act
 
 
@@ -164,8 +156,8 @@ class _Keys:
     def __init__(self, control: int) -> None:
         self._control = control
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        self.taken = [n for n in blocked if signal.getsignal(n) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._take) for number in self.taken}
+        taken = [number for number in blocked if signal.getsignal(number) is not signal.SIG_IGN]
+        self.before = {number: signal.signal(number, self._take) for number in taken}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
     def _take(self, number: int, frame: object) -> None:
@@ -176,93 +168,22 @@ class _Keys:
 
     def give_back(self) -> None:
         """Let the signals do what they do to any Python."""
-        for number, handler in self._before.items():
+        for number, handler in self.before.items():
             if signal.getsignal(number) == self._take:  # else an import has taken it
                 signal.signal(number, handler)
 
 
-def _begin_again(env: dict[str, str], kept: Sequence[int], boot: Boot, most: int) -> NoReturn:
+def _begin_again(env: dict[str, str], keeper: Keeper, most: int) -> NoReturn:
     """Execute this process's program once more, in the process that it is.
 
     Args:
         env: the whole environment.
-        kept: descriptors that it needs.
-        boot: how it was started.
+        keeper: whose it is.
         most: how many of the listed modules it imports then.
     """
-    reading, writing = os.pipe()
-    os.write(writing, boot.text.replace(_MOST % boot.most, _MOST % most))
-    os.close(writing)
-    os.dup2(reading, boot.fd)
-    os.close(reading)
-    for fd in kept:
-        os.set_inheritable(fd, True)
+    os.write(keeper.boot, b"%d\n" % most)
+    os.lseek(keeper.boot, 0, os.SEEK_SET)
+    keeper.set_inheritable(True)
     with open("/proc/self/cmdline", "rb") as file:
         argv = file.read().split(b"\0")[:-1]
     os.execve(sys.executable, argv, env)  # noqa: S606 - no shell is what we want
-
-
-def _environment_at_start() -> dict[str, str]:
-    with open("/proc/self/environ", "rb") as file:
-        pairs = (os.fsdecode(word).partition("=") for word in file.read().split(b"\0"))
-        return {name: value for name, _, value in pairs if name}
-
-
-def _import_as_rank() -> tuple[str, set[str]]:
-    """Import what the launcher imports.
-
-    Returns:
-        Why a rank's import would not be equal, "" for equal; the environment variables it reads.
-    """
-    from . import imports
-
-    reads, printed = imports.Reads(), imports.Printed()
-    try:
-        __import__(_MODULE)
-        why = imports.unequal(printed, reads.names)
-    finally:
-        reads.stop()
-        if text := printed.stop():
-            os.write(2, text)
-    return (f"torch: {why}" if why else ""), reads.names
-
-
-def _descriptors() -> list[int]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            os.fstat(int(name))
-        except OSError:  # the listing's own
-            continue
-        found.append(int(name))
-    return found
-
-
-def _receive(control: int) -> Task:
-    """Return the task that arrives on the pipe; end where the keeper closes it without one."""
-    head = _read(control, 8)
-    body = _read(control, int.from_bytes(head, "little")) if head else b""
-    if not body:
-        os._exit(1)
-    task: Task = marshal.loads(body)  # noqa: S302 - from our own keeper
-    return task
-
-
-def _read(fd: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        piece = os.read(fd, count - len(data))
-        if not piece:
-            return b""
-        data += piece
-    return data
-
-
-def _take_streams(files: Sequence[int]) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    for number, fd in enumerate(files, 1):
-        os.dup2(fd, number)
-        os.close(fd)
-    if os.isatty(1) and not sys.stdout.write_through:  # type: ignore[union-attr]  # a TextIOWrapper
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper

@@ -27,24 +27,16 @@ from . import imports, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-    Act = Callable[[], object]
-    Request = tuple[list[str], dict[str, str], str, str]  # argv, environment, directory, restart
-    Reply = tuple[int, str]  # the rank's pid, or 0 and the reason
+    from .process import Act
 
-WARM = "warm"
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # linux/prctl.h
-_MARSHAL = 2  # a format that every Python reads and writes
 _ADOPTED_S = 5.0  # until the kernel has given a rank to the agent: microseconds
-_ANSWER_S = 60.0  # until the origin has forked a rank: milliseconds, more where files are remote
-_IMPORT_S = 240.0  # until it has imported all; a keeper waits 300 s for the agent
-
-
-class NotEqualError(Exception):
-    """Ranks must be started as usual; the message says why."""
+_ANSWER_S = 60.0  # until a rank is forked: milliseconds, more where files are remote
+_IMPORT_S = 240.0  # until the origin has imported all; a keeper waits 300 s for the agent
 
 
 class Origin:
@@ -58,36 +50,31 @@ class Origin:
 
     def __init__(self, channel: socket.socket, count: int, seconds: float) -> None:
         self._channel = channel
-        self._start = f"{WARM} {count} {seconds:.1f}"
+        self._start = f"warm {count} {seconds:.1f}"
 
-    def start(self, args: Sequence[str], env: dict[str, str], files: Sequence[int]) -> int:
-        """Fork a rank; return its pid.
+    def start(
+        self, args: Sequence[str], env: dict[str, str], files: Sequence[int]
+    ) -> tuple[int, str]:
+        """Fork a rank; return its pid and "", or 0 and why it must be started as usual.
 
         Args:
             args: its command line, as torchrun makes it.
             env: its environment.
             files: its descriptors 1 and 2.
-
-        Raises:
-            NotEqualError: it must be started as usual.
         """
         if len(args) < 3 or args[0] != sys.executable or args[1] != "-u":
-            raise NotEqualError(f"{args[0]} is not the launcher's Python")
-        restart = env.get("TORCHELASTIC_RESTART_COUNT", "")
-        request: Request = (list(args), {**env, contract.START: self._start}, os.getcwd(), restart)
+            return 0, f"{args[0]} is not the launcher's Python"
         prctl(_SET_SUBREAPER, 1)
         try:
-            _send(self._channel, request, files)
-            reply: Reply | None = _receive(self._channel)[0]
+            task = list(args), {**env, contract.START: self._start}, os.getcwd()
+            _send(self._channel, task, files)
+            reply = _receive(self._channel)[0]
         except OSError:  # too late too: a rank that comes now finds that it has no agent, and ends
             self._channel.close()
             reply = None
         finally:
             prctl(_SET_SUBREAPER, 0)
-        pid, why = reply or (0, "the process that ranks are forked from has ended")
-        if why:
-            raise NotEqualError(why)
-        return pid
+        return reply or (0, "the process that ranks are forked from has ended")
 
 
 def attach(origin: Origin | None, why: str) -> None:
@@ -104,8 +91,6 @@ def attach(origin: Origin | None, why: str) -> None:
         return
     from subprocess import Popen
 
-    said: list[str] = []
-
     class Rank(Popen[bytes]):
         """What torchrun holds of a rank that was forked."""
 
@@ -117,202 +102,171 @@ def attach(origin: Origin | None, why: str) -> None:
             self.pid, self._child_created = self._pid, True
 
     def _popen(self: Any, args: Sequence[str], env: dict[str, str]) -> Any:
-        reason = why
-        if origin is not None and not said:
-            files = [
-                fd if file is None else file.fileno()
-                for fd, file in ((1, self._stdout), (2, self._stderr))
-            ]
+        nonlocal origin, why
+        if origin is not None:
+            outputs = ((1, self._stdout), (2, self._stderr))
+            files = [fd if file is None else file.fileno() for fd, file in outputs]
             try:
-                return Rank(args, origin.start(args, env, files))
-            except NotEqualError as error:
-                reason = str(error)
+                pid, why = origin.start(args, env, files)
+                if pid:
+                    return Rank(args, pid)
             except Exception as error:  # a fault of ours: the rank starts as usual
-                reason = f"{type(error).__name__}: {error}"
-        if not said:
-            said.append(reason)
-            _say(reason)
-        return original(self, args, {**env, contract.START: f"spawn {said[0]}"})
+                why = f"{type(error).__name__}: {error}"
+            origin = None
+            _say(why)
+        return original(self, args, {**env, contract.START: f"spawn {why}"})
 
     handler._popen = _popen
+    if why:
+        _say(why)
 
 
 def _say(reason: str) -> None:
-    line = f"saferun: start.ranks is warm, but ranks are started as usual: {reason}\n"
-    sys.stderr.write(line)
+    sys.stderr.write(f"saferun: start.ranks is warm, but ranks are started as usual: {reason}\n")
 
 
 def make(
-    listed: tuple[list[str], set[str]],
-    close: Sequence[int],
-    at_start: Container[str],
-    first_path: str,
-    began: float,
-    read: set[str],
+    launcher: str, listed: str, at_start: frozenset[str], first_path: str | None
 ) -> tuple[Origin | None, str, Act | None]:
-    """Fork the origin of the ranks; returns in the agent, and in each rank.
+    """Import the launcher and fork the origin of the ranks; returns in the agent and in each rank.
 
     Args:
-        listed: the modules that ranks import beyond torch, and the variables that they assign.
-        close: descriptors that a rank started now would not have.
+        launcher: the module of torch.
+        listed: the file that lists what ranks import beyond torch, and the variables that they
+            assign.
         at_start: the modules that any Python has before its program begins.
-        first_path: the entry of sys.path that stands for the agent's program.
-        began: when the import of torch did, in seconds (time.monotonic).
-        read: the environment variables that the import of torch has read.
+        first_path: the entry of sys.path that stands for the agent's program; None for none.
 
     Returns:
         In the agent the origin, or None and why there is none. In a rank, what executes it.
     """
-    names, assigned = listed
-    while True:
-        if why := _unfit():
-            return None, why, None
-        ours, theirs = socket.socketpair()
-        agent = os.getpid()
+    began, agent = time.monotonic(), os.getpid()
+    theirs = [fd for fd in imports.open_files() if fd > 2]  # and no rank's that is started
+    with imports.Seen() as seen:
+        __import__(launcher)
+        why = seen.unequal(forks=True)
+    os.write(2, seen.printed)
+    why = f"torch: {why}" if why else _unfit()
+    names, assigned = imports.listed(listed)
+    imported = imports.Imported(os.environ, assigned, at_start, seen.read)
+    while not why:
+        ours, channel = socket.socketpair()
         pid = os.fork()
         if not pid:
-            ours.close()
-            for fd in close:
+            for fd in (ours.detach(), *theirs):
                 os.close(fd)
-            return (
-                None,
-                "",
-                _be_origin(theirs, agent, (names, assigned), at_start, first_path, read),
-            )
-        theirs.close()
+            return None, "", _be_origin(channel, agent, names, imported, first_path)
+        channel.close()
         ours.settimeout(_IMPORT_S)
         try:
             answer = _receive(ours)[0]
         except OSError:
             answer = None
-        left, why = answer or ([], "its origin has ended, or still imports")
-        if not why:
+        left, unequal = answer or ([], "its origin has ended, or still imports")
+        if not unequal:
             ours.settimeout(_ANSWER_S)
             return Origin(ours, len(names), time.monotonic() - began), "", None
         ours.close()
         os.kill(pid, signal.SIGKILL)  # it may still import
         os.waitpid(pid, 0)
-        if not names:
-            return None, why, None
-        names = left
+        names, why = left, "" if names else unequal
+    return None, why, None
 
 
 def _unfit() -> str:
     """Return why forks of this process would not be what started ranks are; "" for no reason."""
-    if imports.threads():
-        return "torch starts threads when it is imported"
-    if imports.open_gpus():
-        return "torch opens a GPU when it is imported"
     monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
     tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
     if sys.gettrace() or sys.getprofile() or any(tools):
         return "a debugger or a profiler runs"
-    return next((f"{path} reads RANK" for path, text in _site_code() if "RANK" in text), "")
+    for path in _site_files():
+        with open(path, encoding="utf-8", errors="replace") as file:
+            # Of a .pth file a Python executes the lines that begin so.
+            lines = [line for line in file if path.endswith(".py") or line.startswith("import")]
+        if any("RANK" in line for line in lines):
+            return f"{path} reads RANK"
+    return ""
 
 
-def _site_code() -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of what every Python of the user's executes at its start."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    for name in ("sitecustomize", "usercustomize"):
-        path = getattr(sys.modules.get(name), "__file__", None)
-        if path and not path.startswith(ours):
-            with open(path, encoding="utf-8", errors="replace") as file:
-                yield path, file.read()
-    for folder in sys.path:
-        if folder.endswith("-packages") and os.path.isdir(folder):
-            for name in os.listdir(folder):
-                if name.endswith(".pth"):
-                    path = os.path.join(folder, name)
-                    with open(path, encoding="utf-8", errors="replace") as file:
-                        yield path, "".join(line for line in file if line.startswith("import"))
+def _site_files() -> list[str]:
+    """Return the files of the user's that every Python executes at its start."""
+    modules = (sys.modules.get(name) for name in ("sitecustomize", "usercustomize"))
+    paths = [getattr(module, "__file__", None) or process.OURS for module in modules]
+    folders = [path for path in sys.path if path.endswith("-packages") and os.path.isdir(path)]
+    files = [os.path.join(folder, name) for folder in folders for name in os.listdir(folder)]
+    return [
+        *(path for path in paths if not path.startswith(process.OURS)),
+        *(path for path in files if path.endswith(".pth")),
+    ]
 
 
 def _be_origin(
     channel: socket.socket,
     agent: int,
-    listed: tuple[list[str], set[str]],
-    at_start: Container[str],
-    first_path: str,
-    read: set[str],
+    names: list[str],
+    imported: imports.Imported,
+    first_path: str | None,
 ) -> Act:
-    """Import, then fork a rank for each request; returns in a rank."""
+    """Import, then fork a rank for each task; returns in a rank."""
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    born = dict(os.environ)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    name = _name_of_rank()
+    with open("/proc/self/comm", "rb") as file:
+        name = file.read().strip()  # a rank's: torch may set one when it is imported
     process.set_name(b"saferun-origin")
-    reads, printed = imports.Reads(), imports.Printed()
-    left, why = imports.import_all(listed[0], printed, reads, forks=True)
-    printed.stop()
-    _send(channel, (left, why), ())
+    left, why = imported.add(names, forks=True)
+    _send(channel, (left, why))
     if why or os.getppid() != agent:
         os._exit(0)
-    imported = imports.Imported(born, read | reads.stop(), listed[1], at_start)
-    null = os.open(os.devnull, os.O_WRONLY)
-    for fd in (1, 2):
-        os.dup2(null, fd)
-    os.close(null)
+    process.take_files([os.open(os.devnull, os.O_WRONLY) for _ in (1, 2)])
     process.load_hooks()
     gc.freeze()
     checked = ""
     while True:
-        request, files = _receive(channel)
-        if request is None:
+        task, files = _receive(channel)
+        if task is None:
             os._exit(0)
-        args, env, directory, restart = request
-        found = imported.refusal(args[2:], env, directory)
-        if restart != checked and not found:
-            found, checked = imported.changed(), restart
-        pid = 0 if found else _fork_rank()
-        if pid is None:  # the rank
-            channel.close()
-            _be_rank(agent, mask, files, directory, name)
-            return process.become(args, env, born, first_path)
+        args, env, directory = task
+        restart = env.get("TORCHELASTIC_RESTART_COUNT", "")
+        why = imported.refusal(args[2:], env, directory)
+        if restart != checked and not why:
+            why, checked = imported.changed(), restart
+        if why:
+            _send(channel, (0, why))
+        elif _fork_rank():
+            _be_rank(channel, agent)
+            os.chdir(directory)
+            process.take_files(files)
+            process.set_name(name)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return process.become((args, 2, env), imported.born, first_path)
         for fd in files:
             os.close(fd)
-        _send(channel, (pid, found), ())
 
 
-def _fork_rank() -> int | None:
-    """Fork a rank that the agent will be the parent of; return its pid, None in the rank."""
-    reading, writing = os.pipe()
+def _fork_rank() -> bool:
+    """Fork a rank that the agent will be the parent of; return True in the rank."""
     between = os.fork()
-    if not between:
-        pid = os.fork()
-        if not pid:
-            os.close(reading)
-            os.close(writing)
-            return None
-        os.write(writing, b"%d" % pid)
+    if between:
+        if os.waitpid(between, 0)[1]:
+            os._exit(1)
+    elif os.fork():
         os._exit(0)
-    os.close(writing)
-    number = os.read(reading, 32)
-    os.close(reading)
-    os.waitpid(between, 0)
-    return int(number)
+    return not between
 
 
-def _be_rank(
-    agent: int, mask: Iterable[int], files: Sequence[int], directory: str, name: bytes
-) -> None:
-    """Become a process as `subprocess.Popen(start_new_session=True)` makes one."""
+def _be_rank(channel: socket.socket, agent: int) -> None:
+    """Become a child of the agent, as `subprocess.Popen(start_new_session=True)` makes one."""
     limit = time.monotonic() + _ADOPTED_S
     while os.getppid() != agent:
         if time.monotonic() > limit:
             os._exit(1)
         time.sleep(0.0002)  # the process between is ending
     os.setsid()
-    for number, fd in enumerate(files, 1):
-        os.dup2(fd, number)
-        os.close(fd)
-    os.chdir(directory)
-    process.set_name(name)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _send(channel, (os.getpid(), ""))
+    channel.close()
     import threading
 
-    main = threading.main_thread()
-    if hasattr(main, "_set_native_id"):
-        main._set_native_id()
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # multiprocessing does
 
 
 def prctl(option: int, value: int) -> None:
@@ -322,30 +276,16 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-def _send(channel: socket.socket, message: Any, files: Sequence[int]) -> None:
-    data = marshal.dumps(message, _MARSHAL)
-    head = len(data).to_bytes(8, "little")
-    if files:
-        socket.send_fds(channel, [head], files)
-    else:
-        channel.sendall(head)
-    channel.sendall(data)
+def _send(channel: socket.socket, message: Any, files: Sequence[int] = ()) -> None:
+    socket.send_fds(channel, [b"m"], files)
+    channel.sendall(marshal.dumps(message))
 
 
 def _receive(channel: socket.socket) -> tuple[Any, list[int]]:
     """Return a message and its descriptors; None and [] where the other end was closed."""
-    head, files, _, _ = socket.recv_fds(channel, 8, 2)
-    size, data = int.from_bytes(head, "little"), b""
-    while len(data) < size:
-        piece = channel.recv(size - len(data))
-        if not piece:
-            return None, []
-        data += piece
-    return (marshal.loads(data) if data else None), files  # noqa: S302 - from our own fork
-
-
-def _name_of_rank() -> bytes:
-    """Return the name that a started rank has once it has imported torch, which may set one."""
-    with open("/proc/self/comm", "rb") as file:
-        name = file.read().strip()
-    return os.path.basename(os.fsencode(sys.executable)) if name == process.WAITS else name
+    _, files, _, _ = socket.recv_fds(channel, 1, 2)
+    try:
+        with channel.makefile("rb") as file:  # one message is there at a time
+            return marshal.load(file), files  # noqa: S302 - from our own fork
+    except EOFError:
+        return None, []

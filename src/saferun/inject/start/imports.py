@@ -6,6 +6,7 @@ one of these, and what the list has after it, is left to the ranks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -39,125 +40,78 @@ def listed(path: str) -> tuple[list[str], set[str]]:
     Args:
         path: of the list; nothing is listed where there is none.
     """
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().split("\n")
-    except OSError:
-        lines = []
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        lines = file.read().decode("utf-8", "surrogateescape").split("\n")
     assigned = {line[:-1] for line in lines if line.endswith("=")}
     return [line for line in lines if line and not line.endswith("=")], assigned
 
 
-class Reads:
-    """Notes which environment variables Python code reads, until `stop`."""
+class Seen:
+    """What an import does that would make a program that is to come unequal: a context manager.
+
+    Inside it descriptors 1 and 2 lead into memory.
+    """
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.read: set[str] = set()  # the environment variables that Python code has read
+        self.printed = b""
+        self._ended = _openblas()  # their threads were ended by a fork
         self._encode = os.environ.encodekey
+        self._memory = os.memfd_create("saferun-printed")
+        self._saved = [os.dup(fd) for fd in (1, 2)]
 
+    def __enter__(self) -> Seen:
         def encode(key: str) -> str:
-            self.names.add(key)
+            self.read.add(key)
             return self._encode(key)
 
         os.environ.encodekey = encode
-
-    def stop(self) -> set[str]:
-        """Stop; return the names."""
-        os.environ.encodekey = self._encode
-        return self.names
-
-
-class Printed:
-    """Takes what is written to descriptors 1 and 2 into memory, until `stop`."""
-
-    def __init__(self) -> None:
-        self._memory = os.memfd_create("saferun-printed")
-        self._saved = [os.dup(fd) for fd in (1, 2)]
         for fd in (1, 2):
             os.dup2(self._memory, fd)
+        return self
 
-    def size(self) -> int:
-        """Return how much that is so far, in bytes."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        return os.fstat(self._memory).st_size
-
-    def stop(self) -> bytes:
-        """Put the descriptors back; return what was written."""
-        text = os.pread(self._memory, self.size(), 0)
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        os.environ.encodekey = self._encode
         for fd, saved in zip((1, 2), self._saved):
             os.dup2(saved, fd)
         for fd in (*self._saved, self._memory):
             os.close(fd)
-        return text
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.printed = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+
+    def unequal(self, *, forks: bool) -> str:
+        """Return why what was imported is not what a rank would have imported; "" for equal.
+
+        Args:
+            forks: this process will fork: a thread would not be in the fork.
+        """
+        self._flush()
+        if self.printed:
+            return "it prints when it is imported"
+        if read := sorted(RANK_VARIABLES.intersection(self.read)):
+            return f"it reads {read[0]} when it is imported"
+        gpus = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # forks could not use what is open
+        if opened := [path for path in open_files().values() if path.startswith(gpus)]:
+            return f"it opens {opened[0]} when it is imported"
+        has_threads = forks and _threads(self._ended)
+        return "it starts threads when it is imported" if has_threads else ""
 
 
-def unequal(printed: Printed, reads: Iterable[str]) -> str:
-    """Return why what was imported here is not what a rank would have imported; "" for equal."""
-    if printed.size():
-        return "it prints when it is imported"
-    if read := sorted(RANK_VARIABLES.intersection(reads)):
-        return f"it reads {read[0]} when it is imported"
-    if opened := open_gpus():
-        return f"it opens {opened[0]} when it is imported"
-    return ""
-
-
-def open_gpus() -> list[str]:
-    """Return the device files of GPUs that this process has open: its forks could not use them."""
-    found = []
+def open_files() -> dict[int, str]:
+    """Return the descriptors of this process, and what they lead to."""
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # the listing's own
-            continue
-        if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri")):
-            found.append(path)
+        with contextlib.suppress(OSError):  # the listing's own
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
-def import_all(
-    names: list[str], printed: Printed, reads: Reads, *, forks: bool
-) -> tuple[list[str], str]:
-    """Import modules in this order.
-
-    Args:
-        names: of the modules.
-        printed: has nothing so far.
-        reads: the variables that are read.
-        forks: this process will fork; a thread would not be in the fork.
-
-    Returns:
-        The names before the module that must be left to the ranks, and why it must; all names and
-        "" where there is none.
-    """
-    nvml, ended = os.environ.get(_NVML), _openblas()
-    os.environ[_NVML] = "1"
-    why = ""
-    try:
-        for place, name in enumerate(names):
-            if name in sys.modules:
-                continue
-            try:
-                __import__(name)
-            except BaseException as error:  # a SystemExit, too, is the module's answer
-                why = f"{type(error).__name__} when it is imported"
-            why = (
-                why
-                or unequal(printed, reads.names)
-                or ("it starts threads" if forks and threads(ended) else "")
-            )
-            if why:
-                return names[:place], f"{name}: {why}"
-        return names, ""
-    finally:
-        if nvml is None:
-            del os.environ[_NVML]
-        else:
-            os.environ[_NVML] = nvml
-
-
-def threads(ended: Iterable[str] = ()) -> int:
+def _threads(ended: set[str]) -> int:
     """Return how many threads this process has beside this one and those of OpenBLAS.
 
     OpenBLAS starts threads when it is loaded, ends them before a fork and starts them again when
@@ -167,7 +121,7 @@ def threads(ended: Iterable[str] = ()) -> int:
         ended: the paths of OpenBLAS whose threads a fork has ended.
     """
     count = len(os.listdir("/proc/self/task")) - 1
-    return count and max(0, count - sum(map(_threads_of, _openblas().difference(ended))))
+    return count and max(0, count - sum(map(_threads_of, _openblas() - ended)))
 
 
 def _openblas() -> set[str]:
@@ -194,22 +148,44 @@ class Imported:
 
     Args:
         born: the environment before the imports.
-        read: the environment variables that they have read.
         assigned: the variables that the program has assigned last time.
         at_start: the modules that any Python has before its program begins.
+        read: the environment variables that the imports so far have read.
     """
 
     def __init__(
         self,
         born: Mapping[str, str],
-        read: Container[str],
-        assigned: Iterable[str],
+        assigned: set[str],
         at_start: Container[str],
+        read: Iterable[str] = (),
     ) -> None:
-        self._born, self._read, self._at_start = born, read, at_start
+        self.born, self._read = dict(born), set(read)
+        self._assigned, self._at_start = assigned, at_start
+
+    def add(self, names: list[str], *, forks: bool) -> tuple[list[str], str]:
+        """Import modules in this order, once.
+
+        Args:
+            names: of the modules.
+            forks: this process will fork.
+
+        Returns:
+            The names before the module that must be left to the program, and why it must; all
+            names and "" where there is none.
+        """
+        is_ours = _NVML not in os.environ
+        os.environ.setdefault(_NVML, "1")
+        with Seen() as seen:
+            found = _import(names, seen, forks=forks)
+        if is_ours:
+            del os.environ[_NVML]
+        self._read |= seen.read
         # What an import assigns is assigned by now, with the value that it gives.
-        self._assigned = {name for name in assigned if os.environ.get(name) == born.get(name)}
-        self._stamps = {path: _stamp(path) for path in _files()}
+        self._assigned = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
+        files = {getattr(one, "__dict__", {}).get("__file__") for one in sys.modules.values()}
+        self._stamps = {file: _stamp(file) for file in files if isinstance(file, str)}
+        return found
 
     def refusal(self, program: Sequence[str], env: Mapping[str, str], folder: str) -> str:
         """Return why a program must be started as usual; "" where it need not be.
@@ -225,7 +201,7 @@ class Imported:
                 return why
             folder = os.path.dirname(os.path.realpath(program[0]))
             assigned = assigned | assigned_variables(program[0])
-        changed = {name for name in {*env, *self._born} if env.get(name) != self._born.get(name)}
+        changed = {name for name in {*env, *self.born} if env.get(name) != self.born.get(name)}
         changed = {name for name in changed - RANK_VARIABLES if not name.startswith("SAFERUN_")}
         for name in sorted(changed | assigned):
             if name in self._read or name.startswith(_NATIVE):
@@ -253,6 +229,20 @@ class Imported:
         return ""
 
 
+def _import(names: list[str], seen: Seen, *, forks: bool) -> tuple[list[str], str]:
+    why = ""
+    for place, name in enumerate(names):
+        if name in sys.modules:
+            continue
+        try:
+            __import__(name)
+        except BaseException as error:  # a SystemExit, too, is the module's answer
+            why = f"{type(error).__name__} when it is imported"
+        if why := why or seen.unequal(forks=forks):
+            return names[:place], f"{name}: {why}"
+    return names, ""
+
+
 def _not_a_text(script: str) -> str:
     try:
         with open(script, "rb") as file:
@@ -262,11 +252,6 @@ def _not_a_text(script: str) -> str:
     if not is_plain or script.endswith(".pyc") or script.startswith("-"):
         return f"{script} is not the text of a script"
     return ""
-
-
-def _files() -> set[str]:
-    files = (getattr(module, "__dict__", {}).get("__file__") for module in sys.modules.values())
-    return {file for file in files if isinstance(file, str)}
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -286,29 +271,22 @@ def assigned_variables(script: str) -> set[str]:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return set()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            words: list[ast.expr] = [node.slice] if _is_environ(node.value) else []
-        elif isinstance(node, ast.Call):
-            words = _assigned_by(node)
-        else:
-            continue
-        found |= {
-            w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)
-        }
-    return found
+    words = [word for node in ast.walk(tree) for word in _assigned_by(node)]
+    return {w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)}
 
 
-def _assigned_by(call: Any) -> list[Any]:
+def _assigned_by(node: Any) -> list[Any]:
+    """Return the expressions that name the variables which a node of a script's text assigns."""
     import ast
 
-    name = getattr(call.func, "attr", "")
-    if name == "putenv" or (name == "setdefault" and _is_environ(call.func.value)):
-        return list(call.args[:1])
-    if name == "update" and _is_environ(call.func.value):
-        words = [ast.Constant(word.arg) for word in call.keywords]
-        return [*words, *(key for arg in call.args for key in getattr(arg, "keys", ()))]
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return [node.slice] if _is_environ(node.value) else []
+    name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+    if name == "putenv" or (name == "setdefault" and _is_environ(node.func.value)):
+        return [*node.args[:1]]
+    if name == "update" and _is_environ(node.func.value):
+        keys = [key for arg in node.args for key in getattr(arg, "keys", ())]
+        return [*keys, *(ast.Constant(word.arg) for word in node.keywords)]
     return []
 
 

@@ -16,67 +16,72 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import CodeType, ModuleType, TracebackType
+    from types import ModuleType, TracebackType
     from typing import Any
 
+    Act = Callable[[], object]
+    Task = tuple[list[str], int, dict[str, str]]  # see `become`
+
 _KEPT = ("__name__", "__builtins__", "__annotations__")  # __main__ has them for any program
-WAITS = b"saferun-warm"  # the name of an agent that waits
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HIDDEN = ("<string>", OURS)  # files that the frames below a program's are of
 _UNBUFFERED = 2  # _IONBF of stdio.h
 
 
-def become(
-    argv: Sequence[str], env: Mapping[str, str], born: Mapping[str, str], first_path: str | None
-) -> Callable[[], object]:
-    """Become what `argv` starts; return what executes it, which is to be called once.
+def environment_at_start() -> dict[str, str]:
+    """Return the environment that this process was executed with, before any code changed it."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = (os.fsdecode(word).partition("=") for word in file.read().split(b"\0"))
+        return {name: value for name, _, value in pairs if name}
+
+
+def add_first_path(program: str) -> str | None:
+    """Put first on sys.path what a Python puts there; return it, None where it puts nothing.
 
     Args:
-        argv: a Python, then `-u` or not, then a script or `-m` and a module, and their arguments.
-        env: the whole environment.
-        born: the environment that this process had before its imports.
-        first_path: the entry of sys.path that stands for the program before; None for none.
+        program: a script, or "-m".
     """
-    unbuffered = argv[1] == "-u"
-    program = argv[1 + unbuffered :]
-    module = program[0] == "-m"
-    take_over(argv, ["-m", *program[2:]] if module else program, env, born)
-    if unbuffered:
+    if sys.flags.isolated or getattr(sys.flags, "safe_path", False):
+        return None
+    entry = os.getcwd() if program == "-m" else os.path.dirname(os.path.realpath(program))
+    sys.path.insert(0, entry)
+    return entry
+
+
+def become(
+    task: Task, born: Mapping[str, str], first_path: str | None, *, is_agent: bool = False
+) -> Act:
+    """Become what a command line starts; return what executes it, which is to be called once.
+
+    Args:
+        task: the command line that ps shows, and `sys.orig_argv`: a Python and its flags, then a
+            script or `-m` and a module, and their arguments. Where in it the script or the `-m`
+            is. The whole environment; what this process has changed in its own since it was
+            started is changed in it, too.
+        born: what this process's environment was then.
+        first_path: the entry of sys.path that stands for the program before; None for none.
+        is_agent: it is torchrun's agent, not a rank or a job of plain python.
+    """
+    argv, at, env = task
+    changed = {name: value for name, value in os.environ.items() if born.get(name) != value}
+    kept = {name: value for name, value in env.items() if name in os.environ or name not in born}
+    os.environ.clear()
+    os.environ.update({**kept, **changed})
+    program, arguments = argv[at], argv[at + 1 :]
+    module = program == "-m"
+    sys.argv[:] = [program, *arguments[module:]]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = argv
+    _show(argv, env)
+    if "-u" in argv[1:at]:
         _unbuffer()
-    _draw_new_random_numbers()
     if first_path is not None:
         _forget_path(first_path)
-    script = program[1] if module else absolute(program[0])
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, os.getcwd() if module else os.path.dirname(os.path.realpath(script)))
-    start_hooks(is_rank=True)
-    return run_module(script) if module else run_script(script)
-
-
-def take_over(
-    orig_argv: Sequence[str],
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    born: Mapping[str, str],
-) -> None:
-    """Set the arguments and the environment that a process started now would have.
-
-    Args:
-        orig_argv: the command line that ps shows, and `sys.orig_argv`.
-        argv: `sys.argv`.
-        env: the whole environment; what this process has changed in its own since it was started
-            is changed in it, too.
-        born: what this process's environment was then.
-    """
-    changed = {name: value for name, value in os.environ.items() if born.get(name) != value}
-    removed = [name for name in born if name not in os.environ]
-    os.environ.clear()
-    os.environ.update(env)
-    for name in removed:
-        os.environ.pop(name, None)
-    os.environ.update(changed)
-    sys.argv[:] = argv
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = orig_argv
-    _show(orig_argv, env)
+    add_first_path(program)
+    if not is_agent:
+        _draw_new_random_numbers()
+    start_hooks(settle=not is_agent)
+    return run_module(arguments[0]) if module else run_script(absolute(program))
 
 
 def absolute(script: str) -> str:
@@ -86,17 +91,12 @@ def absolute(script: str) -> str:
     return os.path.join(os.getcwd(), script[2:] if script.startswith("./") else script)
 
 
-def run_script(path: str, code: CodeType | None = None) -> Callable[[], object]:
-    """Make `__main__` that of a script; return what executes it.
-
-    Args:
-        path: of the script.
-        code: what it says; read from the file by default.
-    """
+def run_script(path: str) -> Act:
+    """Make `__main__` that of a script; return what executes it."""
     from importlib.machinery import SourceFileLoader
 
-    if code is None:
-        code = compiled(path)
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     main = _empty_main()
     sys.path_importer_cache.setdefault(path, None)  # the interpreter asks for one
     facts = {"__file__": path, "__cached__": None, "__doc__": None, "__package__": None}
@@ -104,7 +104,7 @@ def run_script(path: str, code: CodeType | None = None) -> Callable[[], object]:
     return functools.partial(exec, code, vars(main))
 
 
-def run_module(name: str) -> Callable[[], object]:
+def run_module(name: str) -> Act:
     """Make `__main__` that of `python -m`; return what executes the module."""
     import runpy
 
@@ -113,24 +113,11 @@ def run_module(name: str) -> Callable[[], object]:
     return functools.partial(runpy._run_module_as_main, name)  # type: ignore[attr-defined]  # what `python -m` calls
 
 
-def compiled(path: str) -> CodeType:
-    """Return the code of a file, as the interpreter would compile its program."""
-    with open(path, "rb") as file:
-        code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
-        return code
-
-
-def forget_module(name: str) -> None:
-    """Let nobody find a module that a program started now would not have imported."""
-    parent, _, last = name.rpartition(".")
-    vars(sys.modules[parent]).pop(last, None)
-    sys.modules.pop(name, None)
-
-
-def start_hooks(*, is_rank: bool) -> None:
+def start_hooks(*, settle: bool) -> None:
     """Do what our sitecustomize does where SAFERUN_INJECT is set; an error of ours stops no job.
 
-    An agent that has imported torch is not hooked.
+    Args:
+        settle: hook what is imported already; an agent that has imported torch is not hooked.
     """
     if "SAFERUN_INJECT" not in os.environ or sys.flags.ignore_environment:
         return
@@ -138,7 +125,7 @@ def start_hooks(*, is_rank: bool) -> None:
         from .. import bootstrap
 
         bootstrap.start()
-        if is_rank:
+        if settle:
             bootstrap.settle()
     except Exception as error:
         sys.stderr.write(f"saferun: inject: {type(error).__name__}: {error}\n")
@@ -154,6 +141,13 @@ def load_hooks() -> None:
         __import__(f"{__package__.rpartition('.')[0]}.hooks.{MODULES.get(part, part)}")
 
 
+def take_files(files: Sequence[int]) -> None:
+    """Make these descriptors 1 and 2."""
+    for number, fd in enumerate(files, 1):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
 def set_name(name: bytes) -> None:
     """Set the name that ps and top show."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
@@ -166,11 +160,8 @@ def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
     Both are cut off where the room that the process was started with ends. A rank is found by its
     RANK, which comes first; SAFERUN_INJECT, for which there was none, comes last.
     """
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
     _write_over(fields[45:47], argv)  # arg_start and arg_end, proc(5)
     last = {"SAFERUN_INJECT": 2}
     names = sorted(env, key=lambda n: last.get(n, not n.endswith(("RANK", "WORLD_SIZE"))))
@@ -211,11 +202,7 @@ def hide_frames(error: BaseException) -> BaseException:
 
 
 def _in_program(trace: TracebackType | None) -> TracebackType | None:
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    while trace is not None and (
-        trace.tb_frame.f_code.co_filename == "<string>"
-        or trace.tb_frame.f_code.co_filename.startswith(ours)
-    ):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_HIDDEN):
         trace = trace.tb_next
     return trace
 

@@ -19,13 +19,14 @@ Where CPython's versions differ on a refused line, the message is that of 3.10 a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.errors import UsageError
 from saferun.knowledge.torchrun_options import OPTIONS
-from saferun.model import CommandLine, LaunchOptions, Option
+from saferun.model import CommandLine, LaunchOptions, LaunchPlan, Option
 from saferun.system.spelling import nearest
 
 COMMANDS = (
@@ -117,6 +118,15 @@ def advice(line: CommandLine) -> str:
 def whole(text: str | None) -> int | None:
     """Return a count as a user writes one, in digits; None for anything else, or an absurd one."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def ranks(plan: LaunchPlan) -> int:
+    """Return how many ranks a plan starts on this machine; 1 where that is not known."""
+    if plan.launcher != "torchrun":
+        return 1
+    count, gpus, cores = plan.options.processes or "", len(plan.gpus.gpus), os.cpu_count() or 1
+    named = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}
+    return whole(count) or named.get(count) or 1
 
 
 def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptions:

@@ -22,7 +22,7 @@ from saferun.journal import receipts
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.planning import resume
 from saferun.planning.inputs import RunInputs
-from saferun.planning.torchrun.torchrun_args import whole
+from saferun.planning.torchrun.torchrun_args import ranks
 from saferun.settings import ResumePolicy
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.system import checkpoints, disk_room
@@ -333,12 +333,3 @@ def first_plan(gathered: RunInputs, say: Callable[[str], None]) -> LaunchPlan:
         return plan
     checkpoint = Resumption(gathered, plan, say).checkpoint(1)
     return gathered._replace(identity=gathered.identity._replace(checkpoint=checkpoint)).plan()
-
-
-def ranks(plan: LaunchPlan) -> int:
-    """Return how many ranks a plan starts on this machine; 1 where that is not known."""
-    if plan.launcher != "torchrun":
-        return 1
-    count = plan.options.processes or ""
-    named = {"gpu": len(plan.gpus.gpus), "cpu": os.cpu_count() or 1}
-    return whole(count) or named.get(count) or 1

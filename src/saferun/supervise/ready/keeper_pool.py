@@ -106,8 +106,8 @@ def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
 def prepare(standby: Standby, warm: WarmStart) -> Standby:
     """Have a waiting keeper start the agent that its attempt will need; does not block.
 
-    The keeper's `run_attempt` uses it if the command allows it (warm_start.usable), and starts the
-    command as usual if not, or if the agent did not come up.
+    The keeper's `run_attempt` uses it if the command allows it (warm_start.difference), and starts
+    the command as usual if not, or if the agent did not come up.
 
     Returns:
         The standby to be passed to `run_attempt`.
@@ -173,7 +173,7 @@ class KeeperPool:
             Why there is none; "" where there is one.
         """
         if self._standby and self._standby.warm:
-            if warm_start.usable(self._standby.warm, warm.argv, warm.env):
+            if not warm_start.difference(self._standby.warm, warm.argv, warm.env):
                 return ""
             self.close()
         if not memory_suffices():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from saferun.inject import contract
 from saferun.keeper import protocol
 from saferun.model import LaunchPlan
+from saferun.planning.torchrun import torchrun_args
 from saferun.planning.torchrun.torchrun_install import Launcher
 
 _HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
@@ -79,13 +80,8 @@ def offered(
     if launcher is None:
         return WarmStart(argv, env, argv[0], ranks=ranks, own_group=False)
     found = offer(launcher, argv, env)
-    threads = ranks is not None and sets_threads(plan, env)
+    threads = torchrun_args.ranks(plan) > 1 and "OMP_NUM_THREADS" not in env
     return found and found._replace(ranks=ranks, sets_threads=threads)
-
-
-def usable(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether the prepared agent equals one that would be started for a command now."""
-    return not difference(prepared, argv, env)
 
 
 def difference(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> str:
@@ -100,9 +96,7 @@ def difference(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str])
         argv: the attempt's command line.
         env: the attempt's whole environment.
     """
-    if _program(prepared.argv) != _program(argv) or (
-        prepared.own_group and _forks_ranks(argv, env)
-    ):
+    if _program(prepared.argv) != _program(argv):
         return "its command is another"
     names = sorted({*prepared.env, *env})
     changed = [name for name in names if prepared.env.get(name) != env.get(name)]
@@ -113,21 +107,6 @@ def difference(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str])
     return other and f"{other} has another value than when it was prepared"
 
 
-def sets_threads(plan: LaunchPlan, env: Mapping[str, str]) -> bool:
-    """Return whether torchrun will set OMP_NUM_THREADS to 1: there are several ranks on a node.
-
-    Args:
-        plan: of the attempt.
-        env: its whole environment.
-    """
-    count, gpus = plan.options.processes or "1", len(plan.gpus.gpus)
-    if not count.isdigit():
-        several = gpus > 1 if count == "gpu" or (count == "auto" and gpus) else True
-    else:
-        several = int(count) > 1
-    return several and "OMP_NUM_THREADS" not in env
-
-
 def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
     """Return the command to a keeper that starts the agent; `ignored` are the job's signals."""
     # By its command line it is no agent, and our sitecustomize would arm it: that waits until the
@@ -136,13 +115,13 @@ def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
     if prepared.ranks is not None and prepared.sets_threads:  # libraries read it when imported
         env.setdefault("OMP_NUM_THREADS", "1")
     python = [prepared.interpreter, *(["-" + prepared.flags] if prepared.flags else [])]
-    module = "-m" in _program(prepared.argv)
-    as_it_is = module or not prepared.own_group
+    program = "-m" if "-m" in _program(prepared.argv) else prepared.argv[0]
+    program = program if prepared.own_group else ""
     return protocol.Prepare(
         python=python,
         env=env,
-        program="" if not prepared.own_group else "-m" if module else prepared.argv[0],
-        argv=list(prepared.argv) if as_it_is else [*python, *prepared.argv],
+        program=program,
+        argv=[*([] if program in ("", "-m") else python), *prepared.argv],
         ignored=ignored,
         ranks=prepared.ranks,
         own_group=prepared.own_group,
