@@ -291,6 +291,21 @@ def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
     assert "sitecustomize.py reads RANK" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
+    torchrun = job.folder / "bin" / "torchrun"
+    torchrun.parent.mkdir()
+    torchrun.write_text(
+        f"#!{sys.executable} -s\nimport sys\nfrom torch.distributed.run import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    torchrun.chmod(0o755)
+    job.script.write_text("import sys, torch\nprint(sys.flags.no_user_site)\n")
+    done = job.run("warm", PATH=f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}")
+    assert done.stdout.split() == ["0", "0"]
+    assert SAID + "torchrun's own Python does not start them" in done.stderr
+
+
 def test_variables_that_a_script_assigns_are_found():
     from saferun.inject.start.imports import assigned_variables
 

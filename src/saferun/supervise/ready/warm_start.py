@@ -79,6 +79,8 @@ def offered(
         return None
     if launcher is None:
         return WarmStart(argv, env, argv[0], ranks=ranks, own_group=False)
+    if ranks is not None and launcher.flags:  # torchrun starts ranks without them
+        return None
     found = offer(launcher, argv, env)
     threads = torchrun_args.ranks(plan) > 1 and "OMP_NUM_THREADS" not in env
     return found and found._replace(ranks=ranks, sets_threads=threads)
