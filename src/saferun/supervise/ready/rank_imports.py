@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from binascii import crc32
 
 from saferun.inject.imported_modules import ENDING
 from saferun.model import LaunchPlan
@@ -28,10 +29,8 @@ class RankImports:
         script, launcher = plan.script or "", gathered.launcher
         python = (launcher and launcher.interpreter) or plan.command[0]
         name = script if plan.options.module else os.path.realpath(script)
-        import hashlib  # loads OpenSSL, 3 ms; only warm ranks need it
-
-        key = hashlib.sha256(f"{python}\0{name}".encode(errors="surrogateescape")).hexdigest()
-        self.path = os.path.join(paths.cache_dir(gathered.environ), "imports", key[:32])
+        key = "-".join(f"{crc32(os.fsencode(path)):08x}" for path in (python, name))
+        self.path = os.path.join(paths.cache_dir(gathered.environ), "imports", key)
         self._receipts = gathered.identity.receipts
 
     def known(self, attempt: int) -> bool:
