@@ -116,6 +116,46 @@ def test_a_profile_that_was_only_detected_leaves_torchruns_words_alone(machine):
     assert theirs.messages == ours.messages
 
 
+H100 = ["--profile", "h100"]
+HOW_NAMED = {  # words, exported, the text of ./saferun.yaml, and how ranks start
+    "by the option": (H100, {}, "", "warm"),
+    "by the variable": ([], {"SAFERUN_PROFILE": "h100"}, "", "warm"),
+    "by a file of the directory": ([], {}, "extends: [h100]", "warm"),
+    "for a search": (["--profile", "hpo"], {}, "", "warm"),
+    "not: it is detected": ([], {}, "", "spawn"),
+    "with --set": ([*H100, "--set", "start.ranks=spawn"], {}, "", "spawn"),
+    "with a file that says otherwise": ([], {}, "extends: [h100]\nstart: {ranks: spawn}", "spawn"),
+    "for one attempt": ([*H100, "--retries", "0"], {}, "", "spawn"),
+    "without a GPU in it": (["--profile", "cpu"], {}, "", "spawn"),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "exported", "file", "ranks"), HOW_NAMED.values(), ids=list(HOW_NAMED)
+)
+def test_ranks_are_warm_where_a_shipped_gpu_profile_is_named(machine, words, exported, file, ranks):
+    machine.gpus(2)
+    if file:
+        (machine.cwd / "saferun.yaml").write_text(f"schema: 1\nname: ours\n{file}\n")
+    shown = machine.command("plan", "--json", *words, "train.py", **exported).stdout
+    assert json.loads(shown)["start"] == {"ranks": ranks}
+    text = machine.command("plan", *words, "train.py", **exported).stdout
+    start = re.search(r"warm: .*\(start\.ranks\)\s+\[(.*)\]", text)
+    origin = "hpo" if "hpo" in words else "cuda"
+    assert (start and start[1]) == (f"profiles/{origin}.yaml" if ranks == "warm" else None)
+
+
+@pytest.mark.parametrize("how", ["by the option", "not: it is detected", "for one attempt"])
+def test_a_script_starts_ranks_as_saferun_does(machine, how):
+    words, _, _, ranks = HOW_NAMED[how]
+    machine.gpus(2)
+    script = machine.script(*words, "--", "train.py")
+    ours = machine.run([*SAFERUN, *words, "train.py"], "live", **NO_TRIAL)
+    theirs = machine.run(["bash", script], "script", **NO_TRIAL)
+    assert ["; warm ranks" in one.messages[0] for one in (ours, theirs)] == [ranks == "warm"] * 2
+    assert theirs.received == ours.received
+
+
 def test_what_the_script_itself_exports_reaches_the_job(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
     script.write_text(

@@ -15,10 +15,11 @@ from saferun.profile.merge import Conditions, resolve
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 SOMEWHERE = [
-    Conditions(torch, gpus, distributed)
+    Conditions(torch, gpus, distributed, named)
     for torch in (None, "2.4.1", "2.8.0", "2.13.0+cpu")
     for gpus in (0, 1, 8)
     for distributed in (False, True)
+    for named in (False, True)
 ]
 
 
@@ -31,8 +32,8 @@ def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, 
     read = settings_codec.read(settings_in_bash(rendered_script(script_settings)), "run.sh")
     assert (read.profile, read.named, read.made_for) == (profile, True, fragments)
     for at in SOMEWHERE:
-        ours = resolve(chain, (), at, named=True, origin="o")
-        theirs = resolve(read.chain, (), at, named=True, origin="o")
+        ours = resolve(chain, (), at, origin="o")
+        theirs = resolve(read.chain, (), at, origin="o")
         assert values(theirs) == values(ours), at
 
 
@@ -46,10 +47,8 @@ def test_of_one_key_given_twice_each_counts_where_its_condition_holds():
     argv = ["p", "torch<2.5", "env.X", "old", "p", "torch>=2.5", "env.X", "new"]
     script_settings = settings_codec.read(argv, "run.sh")
     for torch, value in (("2.4.0", "old"), ("2.13.0", "new")):
-        at = Conditions(torch, 0, False)
-        assert (
-            resolve(script_settings.chain, (), at, named=True, origin="o").env["X"].value == value
-        )
+        at = Conditions(torch, 0, False, True)
+        assert resolve(script_settings.chain, (), at, origin="o").env["X"].value == value
 
 
 def test_a_sheet_that_was_cut_is_no_fault_of_ours():

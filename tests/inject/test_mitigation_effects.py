@@ -51,8 +51,8 @@ def run(
     line = torchrun_args.parse(argv).line
     request = Request(line=line, options=torchrun_args.launch_options(line, exported))
     doc = Doc("p.yaml", "p", "", (), (), TORCHRUN if ranks else PYTHON)
-    at = conditions(request, facts, starts_all=False)
-    profile = resolve([doc], (), at, named=True, origin="--profile")
+    at = conditions(request, facts, named=True, starts_all=False)
+    profile = resolve([doc], (), at, origin="--profile")
     identity = Identity(SITE, "run", 2, str(folder / "receipts"))
     base = build_plan(request, profile, facts, exported, identity)
     here = mitigation_overlay.Situation(base, exported, facts.torch, answers or {})

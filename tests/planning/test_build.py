@@ -37,8 +37,8 @@ def planned(*argv, leaves=None, named=True, environ=None, gpus=TWO, **identity):
         gpu=gpus, torch="2.13.0", launcher=("/v/bin/torchrun",), python="/v/bin/python"
     )
     asked = request(*argv, environ=environ)
-    at = conditions(asked, facts, starts_all=named)
-    profile = resolve([doc], (), at, named=named, origin="--profile" if named else "detected")
+    at = conditions(asked, facts, named=named, starts_all=named)
+    profile = resolve([doc], (), at, origin="--profile" if named else "detected")
     return build_plan(asked, profile, facts, environ, Identity(SITE, **identity))
 
 
@@ -213,7 +213,8 @@ def test_a_flight_record_stays_where_the_user_or_the_profile_wants_it():
     ],
 )
 def test_distributed_means_more_than_one_rank(argv, environ, gpus, starts_all, distributed):
-    at = conditions(request(*argv, environ=environ), MachineFacts(gpu=gpus), starts_all=starts_all)
+    asked, facts = request(*argv, environ=environ), MachineFacts(gpu=gpus)
+    at = conditions(asked, facts, named=True, starts_all=starts_all)
     assert at.distributed is distributed
 
 

@@ -8,7 +8,7 @@ from saferun.errors import ProfileError
 from saferun.profile.merge import Conditions, Given, is_for_gpus, resolve
 from saferun.profile.schema import Doc, Leaf, in_range
 
-HERE = Conditions(torch="2.9.0+cu130", gpus=2, distributed=True)
+HERE = Conditions(torch="2.9.0+cu130", gpus=2, distributed=True, named=True)
 
 
 def doc(name: str, /, *, match: tuple[str, ...] = (), **leaves) -> Doc:
@@ -18,7 +18,7 @@ def doc(name: str, /, *, match: tuple[str, ...] = (), **leaves) -> Doc:
 
 
 def merged(*docs: Doc, sets=(), at=HERE):
-    return resolve(docs, sets, at, named=True, origin="--profile")
+    return resolve(docs, sets, at, origin="--profile")
 
 
 def test_a_later_profile_wins_and_says_where_a_value_comes_from():
@@ -55,12 +55,28 @@ def test_what_nobody_gives_has_the_default_of_the_table():
         ((("gpus", "1"),), HERE._replace(gpus=1), True),
         ((("distributed", True),), HERE, True),
         ((("distributed", False),), HERE, False),
+        ((("named", True),), HERE, True),
+        ((("named", True),), HERE._replace(named=False), False),
+        ((("named", False),), HERE._replace(named=False, distributed=True), True),
+        ((("attempts", ">1"),), HERE, True),
         ((("torch", ">=2.8"), ("gpus", ">4")), HERE, False),
     ],
 )
 def test_an_entry_counts_only_where_its_conditions_hold(when, at, holds):
     profile = merged(doc("a", env__X="old"), doc("b", env__X=Leaf("new", when=when)), at=at)
     assert profile.env["X"].value == ("new" if holds else "old")
+
+
+@pytest.mark.parametrize("by", ["profile", "--set"])
+def test_a_condition_on_the_attempts_sees_those_that_are_allowed_in_the_end(by):
+    leaf = Leaf("warm", when=(("attempts", ">1"),))
+    docs, sets = [doc("a", start__ranks=leaf)], []
+    if by == "profile":
+        docs.append(doc("b", retry__attempts=1))
+    else:
+        sets = [Given("retry.attempts", Leaf(1), "--retries")]
+    assert merged(*docs[:1]).settings.start.ranks == "warm"
+    assert merged(*docs, sets=sets).settings.start.ranks == "spawn"
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def planned(
     line = torchrun_args.parse(arguments).line
     request = Request(line=line, options=torchrun_args.launch_options(line, environ))
     doc = Doc("p.yaml", "p", "", (), (), leaves or {})
-    at = conditions(request, facts, starts_all=False)
-    profile = resolve([doc], sets, at, named=True, origin="--profile")
+    at = conditions(request, facts, named=True, starts_all=False)
+    profile = resolve([doc], sets, at, origin="--profile")
     identity = Identity(SITE, "run", 2, None)
     base = build_plan(request, profile, facts, environ, identity)
     answers = ANSWERS if answers is None else answers

@@ -19,6 +19,7 @@ from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Profile
 from saferun.planning.inputs import RunInputs
 from saferun.planning.own_variables import SHARE_STORE, for_torchrun
+from saferun.profile.merge import Conditions, holds
 from saferun.profile.schema import Leaf
 from saferun.profile.values import write_value
 from saferun.settings import KEYS, RetryPolicy
@@ -168,15 +169,18 @@ def _unless(name: str) -> str:
 
 def _test(leaf: Leaf, gathered: RunInputs) -> str | None:
     """Return the condition of a value, as it is tested where the script runs; None: never true."""
-    options = gathered.request.options
+    profile, options = _profile(gathered), gathered.request.options
+    several = options.processes != "1" or options.nodes != 1
+    # What is known when the script is made, `distributed` as far as it is.
+    made = Conditions(None, 0, several, profile.named, profile.settings.retry.attempts)
     found = []
     for name, wanted in leaf.when:
         if name in _FACTS:
             for operator, number in _COMPARISON.findall(str(wanted)):
                 text = f'"{number}"' if name == "torch" else number
                 found.append(f"{_FACTS[name]} {operator or '=='} {text}")
-        elif bool(wanted) != (options.processes != "1" or options.nodes != 1):
-            return None  # `distributed`, as far as it is known when the script is made
+        elif not holds(leaf._replace(when=((name, wanted),)), made):
+            return None
     if not found:
         return ""
     code = f"import torch; exit(not ({' and '.join(found)}))"

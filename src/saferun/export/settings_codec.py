@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from saferun.errors import ProfileError
 from saferun.profile.merge import Given
-from saferun.profile.schema import WHEN_WORDS, Doc, Leaf, is_range
+from saferun.profile.schema import WHEN_FLAGS, WHEN_RANGES, WHEN_WORDS, Doc, Leaf, is_range
 from saferun.profile.values import read_value
 
 PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys that are no settings
 DETECTED = "detected"
 SET = "--set"  # the origin of a setting that wins over what the user exported
-_CONDITION = r"(torch|gpus|distributed)\s*(.+)\Z"
+_CONDITION = rf"({'|'.join(WHEN_WORDS)})\s*(.+)\Z"
 
 
 class ScriptSettings(NamedTuple):
@@ -109,9 +109,9 @@ def _when(conditions: Iterable[str], script: str) -> Iterable[tuple[str, str | b
     for condition in conditions:
         match = re.match(_CONDITION, condition)
         name, wanted = match.groups() if match else (condition, "")
-        if name == "distributed" and wanted in ("=true", "=false"):
+        if name in WHEN_FLAGS and wanted in ("=true", "=false"):
             yield name, wanted == "=true"
-        elif name in ("torch", "gpus") and is_range(wanted := _comparison(wanted)):
+        elif name in WHEN_RANGES and is_range(wanted := _comparison(wanted)):
             yield name, wanted
         else:
             fix = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"

@@ -35,16 +35,20 @@ _RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "n
 _DESTS = {"m": "module", "t": "tee", "r": "redirects"}  # names of torchrun's one-letter options
 
 
-def conditions(request: Request, facts: MachineFacts, *, starts_all: bool) -> Conditions:
+def conditions(
+    request: Request, facts: MachineFacts, *, named: bool, starts_all: bool
+) -> Conditions:
     """Return the conditions against which `when:` clauses are evaluated.
 
     Args:
         request: what the user asked for.
         facts: the torch version and the GPUs of this machine.
+        named: the user named the profile.
         starts_all: the profile starts one process per GPU if the user gives no count.
 
     Returns:
-        The torch version, the number of visible GPUs, and whether more than one rank will run.
+        The torch version, the number of visible GPUs, whether more than one rank will run, and
+        whether the profile was named.
     """
     gpus = len(facts.gpu.gpus)
     nodes, count = request.options.nodes, request.options.processes
@@ -55,7 +59,7 @@ def conditions(request: Request, facts: MachineFacts, *, starts_all: bool) -> Co
     else:
         several = count == "cpu" or gpus > 1
     # An --nnodes that says no number (1:4) may mean several nodes.
-    return Conditions(facts.torch, gpus, several or (nodes or 2) > 1)
+    return Conditions(facts.torch, gpus, several or (nodes or 2) > 1, named)
 
 
 def build_plan(

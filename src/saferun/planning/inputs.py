@@ -204,8 +204,8 @@ def assemble(
         request, sets = _for_python(request, sets, environ)
     facts = _facts(launcher, environ, chosen.gpus, starting)
     starts_all = chosen.named and _last(chosen.chain, "torchrun.nproc-per-node") is not None
-    here = conditions(request, facts, starts_all=starts_all)
-    profile = resolve(chosen.chain, sets, here, named=chosen.named, origin=chosen.origin)
+    here = conditions(request, facts, named=chosen.named, starts_all=starts_all)
+    profile = resolve(chosen.chain, sets, here, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
     return RunInputs(
         request,

@@ -154,10 +154,11 @@ def _started(plan: LaunchPlan) -> list[str]:
     """Return how processes are started, where that is not the launcher's own way."""
     if plan.disabled or plan.settings.start.ranks != "warm":
         return []
+    label, what = "processes", "one that replaces another has imported the same ahead"
     if plan.launcher == "torchrun":
-        return _hang("ranks", "warm: forks of a process that has imported torch (start.ranks)")
-    what = "warm: one that replaces another has imported the same ahead (start.ranks)"
-    return _hang("processes", what)
+        label, what = "ranks", "forks of a process that has imported torch"
+    note = plan.notes["start.ranks"]  # `spawn` is the default
+    return [*_hang(label, f"warm: {what} (start.ranks)    [{note.origin}]"), *_reason(note)]
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:

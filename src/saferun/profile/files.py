@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -264,9 +265,9 @@ def check_chain(docs: tuple[Doc, ...]) -> None:
     versions = {None, *(v for doc in docs for v in _versions(doc))}
     for torch in versions:
         for gpus in (0, 1, 8):
-            for distributed in (False, True):
-                at = Conditions(torch, gpus, distributed)
-                resolve(docs, (), at, named=True, origin=docs[-1].path)
+            for distributed, named in itertools.product((False, True), repeat=2):
+                at = Conditions(torch, gpus, distributed, named)
+                resolve(docs, (), at, origin=docs[-1].path)
 
 
 def _versions(doc: Doc) -> Iterator[str]:

@@ -18,6 +18,8 @@ class Conditions(NamedTuple):
     torch: str | None  # version text; None if it is not known
     gpus: int  # visible ones
     distributed: bool  # more than one rank will run
+    named: bool  # the user named the profile: it was not detected
+    attempts: int = 1  # that are allowed; `resolve` finds it out
 
 
 class Given(NamedTuple):
@@ -35,15 +37,13 @@ def is_for_gpus(chain: Sequence[Doc]) -> bool:
 
 def holds(leaf: Leaf, conditions: Conditions) -> bool:
     """Return whether all conditions of a value hold; with an unknown torch, none on torch does."""
-    return all(_holds(name, wanted, conditions) for name, wanted in leaf.when)
+    return all(_holds(wanted, getattr(conditions, name)) for name, wanted in leaf.when)
 
 
-def _holds(name: str, wanted: str | bool, conditions: Conditions) -> bool:
-    if name == "torch":
-        return conditions.torch is not None and in_range(conditions.torch, str(wanted))
-    if name == "gpus":
-        return in_range(str(conditions.gpus), str(wanted))
-    return bool(wanted) == conditions.distributed
+def _holds(wanted: str | bool, fact: str | int | None) -> bool:
+    if isinstance(wanted, bool):
+        return wanted == fact
+    return fact is not None and in_range(str(fact), wanted)
 
 
 def resolve(
@@ -51,7 +51,6 @@ def resolve(
     sets: Iterable[Given],
     conditions: Conditions,
     *,
-    named: bool,
     origin: str,
 ) -> Profile:
     """Merge a chain of profiles and the user's settings; a later value overrides an earlier one.
@@ -60,12 +59,31 @@ def resolve(
         chain: ancestors first, the chosen profile last.
         sets: `--set` options in order; they override every file.
         conditions: the facts for the `when:` clauses.
-        named: the user named the profile (a detected one never changes torchrun's arguments).
         origin: what chose it, for messages.
 
     Raises:
         ProfileError: values exclude each other.
     """
+    sets = tuple(sets)
+    attempts = _settings(_merged(chain, sets, conditions)).retry.attempts
+    leaves = _merged(chain, sets, conditions._replace(attempts=attempts))
+    profile = Profile(
+        name=chain[-1].name if chain else "none",
+        torchrun=_open_section("torchrun", leaves),
+        env=_open_section("env", leaves),
+        settings=_settings(leaves),
+        notes={k: _setting(*v) for k, v in leaves.items() if k in KEYS},
+        named=conditions.named,
+        origin=origin,
+    )
+    _refuse_pairs(profile, leaves)
+    return profile
+
+
+def _merged(
+    chain: Sequence[Doc], sets: Sequence[Given], conditions: Conditions
+) -> dict[str, tuple[Leaf, str]]:
+    """Return the value of each key, and where it comes from."""
     leaves: dict[str, tuple[Leaf, str]] = {}
     for doc in chain:
         for key, leaf in doc.leaves.items():
@@ -73,18 +91,11 @@ def resolve(
                 leaves[key] = (_over(leaves.get(key), key, leaf), doc.path)
     for given in sets:
         leaves[given.key] = (_over(leaves.get(given.key), given.key, given.leaf), given.origin)
-    values = {key: leaf.value for key, (leaf, _) in leaves.items()}
-    profile = Profile(
-        name=chain[-1].name if chain else "none",
-        torchrun=_open_section("torchrun", leaves),
-        env=_open_section("env", leaves),
-        settings=with_values(Settings(), values),
-        notes={k: _setting(*v) for k, v in leaves.items() if k in KEYS},
-        named=named,
-        origin=origin,
-    )
-    _refuse_pairs(profile, leaves)
-    return profile
+    return leaves
+
+
+def _settings(leaves: Mapping[str, tuple[Leaf, str]]) -> Settings:
+    return with_values(Settings(), {key: leaf.value for key, (leaf, _) in leaves.items()})
 
 
 def _over(older: tuple[Leaf, str] | None, key: str, leaf: Leaf) -> Leaf:

@@ -17,7 +17,8 @@ MAX_BYTES = 256 * 1024  # the longest text of a profile
 HEAD = ("schema", "name", "description", "extends", "match")
 OPEN = ("env", "torchrun")  # sections whose names are not declared keys
 LEAF_KEYS = ("value", "why", "source", "when")
-WHEN_WORDS = ("torch", "gpus", "distributed")
+WHEN_RANGES, WHEN_FLAGS = ("torch", "gpus", "attempts"), ("distributed", "named")
+WHEN_WORDS = WHEN_RANGES + WHEN_FLAGS
 TORCHRUN_FLAGS = {o.strings[-1].lstrip("-").replace("_", "-"): o.flag for o in OPTIONS}
 
 
@@ -146,7 +147,9 @@ def _entry(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a value, bare or annotated with reason, source and condition."""
     text = {"type": "string"}
     comparisons = {"type": ["string", "number"], "pattern": r"^[\d<>=!., ]+$"}
-    when = _object({"torch": comparisons, "gpus": comparisons, "distributed": {"type": "boolean"}})
+    when = _object(
+        dict.fromkeys(WHEN_RANGES, comparisons) | {name: {"type": "boolean"} for name in WHEN_FLAGS}
+    )
     annotated = _object({"value": plain, "why": text, "source": text, "when": when})
     return {"anyOf": [plain, {**annotated, "required": ["value"]}]}
 

@@ -21,6 +21,8 @@ from saferun.profile.schema import (
     MAX_BYTES,
     OPEN,
     TORCHRUN_FLAGS,
+    WHEN_FLAGS,
+    WHEN_RANGES,
     WHEN_WORDS,
     Doc,
     Leaf,
@@ -302,12 +304,12 @@ class Reader:
             value = self._plain(value_node)
             if name not in WHEN_WORDS:
                 self.error(f"unknown condition `{name}`", key_node, nearest(name, WHEN_WORDS), key)
-            elif name == "distributed" and isinstance(value, bool):
+            elif name in WHEN_FLAGS and isinstance(value, bool):
                 found.append((name, value))
-            elif name != "distributed" and isinstance(value, (str, int)) and is_range(str(value)):
+            elif name in WHEN_RANGES and isinstance(value, (str, int)) and is_range(str(value)):
                 found.append((name, str(value)))
             else:
-                fix = "true or false" if name == "distributed" else 'a range such as ">=2.8,<2.10"'
+                fix = "true or false" if name in WHEN_FLAGS else 'a range such as ">=2.8,<2.10"'
                 self.error(f"`{value}` is not a condition on `{name}`", value_node, fix, key)
         return tuple(found)
 
