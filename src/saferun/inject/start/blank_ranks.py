@@ -246,10 +246,9 @@ def _be_origin(
 def _fork_rank() -> bool:
     """Fork a rank that the agent will be the parent of; return True in the rank."""
     between = os.fork()
-    if between:
-        if os.waitpid(between, 0)[1]:
-            os._exit(1)
-    elif os.fork():
+    if between and os.waitpid(between, 0)[1]:
+        os._exit(1)
+    if not between and os.fork():
         os._exit(0)
     return not between
 

@@ -98,8 +98,7 @@ class Seen:
         gpus = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # forks could not use what is open
         if opened := [path for path in open_files().values() if path.startswith(gpus)]:
             return f"it opens {opened[0]} when it is imported"
-        has_threads = forks and _threads(self._ended)
-        return "it starts threads when it is imported" if has_threads else ""
+        return "it starts threads when it is imported" if forks and _threads(self._ended) else ""
 
 
 def open_files() -> dict[int, str]:
@@ -215,10 +214,9 @@ class Imported:
 
     def _shadowing(self, folder: str) -> str:
         """Return why not if a file would be imported in place of a module, being found first."""
-        try:
+        entries: list[str] = []
+        with contextlib.suppress(OSError):
             entries = os.listdir(folder)
-        except OSError:
-            return ""
         for entry in entries:
             name, path = entry.partition(".")[0], os.path.join(folder, entry)
             if name not in sys.modules or name in self._at_start or name == "__main__":

@@ -189,9 +189,7 @@ def hide_frames(error: BaseException) -> BaseException:
     if isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
         error = error if _in_program(error.__traceback__) else error.__context__
 
-    def excepthook(
-        kind: type[BaseException], value: BaseException, trace: TracebackType | None
-    ) -> None:
+    def excepthook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
         sys.excepthook = show_error
         trace = _in_program(trace)
         show_error(kind, value.with_traceback(trace), trace)
