@@ -46,7 +46,7 @@ def test_runs_are_listed_newest_first_with_how_they_ended(machine):
     second = machine.launch(WRONG, command_line=("train.py", "--lr", "1"))
     third = machine.launch(MITIGABLE, OK)
     head, *rows = machine.ask("list").splitlines()
-    assert head.split() == ["ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT"]
+    assert head.split() == ["ID", "STARTED", "TOOK", "ATTEMPTS", "OUTCOME", "SCRIPT"]
     assert [row.split()[0] for row in rows] == [third.name, second.name, first.name]
     tries_and_ends = [" ".join(row.split()[5:]) for row in rows]
     assert tries_and_ends == [
@@ -310,7 +310,7 @@ def test_a_terminal_gets_lines_that_fit_and_a_pipe_gets_them_whole():
     some = [a_run(), a_run(id="20260101-101010-99", kind="x"), a_run(id="20260102-101010-12345")]
     narrow = runs_view.table(some, NOW, 80).splitlines()
     assert max(map(len, narrow)) <= 80
-    assert "failed: cuda-oom…" in narrow[1]
+    assert "failed: cuda-oo…" in narrow[1]
     whole = runs_view.table(some, NOW).splitlines()
     assert "failed: cuda-oom-fragmentation" in whole[1]
     assert whole[1].endswith("a_rather_long_name_of_a_script.py")

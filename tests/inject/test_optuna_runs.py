@@ -106,7 +106,7 @@ def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: P
         assert job.end() == 0, job.err
         kinds = collections.Counter(event["kind"] for event in job.events("recycled"))
         records = recorded(job)
-        assert "10 trials, best 0; 2 processes crashed, 7 replaced" in job.err
+        assert "10 trials, 4 of them run twice, best 0; 2 processes crashed, 7 replaced" in job.err
         show = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
         listed = [*show[:-2], "list", "--json"]
         shown, report, runs = (
@@ -429,7 +429,7 @@ def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None
             ).stdout
             for option in ((), ("--json",), ("--csv",))
         )
-    assert "trials: 8\n  completed 3\n" in shown
+    assert "\n8 trials\n  completed 3\n" in shown
     assert "  pruned    5: 3 cuda-oom, 1 device-side-assert, 1 pruner\n" in shown
     assert "  replaced  1 process: 1 device-side-assert\n" in shown
     assert "  batch      32" in shown

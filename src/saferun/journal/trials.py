@@ -80,18 +80,31 @@ def headline(trials: Sequence[Trial], crashed: int, replaced: int) -> str:
     """Return a search as one line: "60 trials, best 1.0018; 1 process crashed, 4 replaced".
 
     Args:
-        trials: the run's; those that were run again count once.
+        trials: the run's.
         crashed: processes that failed.
         replaced: processes that were replaced as they asked.
     """
-    done = [trial for trial in trials if not trial.again]
-    line = counted(len(done), "trial")
+    line = number_of(trials)
     if found := best(trials):
         line += f", best {found.values[0]:.6g}"
     ends = [f"{processes(crashed)} crashed"] if crashed else []
     if replaced:
         ends.append(f"{replaced} replaced" if crashed else f"{processes(replaced)} replaced")
     return f"{line}; {', '.join(ends)}" if ends else line
+
+
+def number_of(trials: Sequence[Trial]) -> str:
+    """Return text such as "60 trials, 2 of them run twice": one that was run again counts once."""
+    last: dict[str, int] = {}
+    for trial in trials:
+        if not trial.again:
+            last[trial.study] = max(trial.number, last.get(trial.study, 0))
+    cut_off = [trial for trial in trials if trial.again]
+    twice = sum(trial.number < last.get(trial.study, 0) for trial in cut_off)
+    text = counted(len(trials) - len(cut_off), "trial")
+    text += f", {twice} of them run twice" if twice else ""
+    left = len(cut_off) - twice
+    return f"{text}, and {left} to be run again" if left else text
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:

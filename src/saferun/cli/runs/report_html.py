@@ -21,6 +21,7 @@ from saferun.inject.durations import seconds
 from saferun.journal.reader import FAILED, RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
 from saferun.journal.training_steps import Point
+from saferun.journal.trials import number_of
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _WIDTH, _HEIGHT = 1000, 200  # units of the drawings
@@ -81,6 +82,7 @@ def page(report: RunReport) -> str:
         opened=_opened(report),
         settings=runs_view.settings(report.plan),
         trials=trials_view.as_json(report.trials, report.replacements) if report.trials else None,
+        number_of_trials=number_of(report.trials),
         regions=_REGIONS,
         gap_at=FIRST if report.left_out else -1,
         version=__version__,

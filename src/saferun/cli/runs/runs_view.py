@@ -35,9 +35,9 @@ from saferun.journal.trials import processes
 from saferun.model import as_tree
 from saferun.system.printable import printable, shortened
 
-HEAD = ("ID", "STARTED", "TOOK", "TRIES", "OUTCOME", "SCRIPT")
-_RIGHT = ("TOOK", "TRIES")
-_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 10, 12  # columns of a table that is cut
+HEAD = ("ID", "STARTED", "TOOK", "ATTEMPTS", "OUTCOME", "SCRIPT")
+_RIGHT = ("TOOK", "ATTEMPTS")
+_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 8, 12  # columns of a table that is cut
 _LABEL = 10
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -63,8 +63,8 @@ def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
 def _row(run: Run, now_s: float) -> tuple[str, ...]:
     script = printable(run.script.rpartition("/")[2]) or "?"
     took = "?" if run.took_s is None else seconds(run.took_s)
-    tries = str(run.attempts or "?")
-    return (printable(run.id), _when(run.started_at, now_s), took, tries, outcome(run), script)
+    tried = str(run.attempts or "?")
+    return (printable(run.id), _when(run.started_at, now_s), took, tried, outcome(run), script)
 
 
 def _shortest_id(ids: Sequence[str]) -> int:
@@ -254,10 +254,9 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
     found = []
     if spent.useful_s >= 1:
         found.append(("useful", seconds(spent.useful_s)))
-    if spent.why:
-        found.append(("done again", f"{seconds(spent.done_again_s)} ({spent.why})"))
-    elif spent.done_again_s >= 1:
-        found.append(("done again", seconds(spent.done_again_s)))
+    if spent.done_again_s >= (0.05 if spent.why else 1):
+        why = f" ({spent.why})" if spent.why else ""
+        found.append(("done again", f"{seconds(spent.done_again_s)}{why}"))
     if spent.starts_and_waits_s >= 1:
         found.append(("starts and waits", seconds(spent.starts_and_waits_s)))
     return found

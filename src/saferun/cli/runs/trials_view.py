@@ -7,7 +7,15 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saferun.journal.trials import Region, Trial, by_cause, ended_its_process, processes, regions
+from saferun.journal.trials import (
+    Region,
+    Trial,
+    by_cause,
+    ended_its_process,
+    number_of,
+    processes,
+    regions,
+)
 from saferun.system.printable import printable
 
 _STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
@@ -25,7 +33,7 @@ def as_text(trials: Sequence[Trial], replaced: Mapping[str, int]) -> list[str]:
     """
     if not trials:
         return []
-    lines = ["", f"trials: {len(trials)}"]
+    lines = ["", number_of(trials)]
     for word, state in _STATES:
         counts = by_cause(trials, state)
         total = sum(count for _, count in counts)
