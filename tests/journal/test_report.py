@@ -10,7 +10,7 @@ import re
 import pytest
 from user_machine import NOW, event, journal
 
-from saferun.cli.runs import report_html, report_text, runs_view
+from saferun.cli.runs import report_html, report_text, runs_view, trials_view
 from saferun.journal import mitigation_history, reader, report, time_spent
 from saferun.journal.attempts import attempts
 
@@ -109,6 +109,13 @@ def test_a_failed_run_has_a_sentence_for_its_headline(tmp_path):
         "Failed at the first attempt: A process crashed in compiled code (segfault on rank 1); "
         "1 min 40 s of 1 min 40 s to be done again"
     )
+
+
+def test_the_headline_of_a_failed_run_tells_what_is_left_to_be_done_again(tmp_path):
+    kept = {"s": 12.5, "checkpoint": "ckpt/7"}
+    last = attempt(2, 130, 50, action="stop", lost_work=kept)
+    run = run_report(tmp_path, *attempt(1, 0, 100), *last, end(180, 1))
+    assert run.headline.endswith("; 1 min 40 s of 3 min done again, another 12 s to be done again")
 
 
 NEXT = {  # events, the command, and how the line begins; "" for none
@@ -231,6 +238,7 @@ def test_an_attempt_whose_ranks_have_not_met_did_no_work(tmp_path):
     receipt(place, 0, ("init", "applied"), at=NOW + 20)
     run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
     assert parts(run.attempts[1].spent) == (0, 0, 9)
+    assert runs_view.time_parts(run.attempts[1].spent) == [("starts and waits", "9 s")]
 
 
 def trial(
@@ -256,6 +264,26 @@ def test_a_search_has_its_trials_in_the_headline_and_what_it_has_found(tmp_path)
         ("trials an hour", "3"),
         ("crashed in", "trial 1: lr=9"),
     ]
+
+
+def test_a_trial_that_was_run_again_counts_once_in_the_headline_and_the_list(tmp_path):
+    place = journal(tmp_path, "r", *attempt(1, 0, 1800), *ok(2, 1800, 1800), end(3600), plan=PLAN)
+    trial(place, 0, 900, 10, values=[0.5], study="s")
+    trial(place, 1, 1700, 10, state="FAIL", cause="device-side-assert", study="s", again=True)
+    trial(place, 2, 1900, 10, of=2, values=[0.25], study="s")
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    count = "2 trials, 1 of them run twice"
+    assert run.headline.startswith(f"Finished with {count}; ")
+    assert count in trials_view.as_text(run.trials, run.replacements)
+    assert f'<h2 id="trials">{count}</h2>' in report_html.page(run)
+
+
+def test_a_trial_that_no_process_has_run_again_is_said_to_be_left(tmp_path):
+    place = journal(tmp_path, "r", *attempt(1, 0, 1800), end(1800, 1), plan=PLAN)
+    trial(place, 0, 900, 10, values=[0.5], study="s")
+    trial(place, 1, 1700, 10, state="FAIL", cause="SIGSEGV", study="s", again=True)
+    run = report.read_report(reader.named(str(tmp_path), "r", NOW), NOW)
+    assert run.headline.startswith("Failed with 1 trial, and 1 to be run again: ")
 
 
 HOURS = 7200.0

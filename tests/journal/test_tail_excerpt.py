@@ -62,6 +62,12 @@ def test_the_line_that_decided_is_never_folded():
     assert ("", "train.py FAILED") in folded(TAIL, "train.py FAILED")
 
 
+def test_the_line_that_decided_is_marked_in_the_traceback_and_not_in_the_summary():
+    repeated = TAIL.replace("<NO_OTHER_FAILURES>", "traceback :\n  KeyError: 'label'")
+    rows = excerpt("stderr", repeated.encode(), "KeyError: 'label'").rows
+    assert [row.text for row in rows if row.decides] == ["[rank1]: KeyError: 'label'"]
+
+
 def test_a_summary_that_is_cut_off_is_shown():
     rows = folded(TAIL.partition("train.py FAILED")[0])
     assert ("", RULE) in rows

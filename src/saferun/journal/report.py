@@ -167,7 +167,7 @@ def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport
     reports = [_attempt(run, tried, at, kept[at][1], noted, library, finished) for at in shown]
     cost, plan = _cost(every, times, price, noted), read_plan(run.path)
     return RunReport(
-        headline=_headline(run, tried, cost, library, finished),
+        headline=_headline(run, kept, cost, library, finished),
         run=run,
         plan=plan,
         versions=noted.begun.versions if noted.begun else (),
@@ -317,9 +317,14 @@ def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: No
 
 
 def _headline(
-    run: Run, tried: Sequence[Attempt], cost: Cost, library: Library, finished: Sequence[Trial]
+    run: Run,
+    kept: Sequence[tuple[Attempt, Spent]],
+    cost: Cost,
+    library: Library,
+    finished: Sequence[Trial],
 ) -> str:
     """Return the run as one sentence: how it ended, why, and what the failures cost."""
+    tried = [one for one, _ in kept]
     last = tried[-1] if tried else None
     number = last.number if last else 0
     where = "at the first attempt" if number == 1 else f"at attempt {number}"
@@ -342,11 +347,23 @@ def _headline(
         return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")
     after = f" after {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
-    again = f"{seconds(cost.done_again.s)} of {seconds(cost.used.s)}"
-    again += " done again" if run.outcome in (OK, RUNNING) else " to be done again"
+    left_s = 0.0
+    if run.outcome not in (OK, RUNNING):
+        alone = last is not None and last.worker is None
+        left_s = kept[-1][1].done_again_s if alone else cost.done_again.s
+    return f"{text}; {_again(cost, left_s)}{after}"
+
+
+def _again(cost: Cost, left_s: float) -> str:
+    """Return the work that was done again, and that which is left to be."""
+    done_s, used = cost.done_again.s - left_s, seconds(cost.used.s)
     if cost.done_again.s < 1:
-        again = "no work done again"
-    return f"{text}; {again}{after}"
+        return "no work done again"
+    if left_s < 1:
+        return f"{seconds(done_s)} of {used} done again"
+    if done_s < 1:
+        return f"{seconds(left_s)} of {used} to be done again"
+    return f"{seconds(done_s)} of {used} done again, another {seconds(left_s)} to be done again"
 
 
 def _sentence(kind: str, last: Attempt | None, library: Library) -> str:

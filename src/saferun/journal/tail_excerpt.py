@@ -53,12 +53,12 @@ def excerpt(stream: str, data: bytes, line: str) -> Excerpt:
         line: the one that decided; "" where none did.
     """
     lines = [one for one in log_reader.read((data,)).lines if one.raw.strip()]
-    at, count = _deciding(lines, line), len(lines)
+    folds = _folds(lines)
+    at, count = _deciding(lines, folds, line), len(lines)
     shown = set(range(max(0, count - (_END if at is not None else _BEFORE + _AFTER)), count))
     if at is not None:
         shown |= set(range(max(0, at - _BEFORE), min(count, at + _AFTER + 1)))
     rows, last = [], -1
-    folds = _folds(lines)
     for index in sorted(shown):
         text, fold = shortened(lines[index].raw, _LINE_CHARS), folds[index]
         decides = index == at
@@ -111,15 +111,19 @@ def _indent(text: str) -> int:
     return len(text) - len(text.lstrip())
 
 
-def _deciding(lines: Sequence[Line], line: str) -> int | None:
-    """Return the index of the line that decided: whole, else without prefixes, else inside."""
+def _deciding(lines: Sequence[Line], folds: Sequence[str], line: str) -> int | None:
+    """Return the index of the line that decided: whole, else without prefixes, else inside.
+
+    One that is shown comes before one in torchrun's summary, which repeats it far from its cause.
+    """
     wanted = line.strip()
     bare = log_reader.strip_prefixes(wanted)[1].strip()
     if not bare:
         return None
+    order = sorted(range(len(lines)), key=lambda at: bool(folds[at]))
     ways = (
-        (at for at, one in enumerate(lines) if one.raw.strip() == wanted),
-        (at for at, one in enumerate(lines) if one.text.strip() == bare),
-        (at for at, one in enumerate(lines) if len(bare) >= _LEAST and bare in one.raw),
+        (at for at in order if lines[at].raw.strip() == wanted and not folds[at]),
+        (at for at in order if lines[at].text.strip() == bare),
+        (at for at in order if len(bare) >= _LEAST and bare in lines[at].raw),
     )
     return next(itertools.chain(*ways), None)
