@@ -208,7 +208,7 @@ def tried(name: str, options: argparse.Namespace, folder: Path) -> Tally:
         last = last_line(name, job)
         if status or last != wanted:
             differing.append(f"{place}: status {status}, {last!r}, not {wanted!r}")
-    said = (" is passed over: ", " could not be loaded ", " starts as you wrote it: ")
+    said = (" is skipped: ", " could not be loaded ", " starts as you wrote it: ")
     passed, back, fresh = map(text.count, said)
     return Tally(len(done), sum(done), passed, back, fresh, again, count, differing)
 

@@ -358,7 +358,7 @@ class WatchPolicy(NamedTuple):
         "warn",
         "end",
         "off",
-        doc="Say when the loss that the job prints is no number any more; end the attempt then.",
+        doc="Say when the loss that the job prints is not a number any more; end the attempt then.",
     )
 
 

@@ -70,7 +70,7 @@ def test_every_listed_word_has_an_entry(home: Path):
         ("oom", ["cuda-oom-fragmentation", "tf-oom", "host-oom-killed"]),
         ("nccl", ["nccl-version-mismatch", "mitigations: nccl-cumem-off", " more"]),
         ("pythonpath", ["PYTHONPATH: variable", "sitecustomize.py in front"]),
-        ("overloaded", ["overloaded: no name, but a word in what is said of these:"]),
+        ("overloaded", ["overloaded is not a name; the text about these has it:"]),
         ("SAFERUN_DISABLE", ["SAFERUN_DISABLE=1 runs torchrun untouched"]),
         ("saferun_retries", ["As the option --retries N: attempts after the first"]),
         ("SAFERUN_VERDICT_FILE", ["SAFERUN_VERDICT_FILE=FILE gets the verdict on a run"]),

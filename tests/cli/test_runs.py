@@ -124,7 +124,7 @@ def test_a_run_that_was_asked_to_end_is_interrupted_and_has_not_failed(machine):
         assert job.wait() == 128 + signal.SIGTERM
     (run,) = machine.listed()
     assert (run["outcome"], run["kind"]) == ("interrupted", "")
-    assert "asked by SIGTERM" in machine.ask("show", "last")
+    assert "asked to end by SIGTERM" in machine.ask("show", "last")
 
 
 HERE = procfs.this_process()

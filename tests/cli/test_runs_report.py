@@ -225,7 +225,7 @@ def test_what_is_no_plain_file_is_left_alone(machine):
     (machine.cwd / "link").symlink_to(target)
     os.mkfifo(machine.cwd / "pipe")
     for name in ("link", "pipe", "."):
-        assert "this is no plain file" in machine.ask(
+        assert "this is not a regular file" in machine.ask(
             "report", "last", "--html", str(machine.cwd / name), status=2
         )
     assert target.read_text() == "mine"
@@ -241,7 +241,7 @@ def test_a_run_without_any_event_makes_a_report(machine):
 
 def test_a_run_that_has_just_begun_makes_a_report(machine):
     with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"'):
-        assert "Runs at the first attempt" in page(machine).text
+        assert "Running at the first attempt" in page(machine).text
 
 
 def test_missing_facts_are_left_out(machine):

@@ -109,7 +109,7 @@ def test_a_run_is_named_by_id_by_its_beginning_by_last_or_by_its_path(tmp_path):
         ("2026", ["2 runs begin with `2026`", "20260101-1, 20260202-1"]),
         ("nonsense", ["no run `nonsense`", "did you mean `20"]),
         ("", ["no run ``"]),
-        ("../work", ["this directory is no run's", "../work"]),
+        ("../work", ["this directory does not belong to a run", "../work"]),
         ("./20260202-2", ["no run `20260202-2`"]),
     ],
     ids=["nearly right", "too short", "far off", "empty", "a path to elsewhere", "a path"],

@@ -45,7 +45,7 @@ def test_a_run_shows_its_attempt_its_steps_and_its_silence():
     now = snapshot(job._replace(rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
     assert text_of(now, "attempt") == "2, for 1 min 15 s, with compile-off"
     assert text_of(now, "step") == "1200, 4 s each"
-    assert text_of(now, "silence") == "no sign of work for 44 s; it may hang, as said 10 s ago"
+    assert text_of(now, "silence") == "no sign of work for 44 s; it may hang, as reported 10 s ago"
     assert text_of(snapshot(job._replace(quiet_s=14.0)), "silence") == ""
 
 

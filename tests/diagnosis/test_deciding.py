@@ -21,12 +21,12 @@ CODES = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
         (
             "",
             {"exit_code": 137, "oom_kills": 2},
-            ("exit status 137", "kernel: 2 killed for want of memory while it ran"),
+            ("exit status 137", "kernel: 2 killed for lack of memory while it ran"),
         ),
         (
             "",
             {"exit_code": -9, "oom_kills": 0},
-            ("exit status -9", "kernel: no process was killed for want of memory"),
+            ("exit status -9", "kernel: no process was killed for lack of memory"),
         ),
         (
             "",

@@ -1,4 +1,4 @@
-"""When a training's loss is no number any more, in the words of ten programs, and when not."""
+"""When a training's loss is not a number any more, in the words of ten programs, and when not."""
 
 from __future__ import annotations
 

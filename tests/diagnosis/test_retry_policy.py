@@ -300,10 +300,10 @@ CASES = {
 
 # What people read of it, as a table: the case, its reason.
 REASONS = {
-    "at the same step it comes again": "the loss is no number at the same step again",
+    "at the same step it comes again": "the loss is not a number at the same step again",
     "success is the end": "",
     "a user's mistake is never tried again": "the same command would fail again",
-    "a passing failure is tried again": "it can pass",
+    "a passing failure is tried again": "it may be temporary",
     "a preemption is the scheduler's to restart": "it was asked to end",
     "nothing starts beside what cannot be killed": "one of its processes could not be killed",
     "an older checkpoint is tried, and not counted": "from the checkpoint before",
@@ -312,7 +312,7 @@ REASONS = {
     "but not beyond all attempts": "no attempts are left (retry.attempts_total: 10)",
     "a replacement asks for no verdict": "50 trials",
     "the same failure at the same age would come again": (
-        "the same failure at the same age: it would come again"
+        "the same failure after the same time: it would happen again"
     ),
     "the unknown is not tried again": (
         "nothing is known about it (retry.unknown_after_s is not set)"
@@ -327,7 +327,7 @@ REASONS = {
     "mitigations can be switched off": "mitigations are switched off (mitigate.enabled)",
     "a mitigation that was tried is not tried again": "its mitigations did not help",
     "a mitigation that the user rules out is not used": "no mitigation of it can be used here",
-    "without a mitigation that fits, time may do": "it can pass",
+    "without a mitigation that fits, time may do": "it may be temporary",
 }
 
 

@@ -267,7 +267,7 @@ def named(*addresses):
     [
         (named("10.0.0.5"), {}, OK, "gloo takes eth0"),
         (named("127.0.1.1"), {}, OK, "resolves to 127.0.1.1"),
-        (named("127.0.1.1"), MANY, PROBLEM, "out of others' reach"),
+        (named("127.0.1.1"), MANY, PROBLEM, "which other machines cannot reach"),
         (named(), {}, NOTE, "does not resolve"),
         (named(), MANY, PROBLEM, "does not resolve"),
         (named("10.9.9.9"), MANY, PROBLEM, "not to this machine"),

@@ -124,7 +124,7 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
     path.write_text("#!/bin/sh\necho mine\n")
     done = machine.command(*argv)
     assert (done.returncode, path.read_text()) == (2, "#!/bin/sh\necho mine\n")
-    assert "no script of gen-shell's" in done.stdout + done.stderr
+    assert "gen-shell did not make" in done.stdout + done.stderr
     assert [p.name for p in machine.cwd.iterdir() if ".tmp" in p.name] == []
 
 
@@ -137,8 +137,11 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
         (("gen-shell --profile h100", "gen-shell --profile a100"), "stale: line "),
         (('"$@"', '"$@"\necho more'), "stale: "),
         (("\n#: ", "\n#: AAAA"), "stale: the code that travels in it is not this saferun's"),
-        (("Made by", "Written by"), "stale: it is no script of gen-shell's"),
-        (("saferun gen-shell --", "saferun gen-shell $(touch x) --"), "stale: it is no script"),
+        (("Made by", "Written by"), "stale: gen-shell did not make it"),
+        (
+            ("saferun gen-shell --", "saferun gen-shell $(touch x) --"),
+            "stale: gen-shell did not make it",
+        ),
     ],
     ids=["same", "setting", "version", "command", "line", "bundle", "header", "shell-in-header"],
 )
@@ -215,5 +218,5 @@ def test_a_fifo_in_a_scripts_place_is_not_waited_for(machine, option):
     os.mkfifo(machine.cwd / "run.sh")
     done = machine.gen_shell("--profile", "cpu", option, "run.sh")
     assert done.returncode in (1, 2)
-    assert "no script of gen-shell's" in done.stdout + done.stderr
+    assert "gen-shell did not make" in done.stdout + done.stderr
     assert stat.S_ISFIFO((machine.cwd / "run.sh").stat().st_mode)

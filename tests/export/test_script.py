@@ -190,7 +190,7 @@ def test_an_edited_setting_counts(machine):
     [
         ("setting retry.atempts 3", "unknown key `retry.atempts`"),
         ("export_default 1X y", "`1X` cannot be a variable's name"),
-        ("when torch~2 setting retry.attempts 3", "`torch~2` is no condition"),
+        ("when torch~2 setting retry.attempts 3", "`torch~2` is not a condition"),
     ],
 )
 def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):

@@ -1,4 +1,4 @@
-"""A training whose loss is no number any more: said once, or ended and gone on from before."""
+"""A training whose loss is not a number any more: said once, or ended and gone on from before."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
         shown = job.ask("runs", "show", "last")
     assert (first["kind"], first["action"], last["status"]) == ("loss-not-finite", "again", 0)
     assert (first["ended_by"], last["ended_by"]) == ("loss", "job")
-    assert "end       its loss is no number" in shown
+    assert "end       its loss is not a number" in shown
     (line,) = (line for line in job.messages() if "attempt 2 goes on from" in line)
     begun = int(shlex.split(line.partition("(step ")[2].replace(")", " "))[0].rstrip(";"))
     assert 0 < begun < 20
@@ -68,7 +68,7 @@ def test_the_same_step_again_stops_the_run(tmp_path):
         assert job.end() != 0
         kinds = [(e["kind"], e["action"]) for e in job.events("ended")]
     assert kinds == [("loss-not-finite", "again"), ("loss-not-finite", "stop")]
-    assert "not tried again: the loss is no number at the same step again" in job.err
+    assert "not tried again: the loss is not a number at the same step again" in job.err
 
 
 def test_a_single_attempt_is_ended_too(tmp_path):

@@ -60,7 +60,7 @@ def test_a_checkpoint_that_the_crash_cut_in_half_is_passed_over_and_left(tmp_pat
         assert job.end() == 0, job.err
     assert started_from(job) == ["resumed at step 5"]
     assert job.out.endswith(undisturbed(tmp_path))
-    assert "checkpoint-10.zip is passed over: checkpoint-10.zip was cut" in job.err
+    assert "checkpoint-10.zip is skipped: checkpoint-10.zip was cut" in job.err
 
 
 def test_before_the_first_checkpoint_the_arguments_stay_as_the_user_wrote_them(tmp_path):
@@ -110,7 +110,7 @@ def test_the_same_end_without_a_new_checkpoint_comes_every_time(tmp_path):
     with resumable(tmp_path, *faults, quiet=True, SAFERUN_RETRIES="8") as job:
         assert job.end() == 128 + signal.SIGKILL
     assert started_from(job) == ["resumed at step 5"] * 2
-    assert "not tried again: the same failure at the same age" in job.err
+    assert "not tried again: the same failure after the same time" in job.err
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_pa
         assert job.end() == 1
         assert len(job.events("ended")) == 2
         job.nothing_lives()
-    assert "it would come again" in job.err
+    assert "it would happen again" in job.err
 
 
 @pytest.mark.parametrize("who", [*slow("agent"), "keeper"])

@@ -99,7 +99,7 @@ def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
     with run(tmp_path, *PYTHON, f"{eats}; {SILENT}", command=command) as job:
         assert job.end() == 1
         job.nothing_lives()
-    text = "kernel: 1 killed for want of memory while it ran"
+    text = "kernel: 1 killed for lack of memory while it ran"
     assert decided(job) == ("host-oom-killed", text, ["kernel's count of kills"])
 
 

@@ -21,7 +21,7 @@ def fact(host: str, attempt: int = 1, **more: Any) -> nodes.NodeFacts:
 
 
 def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> nodes.Report:
-    decision = {"action": "again", "reason": "it can pass", "delay_s": 0.0, "add": ""}
+    decision = {"action": "again", "reason": "it may be temporary", "delay_s": 0.0, "add": ""}
     whole: Any = {
         **{"attempt": 1, "host": host, "node": int(host[1:]), "weight": weight},
         **{"after_s": after_s, "diagnosis": {"kind": host}, "facts": {}},
@@ -89,7 +89,7 @@ def test_the_root_is_the_same_whoever_asks(order: tuple[int, ...]):
 
 
 def test_where_the_failure_began_decides_that_the_run_is_over():
-    stop = {"decision": {"action": "stop", "reason": "it would come again"}}
+    stop = {"decision": {"action": "stop", "reason": "it would happen again"}}
     echo = fact("h0", 2, report=report("h0", nodes.ECHO))
     root = fact("h1", 2, report=report("h1", nodes.ROOT, **stop))
     assert nodes.agree({0: echo, 1: root})["action"] == nodes.STOP

@@ -98,7 +98,7 @@ def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_p
 
 def test_an_endpoint_where_nobody_answers_is_named(pair: list[Host], tmp_path: Path):
     run = pair[0].start(*meeting(at="h2"), script(tmp_path))
-    run.wait_for_message(f"h1 waits for an answer from h2:{PORT} (10.77.0.2) since 30 s")
+    run.wait_for_message(f"h1 has waited for an answer from h2:{PORT} (10.77.0.2) for 30 s")
 
 
 def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_path: Path):

@@ -166,8 +166,8 @@ def test_only_a_named_profile_resets_gpus(place):
 
 def test_a_fifo_in_place_of_the_local_file_is_not_waited_for(place):
     os.mkfifo(f"{place}/saferun.yaml", 0o644)
-    assert "no regular file" in choose(place).remarks[0]
-    with pytest.raises(ProfileError, match="no regular file"):
+    assert "not a regular file" in choose(place).remarks[0]
+    with pytest.raises(ProfileError, match="not a regular file"):
         choose(place, "./saferun.yaml")
 
 

@@ -45,7 +45,7 @@ def test_a_sentence_in_an_error_file_tells_where_nothing_else_does():
 def test_the_kernels_count_tells_of_a_kill_for_want_of_memory():
     found = judged("odd\n", oom_kills=2, exit_code=1)
     assert (found.kind, found.decided_by) == ("host-oom-killed", ("kernel's count of kills",))
-    assert found.root_line == "kernel: 2 killed for want of memory while it ran"
+    assert found.root_line == "kernel: 2 killed for lack of memory while it ran"
 
 
 def test_an_exception_that_passes_a_failure_on_leaves_the_word_to_the_machine():

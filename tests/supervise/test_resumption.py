@@ -97,9 +97,9 @@ def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(job)
     empty = job.save(20, 1200.0, b"")
     nameless = job.save("last", 1300.0)
     assert [run.checkpoint(n).step for n in (2, 3)] == [10, 10]
-    assert sorted(line for line in job.said if "passed over" in line) == [
-        f"{empty} is passed over: it is empty",
-        f"{nameless} is passed over: {{step}} in retry.resume.args has no value",
+    assert sorted(line for line in job.said if "is skipped" in line) == [
+        f"{empty} is skipped: it is empty",
+        f"{nameless} is skipped: {{step}} in retry.resume.args has no value",
     ]
 
 

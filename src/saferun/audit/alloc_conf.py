@@ -49,7 +49,7 @@ def errors(text: str) -> Iterator[tuple[str, str]]:
     given = items(text)
     for key, value in given:
         if key not in KEYS:
-            yield f"{key} is no setting of the allocator", _nearest(key)
+            yield f"{key} is not a setting of the allocator", _nearest(key)
         elif key in SWITCHES and value not in ("True", "False"):
             yield f"{key} takes True or False, not `{value}`", f"{key}:{_truth(value)}"
         elif key in NUMBERS and not _number(value, SMALLEST.get(key, 0)):

@@ -42,15 +42,15 @@ def _adopt(path: str, write: bool) -> None:
 
     Raises:
         OSError: it cannot be read or written.
-        ValueError: it is no text.
+        ValueError: it is not a text file.
     """
     if not os.path.isfile(path):  # reading a pipe would empty it
         os.stat(path)
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     with open(path, "rb") as file:
         content = file.read()
     if b"\0" in content:
-        raise ValueError("it is no text")
+        raise ValueError("it is not a text file")
     old = content.decode("utf-8", "surrogateescape")
     found = adopt(old, os.path.basename(path))
     if found.text != old:
@@ -68,7 +68,7 @@ def _difference(path: str, old: str, new: str) -> Iterator[str]:
 
 def _report(path: str, old: str, found: Adoption) -> None:
     for line, remark in found.remarks:
-        echo(f"saferun: {path}:{line} is left: {remark}", err=True)
+        echo(f"saferun: {path}:{line} is left as it is: {remark}", err=True)
     if found.text == old and not found.remarks:
         echo(f"saferun: {path} starts no torchrun: nothing to change", err=True)
 

@@ -94,7 +94,7 @@ def to_json(diagnosis: Diagnosis, account: Account | None = None) -> str:
 
 
 _VERDICTS = {
-    "retry": "try again (it can pass)",
+    "retry": "try again (it may be temporary)",
     "mitigate": "try again with a setting changed",
     "stop-user": "do not retry: code, data, arguments or packages need a change",
     "stop-hardware": "do not retry: the machine needs attention",

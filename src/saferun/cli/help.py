@@ -58,16 +58,16 @@ def explained(known: reference.Reference, word: str) -> str:
     if found and others:
         parts = ["Others that contain it:", *_named(others)]
     elif others:
-        parts = [f"{word}: no name, but a part of these:", *_named(others)]
+        parts = [f"{word} is not a name, but a part of these:", *_named(others)]
     elif not found and (mentioned := known.mentions(word)):
-        parts = [f"{word}: no name, but a word in what is said of these:", *_named(mentioned)]
+        parts = [f"{word} is not a name; the text about these has it:", *_named(mentioned)]
     else:
         parts = []
     if not found and not parts:
         known_words = itertools.chain.from_iterable(known.words().values())
         close = nearest(word, known_words, 0.75) if len(word) < 200 else ""
         fix = f"did you mean `{close}`?" if close else "saferun help --list shows all words"
-        raise UsageError(f"nothing is known of {word!r}", fix=fix)
+        raise UsageError(f"nothing is known about {word!r}", fix=fix)
     return "\n\n".join([*map(as_text, found), *(["\n".join(parts)] if parts else [])])
 
 

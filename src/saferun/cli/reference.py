@@ -27,7 +27,7 @@ from saferun.profile.schema import Doc
 from saferun.settings import HOOKS, KEYS, Key
 
 VERDICTS = {
-    "retry": "tries again: it can pass",
+    "retry": "tries again: it may be temporary",
     "mitigate": "tries again with a setting changed",
     "stop-user": "stops: code, data, arguments or packages need a change",
     "stop-hardware": "stops: the machine needs attention",

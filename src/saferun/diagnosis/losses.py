@@ -56,7 +56,7 @@ class Losses:
         self._good: dict[str, _Good] = {}
 
     def take(self, outputs: list[bytes], at_s: float) -> NoNumber | None:
-        """Return which loss is no number any more; None where there is none.
+        """Return which loss is not a number any more; None where there is none.
 
         Args:
             outputs: the ends of what the job has written so far.

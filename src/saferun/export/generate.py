@@ -173,7 +173,7 @@ def write(path: str, text: str, *, private: bool = False) -> None:
     old = _read(path)
     if old is not None and shell_script.made_by(old) is None:
         fix = "choose another name, or remove it"
-        raise UsageError("there is another file, and no script of gen-shell's", where=path, fix=fix)
+        raise UsageError("another file is there, which gen-shell did not make", where=path, fix=fix)
     try:
         paths.replace_file(path, text.encode(), 0o700 if private else 0o777)
     except OSError as error:
@@ -205,7 +205,7 @@ def stale(
         raise UnavailableError(f"there is no file `{path}`", fix="check the path")
     made = shell_script.made_by(text)
     if made is None:
-        return "it is no script of gen-shell's"
+        return "gen-shell did not make it"
     version, command = made
     wanted = read(command[2:], _without_ours(environ)) if given.bare else given
     new = make(wanted, _without_ours(environ) if given.bare else environ, cwd).text

@@ -115,7 +115,7 @@ def _when(conditions: Iterable[str], script: str) -> Iterable[tuple[str, str | b
             yield name, wanted
         else:
             fix = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"
-            raise ProfileError(f"`{condition}` is no condition", where=script, fix=fix)
+            raise ProfileError(f"`{condition}` is not a condition", where=script, fix=fix)
 
 
 def _comparison(text: str) -> str:

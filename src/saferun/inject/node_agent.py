@@ -197,13 +197,13 @@ class NodeParticipant:
         if self._began and spec.max_restarts == 0:
             # Nodes came or went. The supervisor looks for what all of them go on from.
             self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
-            say(f"nodes have come or gone: attempt {self._attempt + 1} starts on all of them")
+            say(f"nodes have joined or left: attempt {self._attempt + 1} starts on all of them")
         try:
             self._go_on(agent)
         except Exception as error:
             if is_of_torch(error):  # the store has gone, and with it the rendezvous
                 raise
-            say(fault("the nodes could not compare notes", error))
+            say(fault("the nodes could not compare their settings", error))
 
     def _go_on(self, agent: Any) -> None:
         """Meet the other nodes; return to have the ranks started, or end the agent."""
@@ -270,7 +270,7 @@ class NodeParticipant:
 
     def _meet_anew(self, error: Exception) -> NoReturn:
         """Leave after ranks have run, since nodes came or went and did not come together."""
-        why = f"nodes have come or gone ({type(error).__name__})"
+        why = f"nodes have joined or left ({type(error).__name__})"
         outcome: nodes.Outcome = {"again": why, "start": self._facts.get("start")}
         self._write(outcome_name(self._attempt), outcome)
         raise SystemExit(nodes.REGROUP_STATUS)

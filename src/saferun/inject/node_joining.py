@@ -155,12 +155,12 @@ class Joining:
             here = [node.addr for node in self._holder.state.participants]
         elif not here:
             return (
-                f"{self._facts['host']} waits for an answer from {where} since {WAITED_S:.0f} s; "
-                "is that the right host and port, and is it up?"
+                f"{self._facts['host']} has waited for an answer from {where} for "
+                f"{WAITED_S:.0f} s; is that the right host and port, and is it up?"
             )
         names = ", ".join(sorted(here)) or "none"
         return (
-            f"{self._facts['host']} waits for other nodes at {where} since {WAITED_S:.0f} s; "
+            f"{self._facts['host']} has waited for other nodes at {where} for {WAITED_S:.0f} s; "
             f"--nnodes is {self._facts['nnodes']}, and these have come: {names}"
         )
 

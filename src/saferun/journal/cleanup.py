@@ -156,7 +156,7 @@ def remove(run: Run) -> None:
     What makes it a run goes last: one that could only be removed in part is still listed.
 
     Raises:
-        OSError: it, or a part of it, cannot be removed; it is not ours or no run's any more.
+        OSError: it, or a part of it, cannot be removed; it is not ours or no longer a run's.
     """
     paths.remove_dir(run.path, _empty)
 
@@ -167,7 +167,7 @@ def _empty(descriptor: int) -> None:
         raise PermissionError(1, "it is another user's")
     names = os.listdir(descriptor)
     if not any(name in names for name in runs.MARKS):
-        raise FileNotFoundError(2, "it is no run's any more")
+        raise FileNotFoundError(2, "it no longer belongs to a run")
     last = [name for name in (*runs.MARKS, LOCK_FILE) if name in names]
     for name in [*(n for n in names if n not in last), *last]:
         status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)

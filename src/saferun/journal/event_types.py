@@ -93,7 +93,7 @@ class Stall(NamedTuple):
 
 
 class LossLost(NamedTuple):
-    """A training's loss is no number any more: diagnosis/evidence.NoNumber."""
+    """A training's loss is not a number any more: diagnosis/evidence.NoNumber."""
 
     line: str  # for people
     value: str

@@ -117,7 +117,7 @@ def named(base: str, word: str, now_s: float) -> Run:
         fix = "ask its owner, or look as root"
         raise UnavailableError("this run's journal may not be read", where=path, fix=fix) from None
     if run is None:
-        raise UsageError("this directory is no run's", where=os.path.join(base, name))
+        raise UsageError("this directory does not belong to a run", where=os.path.join(base, name))
     return run
 
 

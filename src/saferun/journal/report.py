@@ -335,9 +335,9 @@ def _headline(
     ended = {
         OK: "Finished",
         FAILED: "Failed",
-        RUNNING: "Runs",
+        RUNNING: "Running",
         INTERRUPTED: "Interrupted",
-    }.get(run.outcome, "Its end is not known")
+    }.get(run.outcome, "Its end is unknown")
     known = number and run.outcome in (*FINISHED, RUNNING)
     text = f"{ended} {where}" if known or finished else ended
     if run.kind:

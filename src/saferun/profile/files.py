@@ -346,7 +346,7 @@ def read(path: str, shown: str, *, guarded: bool = False) -> str:
         with open(path, "rb", opener=_opener) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) and not path.startswith(_STREAMS):
-                raise OSError(errno.EINVAL, "no regular file")
+                raise OSError(errno.EINVAL, "not a regular file")
             if guarded and (problem := trust.of_file(file.fileno())):
                 raise OSError(errno.EPERM, problem)
             raw = file.read(MAX_BYTES + 1)

@@ -61,7 +61,7 @@ def of_file(file: str | int) -> str:
         OSError: it cannot be looked at.
     """
     if not stat.S_ISREG(os.stat(file).st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     return _of(file, "it")
 
 

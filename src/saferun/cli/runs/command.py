@@ -121,7 +121,7 @@ def report_run(
 ) -> int:
     """Report a run to others: what happened, why, and what it cost; as Markdown, or as a page."""
     if price is not None and price != price:  # FloatRange lets NaN pass
-        raise UsageError("the price is no number", where="--price-per-gpu-hour")
+        raise UsageError("the price is not a number", where="--price-per-gpu-hour")
     base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     found = report.read_report(run, now, price)
@@ -148,7 +148,7 @@ def _write(path: str, page: str) -> None:
         click.echo(page, nl=False, color=True)
         return
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
-        raise UsageError("this is no plain file", where=path, fix="choose another name")
+        raise UsageError("this is not a regular file", where=path, fix="choose another name")
     try:
         paths.replace_file(path, page.encode("utf-8", "replace"), 0o600)
     except OSError as error:
@@ -226,7 +226,7 @@ def list_parts(as_json: bool) -> int:
     elif known:
         echo(runs_view.parts(known))
     else:
-        echo("saferun: no part is known to have failed", err=True)
+        echo("saferun: no GPU or host is known to have failed", err=True)
     return 0
 
 

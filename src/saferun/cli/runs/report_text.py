@@ -65,7 +65,7 @@ def run_facts(report: RunReport) -> Labelled:
         ("profile", profile),
         ("versions", ", ".join(report.versions)),
         ("replaced", f"{processes(report.replaced)}, as asked" if report.replaced else ""),
-        ("missing", f"{run.lost} events that the disk did not take" if run.lost else ""),
+        ("missing", f"{run.lost} events that could not be written" if run.lost else ""),
     ]
     return [(label, text) for label, text in found if text]
 
@@ -137,7 +137,7 @@ def end(report: RunReport, one: AttemptReport) -> str:
     """Return how an attempt ended, as a short phrase."""
     outcome = one.attempt.outcome
     if not outcome.has_ended:
-        return "runs" if report.run.outcome == RUNNING else "its end is not known"
+        return "running" if report.run.outcome == RUNNING else "its end is unknown"
     if outcome.exit_code == 0:
         return "succeeded"
     if not outcome.kind:

@@ -30,7 +30,7 @@ from saferun.journal.reader import (
     Run,
 )
 from saferun.journal.report import RunReport
-from saferun.journal.time_spent import Spent, Times
+from saferun.journal.time_spent import UNSAVED, Spent, Times
 from saferun.journal.trials import processes
 from saferun.model import as_tree
 from saferun.system.printable import printable, shortened
@@ -174,7 +174,7 @@ def _facts(run: Run, plan: RecordedPlan, times: Times) -> list[str]:
         _labelled("profile", f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""),
         _labelled("sets", ", ".join(settings(plan))),
         _labelled("journal", run.path),
-        _labelled("lost", f"{run.lost} events that the disk did not take" if run.lost else ""),
+        _labelled("lost", f"{run.lost} events that could not be written" if run.lost else ""),
     ]
     return [line for line in lines if line]
 
@@ -208,7 +208,7 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
     lived = f"lived {seconds(outcome.lived_s)}"
     if not outcome.has_ended:
         since = now_s - (attempt.started_at or now_s)
-        lived = f"runs since {seconds(max(0.0, since))}" if running else "its end is not known"
+        lived = f"running for {seconds(max(0.0, since))}" if running else "its end is unknown"
     status = f", status {outcome.exit_code}" if outcome.has_ended else ""
     worker = "" if attempt.worker is None else f"worker {attempt.worker}, "
     head = f"{worker}attempt {attempt.number}"
@@ -235,13 +235,13 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
 
 def ending_events(outcome: AttemptOutcome) -> list[str]:
     """Return the signals and kills that ended an attempt."""
-    found = [f"asked by {', '.join(outcome.signals)}"] if outcome.signals else []
+    found = [f"asked to end by {', '.join(outcome.signals)}"] if outcome.signals else []
     if outcome.ended_by not in ("", "job"):
-        words = {"keeper": "its keeper was killed", "loss": "its loss is no number"}
+        words = {"keeper": "its keeper was killed", "loss": "its loss is not a number"}
         found.append(words.get(outcome.ended_by, outcome.ended_by))
     found += [f"{outcome.killed} processes killed"] if outcome.killed else []
     pids = ", ".join(map(str, outcome.unkillable))
-    return found + ([f"not to be killed: {pids}"] if pids else [])
+    return found + ([f"could not be killed: {pids}"] if pids else [])
 
 
 def _time(spent: Spent) -> str:
@@ -254,8 +254,8 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
     found = []
     if spent.useful_s >= 1:
         found.append(("useful", seconds(spent.useful_s)))
-    if spent.done_again_s >= (0.05 if spent.why else 1):
-        why = f" ({spent.why})" if spent.why else ""
+    why = f" ({spent.why})" if spent.why else ""
+    if spent.done_again_s >= 1 or spent.why not in ("", *UNSAVED):
         found.append(("done again", f"{seconds(spent.done_again_s)}{why}"))
     if spent.starts_and_waits_s >= 1:
         found.append(("starts and waits", seconds(spent.starts_and_waits_s)))

@@ -122,7 +122,7 @@ def _step(job: Job) -> str:
 def _silence(job: Job, at: float) -> str:
     said = ""
     if job.hang_at is not None:
-        said = f"it may hang, as said {seconds(max(0, at - job.hang_at))} ago"
+        said = f"it may hang, as reported {seconds(max(0, at - job.hang_at))} ago"
     if job.quiet_s is None or job.quiet_s < _QUIET_S:
         return said
     return f"no sign of work for {seconds(job.quiet_s)}{'; ' if said else ''}{said}"

@@ -11,7 +11,7 @@ from saferun.inject.durations import seconds
 if TYPE_CHECKING:  # a launch loads this file, and need not load the patterns of failures
     from saferun.diagnosis.deciding.candidate import Candidate
 
-_NO_KILL = "kernel: no process was killed for want of memory"
+_NO_KILL = "kernel: no process was killed for lack of memory"
 # What makes these of the kind that a signal or a message usually has (refinements.py).
 _FACTS = {
     "crash-after-the-end": "receipts: the scripts of all ranks had reached their end",
@@ -56,4 +56,4 @@ def known_from(decided_by: Sequence[str]) -> list[str]:
 
 def kills(count: int) -> str:
     """Return what the kernel's counter says."""
-    return f"kernel: {count} killed for want of memory while it ran"
+    return f"kernel: {count} killed for lack of memory while it ran"

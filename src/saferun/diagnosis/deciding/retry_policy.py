@@ -95,10 +95,10 @@ def _by_verdict(
         return _mitigation(last, policy, usable)
     if last.verdict == "retry":
         if _loss_comes_again(history):
-            return Decision(STOP, "the loss is no number at the same step again")
+            return Decision(STOP, "the loss is not a number at the same step again")
         if not last.waits and _seen_before(history):
-            return Decision(STOP, "the same failure at the same age: it would come again")
-        return Decision(AGAIN, "it can pass")
+            return Decision(STOP, "the same failure after the same time: it would happen again")
+        return Decision(AGAIN, "it may be temporary")
     if last.verdict == "unknown":
         return _unknown(history, policy)
     return Decision(STOP, "the same command would fail again")
@@ -120,7 +120,7 @@ def _mitigation(
     if left:
         return Decision(AGAIN, f"with {left[0]}", add=left[0], untried=tuple(left[1:]))
     if last.waits:
-        return Decision(AGAIN, "it can pass")
+        return Decision(AGAIN, "it may be temporary")
     tried = [name for name in last.offered if name in last.mitigations]
     return Decision(
         STOP, "its mitigations did not help" if tried else "no mitigation of it can be used here"

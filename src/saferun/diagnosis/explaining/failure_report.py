@@ -157,8 +157,10 @@ def _tried(history: Sequence[AttemptOutcome]) -> list[str]:
     for one in history[-4:]:
         beside = f", with {', '.join(one.mitigations)}" if one.mitigations else ""
         attempts.append(f"attempt {one.number}: {one.kind} after {seconds(one.lived_s)}{beside}")
-    more = f"({len(history) - 4} earlier) " if len(history) > 4 else ""
-    return [f"tried: {more}{'; '.join(attempts)}"]
+    earlier = len(history) - len(attempts)
+    if earlier:
+        attempts.insert(0, f"{earlier} earlier attempt{'s' if earlier > 1 else ''}")
+    return [f"tried: {'; '.join(attempts)}"]
 
 
 def _cut(text: str) -> str:

@@ -96,7 +96,7 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
         action = "Drain and Reset"
     if action:
         known = loader.load_gpu_fields()["recovery"]
-        fix = known.get(action.lower(), "see to it before a job starts").format(n=area[4:])
+        fix = known.get(action.lower(), "do that before a job starts").format(n=area[4:])
         yield Finding(PROBLEM, area, f"the driver asks for: {action}", "", fix)
 
 
@@ -181,7 +181,7 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
         active.remove("HW Slowdown")  # its sub-reason is more specific
     for reason in active:
         level = NOTE if reason.startswith("SW") else PROBLEM
-        fix = "see to cooling, power and the power limit; all ranks wait for the slowest GPU"
+        fix = "check cooling, power and the power limit; all ranks wait for the slowest GPU"
         yield Finding(level, area, f"throttled: {_SLOWED[reason]}", _heat(card), fix)
     for name, why in _COUNTERS.items():
         micros = number(card.get(f"Clocks Event Reasons Counters/{name}")) or 0
@@ -229,7 +229,7 @@ def pcie(card: Card, area: str) -> Iterator[Finding]:
     now, most = number(card.get(f"{start}Current")), number(card.get(f"{start}Max"))
     if now and most and now < most:
         what = f"PCI Express runs with {now} of {most} lanes"
-        yield Finding(NOTE, area, what, "", "see to the slot, the riser and the BIOS")
+        yield Finding(NOTE, area, what, "", "check the slot, the riser and the BIOS")
 
 
 def persistence(card: Card, area: str) -> Iterator[Finding]:

@@ -172,7 +172,7 @@ def clock(found: Clock) -> Iterator[Finding]:
         what = f"the clock says {found.year}"
         yield Finding(PROBLEM, "clock", what, "downloads fail: certificates", "set the clock")
     elif found.synchronised is False:
-        what = "nothing keeps the clock right"
+        what = "no service keeps the clock right"
         detail = "as adjtimex says; a virtual machine's host may do it unseen"
         yield Finding(NOTE, "clock", what, detail, "start chronyd or systemd-timesyncd")
     elif found.synchronised:

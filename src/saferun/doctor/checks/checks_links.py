@@ -107,7 +107,7 @@ def nvlinks(nvml: Answer) -> Iterator[Finding]:
         return
     most = max(up for up, _ in links.values())
     if not most:
-        yield Finding(NOTE, "NVLink", "no link is up on any GPU", "", "see to the bridges")
+        yield Finding(NOTE, "NVLink", "no link is up on any GPU", "", "check the bridges")
         return
     for gpu, (up, known) in links.items():
         if up < most:
@@ -159,7 +159,7 @@ def _uneven(active: Sequence[InfiniBand]) -> Iterator[Finding]:
     for port in compute:
         if _gigabits(port.rate) < best[port.layer]:
             what = f"{port.device} port {port.port} runs at {port.rate}, others are faster"
-            yield Finding(NOTE, "RDMA", what, "", "see to the cable and the switch port")
+            yield Finding(NOTE, "RDMA", what, "", "check the cable and the switch port")
 
 
 def _gigabits(rate: str) -> float:

@@ -128,7 +128,9 @@ def _by_name(network: Network, many: bool, listed: str) -> Finding:
     if _is_loopback(own[0]):
         what = f"the host name {name} resolves to {own[0]}: gloo listens there"
         if many:
-            return Finding(PROBLEM, "host name", f"{what}, out of others' reach", "", fix)
+            return Finding(
+                PROBLEM, "host name", f"{what}, which other machines cannot reach", "", fix
+            )
         detail = "for a job on several machines it must be an address that they reach"
         return Finding(OK, "host name", what, detail, "")
     where = local.get(own[0], "IPv6")

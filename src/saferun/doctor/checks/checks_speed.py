@@ -60,7 +60,7 @@ def _compare(
     for area in slow:
         below = 100 * (1 - values[area] / others[area])
         what = f"{metric_name}: {values[area]:.0f} {unit}, {below:.0f} % below the others"
-        fix = "heat, power limit, another job on it, PCI slot; else have it changed"
+        fix = "check heat, power limit, other jobs on it and the PCI slot; else have it replaced"
         yield Finding(level, area, what, f"their median is {others[area]:.0f}", fix)
     if not slow:
         yield Finding(OK, "speed", f"{metric_name}: {_span(list(values.values()))} {unit}", "", "")

@@ -179,5 +179,5 @@ def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tupl
             allowed = min(TRIAL_S, timeout_s)
             return preflight_gate.examine(test, environ, facts, allowed).findings
     except OSError as error:
-        what = f"the GPUs could not be tried: {error.strerror}"
+        what = f"the GPUs could not be tested: {error.strerror}"
         return (Finding(NOTE, "GPUs", what, "", ""),)

@@ -102,7 +102,7 @@ def acquire(
     except (UnusableError, OSError) as trouble:
         if isinstance(trouble, BlockedError) and policy.gpus in _MUST_HOLD:
             raise _blocked(trouble, policy, "have its owner or root remove that file") from None
-        world.say(f"GPU locks are off for this run, others will not see it: {trouble}")
+        world.say(f"GPU locks are off for this run, so other runs will not see it: {trouble}")
         return Held(above)
     return Held(above, place, claim, record)
 

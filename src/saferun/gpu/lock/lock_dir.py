@@ -135,7 +135,7 @@ def _open_directory(path: str, *, make: bool) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | OPEN)
     except NotADirectoryError:
-        raise UnusableError(f"{path} is no directory, or a symbolic link") from None
+        raise UnusableError(f"{path} is not a directory, or is a symbolic link") from None
     try:
         status = os.fstat(descriptor)
         if stat.S_IMODE(status.st_mode) != 0o1777 and status.st_uid == os.geteuid():

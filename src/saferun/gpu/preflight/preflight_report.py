@@ -186,7 +186,7 @@ class _Judge:
         if self._document.get("proc"):
             fix = _CAPABILITIES
         elif self._document.get("kfd"):
-            fix = "this machine has an AMD GPU (/dev/kfd), which saferun cannot try"
+            fix = "this machine has an AMD GPU (/dev/kfd), which saferun cannot test"
         else:
             fix = "install NVIDIA's driver, or choose the profile for machines without a GPU (cpu)"
         return Finding(PROBLEM, CUDA, what, _text(self._document, "missing"), fix)

@@ -252,7 +252,7 @@ class Resumption:
         whole: list[Found] = []
         for found in written:
             if reason := self._problem(found.checkpoint, paths):
-                self._say_once(f"{found.checkpoint.path} is passed over: {reason}")
+                self._say_once(f"{found.checkpoint.path} is skipped: {reason}")
             elif len(whole := [*whole, found]) == most:
                 break
         return whole
@@ -284,7 +284,7 @@ def resumed_now(gathered: RunInputs, say: Callable[[str], None]) -> LaunchPlan |
 
     Args:
         gathered: what plans are computed from.
-        say: takes lines about checkpoints that are passed over.
+        say: takes lines about checkpoints that are skipped.
     """
     plan = gathered.plan()
     if not plan.settings.retry.resume.checkpoints or plan.disabled:

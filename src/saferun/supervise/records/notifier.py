@@ -109,7 +109,7 @@ class Notifier:
         self._tell("hang", what, {"attempt": attempt, "silent_s": silent_s})
 
     def loss(self, attempt: int, found: LossLost) -> None:
-        """Tell of a training whose loss is no number any more.
+        """Tell of a training whose loss is not a number any more.
 
         Args:
             attempt: the number of the one that runs.

@@ -156,7 +156,7 @@ class Record:
         self.journal.event(Stall(line, round(silent_s, 1), tuple(places)))
 
     def loss(self, found: NoNumber, line: str, saved: Checkpoint | None) -> None:
-        """Record that the loss is no number any more.
+        """Record that the loss is not a number any more.
 
         Args:
             found: since when, and what it was before.

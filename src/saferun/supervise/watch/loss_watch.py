@@ -1,4 +1,4 @@
-"""Watch the loss that a job prints: a training whose loss is no number trains nothing any more.
+"""Watch the loss that a job prints: a training whose loss is not a number trains nothing any more.
 
 A loss of NaN stays NaN, and the job computes on: seen on a Friday evening, on Monday morning. Its
 output is in the keeper's memory, or in the files that the job and its ranks write to.
