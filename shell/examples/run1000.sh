@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The long run without a retry loop: saferun tells a crash from a mistake, changes the setting that
-# avoids a known failure, leaves no process behind and explains the rest.
+# avoids a known failure, leaves no process behind and says why it stopped.
 #
 #     GPUS=8 bash run1000.sh
 #

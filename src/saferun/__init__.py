@@ -1,4 +1,4 @@
-"""saferun: the command that stands where torchrun stands, and the run survives.
+"""saferun: the command that stands where torchrun stands, and starts the job again after a crash.
 
 Python programs use `saferun.run`, `saferun.plan` and `saferun.diagnose` (docs/api.md). They are
 loaded when they are first used: a launch imports this package, too.

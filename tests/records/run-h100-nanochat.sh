@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A training job under profile h100-nanochat, and it survives: the environment fits the GPU, what
-# can pass is tried again, what a setting avoids is tried again with it, and the rest is explained.
+# A training job under profile h100-nanochat, whose environment fits the GPU. After a failure that
+# may be temporary the job starts again, after one that a setting avoids with that setting; after
+# any other it stops and says why.
 #
 #     bash THIS-FILE [SCRIPT'S ARGUMENTS]...
 #

@@ -6,8 +6,8 @@ HELP = """\
 Usage: saferun [SAFERUN OPTIONS | TORCHRUN OPTIONS]... SCRIPT [ARGS]...
        saferun COMMAND ...
 
-Stands where torchrun stands: every option of torchrun means here what it means there
-(torchrun --help lists them).
+Type saferun where you type torchrun: every option of torchrun means here what it means
+there (torchrun --help lists them).
 
 Saferun's own options, before SCRIPT:
   --profile NAME|FILE   settings for a GPU type or a known incident    [SAFERUN_PROFILE]

@@ -182,9 +182,9 @@ def _header(script_settings: ScriptSettings, command: Sequence[str], whole: bool
     usage = "[SCRIPT'S ARGUMENTS]..." if whole else "[TORCHRUN OPTIONS]... SCRIPT [ARGUMENTS]..."
     return (
         comment(
-            f"A training job under profile {script_settings.profile}, and it survives: the "
-            "environment fits the GPU, what can pass is tried again, what a setting avoids is "
-            "tried again with it, and the rest is explained."
+            f"A training job under profile {script_settings.profile}, whose environment fits the "
+            "GPU. After a failure that may be temporary the job starts again, after one that a "
+            "setting avoids with that setting; after any other it stops and says why."
         )
         + f"#\n{INDENT}bash THIS-FILE {usage}\n#\n# Made by saferun {__version__} with\n#\n"
         + f"{INDENT}{' '.join(map(quote, command))}\n#\n"
