@@ -29,6 +29,7 @@ TO = ROOT / "docs" / "pictures"
 TRAIN = ROOT / "tools" / "pictures_train.py"
 COMMAND = "{} --standalone --nproc-per-node 2 train.py 60 55"
 COLUMNS, MOST_LINES = 66, 12
+NO_BREAK = "\u00a0"
 CHAR, LINE, PAD = 7.8, 20, 16  # pixels
 # The lines that are shown of each; a run of the others is one line that counts them.
 SHOWN = {
@@ -99,12 +100,13 @@ def svg(one: Scene, theme: str) -> str:
             colour = bad if re.match("Fatal|Root|  exitcode|exit status [1-9]", line) else colour
         y = PAD + LINE * at + 14
         bold = ' font-weight="700"' if line.startswith("$") else ""
-        row = f'<text x="{PAD}" y="{y}" fill="{colour}"{bold}>{escape(line)}</text>'
+        shown = escape(line).replace(" ", NO_BREAK)  # browsers collapse other spaces
+        row = f'<text x="{PAD}" y="{y}" fill="{colour}"{bold}>{shown}</text>'
         rows.append(row)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" role="img" font-size="13" xml:space="preserve" '
+            f'width="{width}" height="{height}" role="img" font-size="13" '
             'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, '
             'monospace">',
             f"<title>A crash under {one.name}</title>",
@@ -125,7 +127,8 @@ def drawn(path: pathlib.Path) -> list[str]:
     """Return the lines of a picture."""
     found = re.findall(r"<text [^>]*>(.*)</text>", path.read_text(encoding="utf-8"))
     names = {"&lt;": "<", "&gt;": ">", "&amp;": "&"}
-    return [re.sub("&(?:lt|gt|amp);", lambda m: names[m[0]], line) for line in found]
+    lines = [line.replace(NO_BREAK, " ") for line in found]
+    return [re.sub("&(?:lt|gt|amp);", lambda m: names[m[0]], line) for line in lines]
 
 
 def report(to: pathlib.Path) -> None:
