@@ -52,6 +52,7 @@ _PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown
 _STACK_CHARS = 6000  # the most of each stack
 _STACKS_FILE = re.compile(r"hang-\d{1,4}\.txt", re.ASCII)
 _HOUR_S = 3600.0
+_SHOWN_S = 0.05  # a shorter time is shown as 0
 _WORTH_SAVING_S = 60.0  # of work done again because nothing was saved
 _NAMED = 3  # kinds of failures in the headline
 
@@ -357,11 +358,11 @@ def _headline(
 def _again(cost: Cost, left_s: float) -> str:
     """Return the work that was done again, and that which is left to be."""
     done_s, used = cost.done_again.s - left_s, seconds(cost.used.s)
-    if cost.done_again.s < 1:
+    if cost.done_again.s < _SHOWN_S:
         return "no work done again"
-    if left_s < 1:
+    if left_s < _SHOWN_S:
         return f"{seconds(done_s)} of {used} done again"
-    if done_s < 1:
+    if done_s < _SHOWN_S:
         return f"{seconds(left_s)} of {used} to be done again"
     return f"{seconds(done_s)} of {used} done again, another {seconds(left_s)} to be done again"
 
