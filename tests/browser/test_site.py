@@ -86,6 +86,16 @@ def test_the_terminal_of_the_home_page_is_whole_and_first_columns_do_not_break(b
     assert browser.evaluate(f"{cells}.every(c => getComputedStyle(c).wordBreak === 'normal')")
 
 
+def test_each_picture_of_the_home_page_has_the_width_of_a_phone(browser, address):
+    browser.show_at(390, "light")
+    browser.open(f"{address}/index.html")
+    pictures = "[...document.querySelectorAll('picture img')]"
+    assert browser.evaluate(f"{pictures}.length") == 3
+    until(lambda: browser.evaluate(f"{pictures}.every(i => i.complete)"), "the pictures", 60)
+    widths = browser.evaluate(f"{pictures}.map(i => i.getBoundingClientRect().width)")
+    assert min(widths) > 300, widths
+
+
 def test_every_page_is_there_as_plain_markdown():
     if not (SITE / "llms.txt").is_file():
         pytest.skip("no site (make docs)")

@@ -92,7 +92,7 @@ class Notifier:
             "mitigations": [*last.mitigations, *added],
         }
         if added and last.action == "again":
-            what = f"attempt {last.number} failed ({last.kind}); the next one is {last.reason}"
+            what = f"attempt {last.number} failed ({last.kind}); the next one starts {last.reason}"
             self._tell("mitigated", what, self._last)
 
     def hang(self, attempt: int, silent_s: float, places: Sequence[Place]) -> None:
