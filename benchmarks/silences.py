@@ -7,8 +7,7 @@ long as 40 minutes are, divided by the factor; so are the watch's limits (600 s;
 of one that is said 60 s), the time between its looks (10 s) and between questions to nvidia-smi.
 Rates (of CPU time, of bytes) are not divided. With `--peer` each is rank 0 of two, and rank 1 waits
 for it in a barrier. Prints a table, and ends with 1 where an ordinary program was reported, or was
-said to be waited for (but one that is stopped), or a hang was not reported (with `--peer`: nor
-noted as a stall).
+said to be waited for, or a hang was not reported (with `--peer`: nor noted as a stall).
 """
 
 from __future__ import annotations
@@ -205,8 +204,7 @@ def main() -> int:
                 )
                 hangs = name.startswith("hang")
                 is_found = bool(minutes) or (hangs and options.peer and bool(stalls))
-                is_stopped = name.startswith("stopped")  # which is said, and true
-                if is_found != hangs or (said and not hangs and not is_stopped) or one["status"]:
+                if is_found != hangs or (said and not hangs) or one["status"]:
                     wrong.append(f"{name} (status {one['status']}, {said})")
                 if not name.startswith("hang"):
                     total.append(lasted)
