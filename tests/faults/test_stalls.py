@@ -9,12 +9,13 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import until
+from helpers import children, until
 from runs import Run, program, run
 
 FAST = [sys.executable, program("fast_watch")]
@@ -79,6 +80,27 @@ def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     assert len(said(job)) == 1
     assert first["silent_s"] < 12
     assert second["line"]
+
+
+@pytest.mark.slow
+def test_a_wait_before_all_were_stopped_says_nothing_of_how_long_one_takes(tmp_path):
+    """As in a container that is paused: what works on afterwards has not been waited for longer."""
+    with stalling(tmp_path, "evaluate", settings=[]) as job:
+        job.wait_for_event("stall")
+        everyone = [job.process.pid]
+        for pid in everyone:
+            everyone += children(pid)
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(10)  # longer than between two looks: nobody looks meanwhile
+        asked = job.journal / "receipts"
+        before = _answers(asked)
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: said(job) or _answers(asked) >= before + 2, "a time when it could be said")
+        (tmp_path / "0").touch()
+        assert job.end() == 0
+    assert not said(job)
 
 
 def _answers(receipts: Path) -> int:

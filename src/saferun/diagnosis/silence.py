@@ -146,6 +146,7 @@ class Silence:
         self._longest_s = 0.0
         self._reported = False
         self.is_stalled = False  # the silence has lasted for as long as a stall
+        self.has_slept = False  # nobody was looking before the newest look
         self._answers = False  # the ranks were asked where they are since the last look
         self._seen: dict[int, RankSign] = {}  # rank -> its last sign
 
@@ -161,9 +162,9 @@ class Silence:
             self._answers, since = False, since._replace(work=look.work)
             self._since = since
         self._seen.update({one.rank: one for one in look.ranks if one.rank is not None})
-        slept = last is not None and look.at_s - last.at_s > 3 * every_s + 5
-        if since is None or last is None or slept or self._works(since, look):
-            if since is not None and not slept:
+        self.has_slept = last is not None and look.at_s - last.at_s > 3 * every_s + 5
+        if since is None or last is None or self.has_slept or self._works(since, look):
+            if since is not None and not self.has_slept:
                 self._note_end(look.at_s - since.at_s)
             self._since, self._reported, self.is_stalled = look, False, False
             return None

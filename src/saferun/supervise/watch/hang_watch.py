@@ -262,7 +262,8 @@ class HangWatch:
     def _end_stall(self, at_s: float) -> None:
         self._loud_s = self._gone_s = float("inf")
         if self._stall is not None and self._last_stall is not None:
-            self._longest.waited_at |= self._stall.functions
+            if not self._silence.has_slept:  # else nobody knows how long it would have lasted
+                self._longest.waited_at |= self._stall.functions
             self._stall, self._last_stall = None, (self._last_stall[0], at_s)
             self._record.stall("")
 
