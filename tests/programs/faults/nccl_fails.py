@@ -1,22 +1,22 @@
 """A job of NCCL 2.32 whose collectives fail: `nccl_fails.py FINDING VERSION FAILURE...`.
 
-torch's answers about CUDA stand in for a machine with GPUs. Where NCCL_RUN_DIAGNOSTICS asks for it,
+The receipt that the init hook would write names the NCCL. Where NCCL_RUN_DIAGNOSTICS asks for it,
 rank 0 prints what libnccl.so.2 of 2.32.3 prints, as it prints it: by C's stdout. FINDING is what it
 finds. Each FAILURE is that of an attempt, "well" for none; the last one stays.
 """
 
 import ctypes
 import os
+import signal
 import sys
+import time
+from pathlib import Path
 
-import torch
-import torch.distributed as dist
+from _saferun_inject.hook_runner import current
 
 finding, version, *failures = sys.argv[1:]
 attempt = int(os.environ["SAFERUN_ATTEMPT"])
 failure = failures[min(attempt, len(failures)) - 1]
-torch.cuda.is_available = lambda: True
-torch.cuda.nccl.version = lambda: tuple(map(int, version.split(".")))
 EDGE = (
     "srcRank={0} srcCudaDev={0} srcNvmlDev={0} dstRank={1} dstCudaDev={1} dstNvmlDev={1} "
     "path=NVL handle=CUMEM_POSIX_FD"
@@ -47,13 +47,18 @@ FAILURES = {
     "aborts": "NCCL Error 3: internal error\nncclInternalError: Internal check failed.",
 }
 
-dist.init_process_group()
+rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+context = current(os.environ["SAFERUN_INJECT"])
+context.receipt("init", "observed", rank=rank, world_size=size, nccl=version)
+context.activate()
+Path(f"{attempt}-{rank}").touch()
+while not all(Path(f"{attempt}-{one}").exists() for one in range(size)):
+    time.sleep(0.01)  # as ranks meet in init_process_group
 asked = os.environ.get("NCCL_RUN_DIAGNOSTICS")
-if dist.get_rank() == 0:
+if rank == 0:
     print(f"attempt {attempt}: asked {asked}", flush=True)
-if dist.get_rank() == 0 and asked == "1":
+if rank == 0 and asked == "1":
     libc = ctypes.CDLL(None)
-    size = dist.get_world_size()
     for line in (
         "=== NCCL Diagnostics ===",
         "[OK] net bw: skipped (single host or no network transport)",
@@ -61,10 +66,10 @@ if dist.get_rank() == 0 and asked == "1":
         f"NCCL diagnostics completed in 245.3 ms across {size} ranks",
     ):
         libc.puts(f"node0:{os.getpid()} NCCL DIAG {line}".encode())
-dist.barrier()
-if failure == "aborts" and dist.get_rank() == 0:
+if rank and failure != "well":
+    signal.pause()  # the launcher ends it
+if failure == "aborts":
     print(f"RuntimeError: {FAILURES[failure]}", file=sys.stderr, flush=True)
     os.abort()
-if failure != "well" and dist.get_rank() == 0:
+if failure != "well":
     raise RuntimeError(FAILURES[failure])
-dist.barrier()

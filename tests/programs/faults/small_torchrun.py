@@ -33,7 +33,8 @@ parser.add_argument("arguments", nargs=argparse.REMAINDER)
 options = parser.parse_args()
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
     signal.signal(getattr(signal, name), asked)
-command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
+module = ["-m"] if options.module else []
+command = [sys.executable, "-u", *module, options.script, *options.arguments]
 count = options.nproc_per_node
 ranks: list[subprocess.Popen[bytes]] = []
 status = 1
