@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from cases import check_cases
+from cases import check_cases, slow
 from job_logs import RECORDS, SUMMARY, TIMEOUT, TRACEBACK, diagnose, table, wrongly_diagnosed
 
 START = (RECORDS / "harmless" / "start.txt").read_text()
@@ -39,8 +39,12 @@ def test_a_harmless_line_of_stderr_that_is_read_behind_all_steps_does_not_decide
     assert set(found) <= set(SAYS_NOTHING)
 
 
-def test_a_failure_keeps_its_kind_behind_all_that_is_said_before_it():
-    assert wrongly_diagnosed([{**row, "log": START + STEPS + row["log"]} for row in KINDS]) == []
+@pytest.mark.parametrize("parts", [5, *slow(1)])
+def test_a_failure_keeps_its_kind_behind_all_that_is_said_before_it(parts):
+    lines = START.splitlines(keepends=True)
+    said = itertools.cycle("".join(lines[part::parts]) for part in range(parts))
+    rows = [{**row, "log": next(said) + STEPS + row["log"]} for row in KINDS]
+    assert wrongly_diagnosed(rows) == []
 
 
 def test_a_failure_keeps_its_kind_before_all_that_is_said_after_it():
@@ -103,10 +107,17 @@ def is_outlived(log: str, kind: str) -> None:
     assert diagnose(log).kind == kind
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_a_notice_that_the_job_outlived_does_not_change_what_its_end_means(end):
-    steps, (last, kind) = progress_lines("lines", 0, 110), ENDS[end]
-    check_cases({notice: (f"{notice}\n{steps}{last}", kind) for notice in NOTICES}, is_outlived)
+@pytest.mark.parametrize("count", [2, *slow(len(ENDS))])
+def test_a_notice_that_the_job_outlived_does_not_change_what_its_end_means(count):
+    steps, ends = progress_lines("lines", 0, 110), itertools.cycle(ENDS.items())
+    check_cases(
+        {
+            f"{notice}, {end}": (f"{notice}\n{steps}{last}", kind)
+            for notice in NOTICES
+            for end, (last, kind) in itertools.islice(ends, count)
+        },
+        is_outlived,
+    )
 
 
 def test_a_job_outlives_a_notice_however_it_shows_its_progress():

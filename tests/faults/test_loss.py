@@ -9,24 +9,27 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow
 from runs import program, run
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
-SAFERUN = [sys.executable, "-m", "saferun"]
+FAST = {"command": [sys.executable, program("fast_watch")]}
 KEEP = ["--set=watch.mode=off"]
+ENDED = ["--set=watch.loss=end"]
 
 
-def training(folder: Path, *more: str, steps: int = 36) -> list[str]:
+def training(folder: Path, *more: str) -> list[str]:
     """Return a training that resumes from the checkpoints in a folder."""
+    job = [program("diverging"), "36", str(folder), *(["--stays"] if ENDED[0] in more else [])]
     pattern = f"--set=retry.resume.checkpoints={folder}/step-*.json"
     resume = '--set=retry.resume.args=["--resume", "{checkpoint}"]'
-    return [*PYTHON, *KEEP, pattern, resume, *more, program("diverging"), str(steps), str(folder)]
+    return [*PYTHON, *KEEP, pattern, resume, *more, *job]
 
 
 def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_path):
     (tmp_path / "told").mkdir()
     notify = f"--set=notify.command={json.dumps(['sh', '-c', f'cat >> {tmp_path}/told/events'])}"
-    with run(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]")) as job:
+    with run(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]"), **FAST) as job:
         assert job.end() == 0, job.err
         (event,) = job.events("loss")
         (line,) = (line for line in job.messages() if "the loss is nan" in line)
@@ -42,15 +45,25 @@ def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_pa
         assert "the loss is nan since step 20" in page
 
 
-@pytest.mark.parametrize("way", ["live", "script"])
+@pytest.mark.parametrize("way", ["live", *slow("script")])
 def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
-    words, command = [*training(tmp_path, "--set=watch.loss=end"), "--heals"], SAFERUN
+    words, options = [*training(tmp_path, *ENDED), "--heals"], FAST
     if way == "script":
         at = words.index(program("diverging"))
-        make = [*SAFERUN, "gen-shell", *words[:at], "-o", "run.sh", "--", *words[at:]]
-        subprocess.run(make, cwd=tmp_path, check=True)
-        words, command = [], ["bash", "run.sh"]
-    with run(tmp_path, *words, command=command) as job:
+        make = [
+            sys.executable,
+            "-m",
+            "saferun",
+            "gen-shell",
+            *words[:at],
+            "-o",
+            "run.sh",
+            "--",
+            *words[at:],
+        ]
+        subprocess.run([*make, "--pace=0.3"], cwd=tmp_path, check=True)
+        words, options = [], {"command": ["bash", "run.sh"]}
+    with run(tmp_path, *words, **options) as job:
         assert job.end() == 0, job.err
         first, last = job.events("ended")
         shown = job.ask("runs", "show", "last")
@@ -64,7 +77,7 @@ def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
 
 
 def test_the_same_step_again_stops_the_run(tmp_path):
-    with run(tmp_path, *training(tmp_path, "--set=watch.loss=end")) as job:
+    with run(tmp_path, *training(tmp_path, *ENDED), **FAST) as job:
         assert job.end() != 0
         kinds = [(e["kind"], e["action"]) for e in job.events("ended")]
     assert kinds == [("loss-not-finite", "again"), ("loss-not-finite", "stop")]
@@ -72,6 +85,6 @@ def test_the_same_step_again_stops_the_run(tmp_path):
 
 
 def test_a_single_attempt_is_ended_too(tmp_path):
-    with run(tmp_path, *training(tmp_path, "--set=watch.loss=end", "--retries=0")) as job:
+    with run(tmp_path, *training(tmp_path, *ENDED, "--retries=0"), **FAST) as job:
         assert job.end() != 0
     assert "(loss-not-finite" in job.err

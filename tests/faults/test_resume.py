@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
-from runs import Run, program, run
+from runs import Run, program, run, small_torchrun
 
 CHECKPOINTS = "retry.resume.checkpoints={--out}/checkpoint-*.zip"
 ARGS = 'retry.resume.args=["--resume={checkpoint}"]'
@@ -180,17 +180,24 @@ def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
 
 
 def of_two_ranks(folder: Path, first: str, *argv: str, **options: object):
-    env = {"FIRST": first, **options.pop("env", {})}
+    env = {
+        **small_torchrun(folder),
+        "SMALL_TORCHRUN_REPORTS": "1",
+        "FIRST": first,
+        **options.pop("env", {}),
+    }
     words = ["--profile=cpu", "--set=retry.backoff_s=[0, 0]", *argv]
-    words += ["--standalone", "--nproc-per-node=2", program("first_steps_job")]
-    return run(folder, *words, env=env, **options)
+    words += ["--nproc-per-node=2", program("first_steps_job")]
+    command = [sys.executable, program("fast_watch")]
+    return run(folder, *words, env=env, command=command, **options)
 
 
 @pytest.mark.parametrize("way", ["text", "redirects", "file"])
 def test_an_attempt_whose_ranks_begin_at_different_steps_is_ended(tmp_path, way):
     argv, options = [], {}
     if way == "redirects":
-        argv, options = ["--redirects=3", f"--log-dir={tmp_path}/logs"], {"env": {"HOW": "own"}}
+        argv = ["--redirects=3", f"--log-dir={tmp_path}/logs"]
+        options = {"env": {"HOW": "own", "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}}
     with (tmp_path / "log").open("ab") as log:
         options |= {"stdout": log} if way == "file" else {}
         with of_two_ranks(tmp_path, "20 0", *argv, **options) as job:

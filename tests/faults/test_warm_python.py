@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import few, slow
 from helpers import MARK, PROGRAMS, children, kill_all, living, until
 from terminals import read_all, start
 
@@ -149,9 +150,9 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", few(ENDINGS, "chained", "status", "crash"))
 def test_it_ends_as_one_that_was_started(job, ending):
-    job.write("if 'LEARN' in os.environ: sys.exit()\n" + DIES + ENDINGS[ending] + "\n")
+    job.write("if 'LEARN' in os.environ: sys.exit()\n" + DIES + ending + "\n")
     job.learn()
     seen = []
     for way in WAYS:
@@ -176,7 +177,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("text", few(ODD, "prints"))
 def test_a_module_whose_import_would_differ_is_left_to_the_job(job, text):
     listed, ahead = _around_odd(job, text)
     assert ahead == listed.index("odd")
@@ -252,7 +253,7 @@ def test_a_variable_that_an_import_assigns_is_no_reason(job):
     assert job.starts()[0].startswith("ahead ")
 
 
-@pytest.mark.parametrize("victim", ["saferun", "keeper"])
+@pytest.mark.parametrize("victim", ["saferun", *slow("keeper")])
 def test_a_kill_leaves_no_process_that_waits(job, victim):
     job.write(
         "if 'LEARN' not in os.environ:\n    while not successor.waits(): pass\n"
