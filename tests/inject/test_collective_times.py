@@ -5,33 +5,25 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import ranks
+from ranks import Forks, Job, RunRanks
 from repo import source
 
 from saferun.diagnosis import slow_rank
-from saferun.inject import contract
+
+PROGRAM = source("inject/asked_for_times")
 
 
-def asked(folder: Path, *, watched: bool) -> tuple[ranks.Job, list[str]]:
-    """Run two ranks that ask themselves; return the job and the lines that they print."""
-    folder.mkdir()
-    text = contract.encode(
-        run="test",
-        attempt=1,
-        hooks=ranks.hooks(),
-        mitigations=(),
-        receipts=str(folder / "receipts"),
-        watch=1 if watched else None,
-    )
-    program = source("inject/asked_for_times")
-    job = ranks.launch(folder, program, environ={contract.VARIABLE: text})
-    assert (job.code, job.messages()) == (0, []), job.err
-    return job, sorted(job.out.splitlines())
+def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(
+    forks: Forks, tmp_path: Path
+) -> None:
+    def printed(folder: Path, *, watched: bool) -> list[str]:
+        folder.mkdir()
+        job: Job = forks.run(folder, PROGRAM, watched=watched)
+        assert (job.code, job.messages()) == (0, []), job.err
+        return sorted(job.out.splitlines())
 
-
-def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(tmp_path):
-    _, plain = asked(tmp_path / "plain", watched=False)
-    _, lines = asked(tmp_path / "watched", watched=True)
+    plain = printed(tmp_path / "plain", watched=False)
+    lines = printed(tmp_path / "watched", watched=True)
     assert lines[:2] == ["handled", "handled"]
     assert plain[:2] == ["not handled", "not handled"]
     assert lines[2:] == plain[2:], "what Dynamo has seen"
@@ -46,35 +38,24 @@ def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(
         assert {call.name for call in calls.values()} == {"all_reduce"}
 
 
-def test_a_script_that_uses_the_signal_keeps_its_handler(tmp_path):
-    program = source("inject/asked_for_times").replace(
-        "ASK = 54\n", "ASK = 54\nsignal.signal(ASK, lambda *_: os.write(1, b'mine\\n'))\n"
-    )
-    (tmp_path / "receipts").mkdir()
-    text = contract.encode(
-        run="test", attempt=1, hooks=ranks.hooks(), mitigations=(),
-        receipts=str(tmp_path / "receipts"), watch=1,
-    )  # fmt: skip
-    job = ranks.launch(tmp_path, program, environ={contract.VARIABLE: text})
+def test_a_script_that_uses_the_signal_keeps_its_handler(
+    run_ranks: RunRanks, tmp_path: Path
+) -> None:
+    own = "ASK = 54\nsignal.signal(ASK, lambda *_: os.write(1, b'mine\\n'))\n"
+    job = run_ranks(PROGRAM.replace("ASK = 54\n", own), watched=True)
     assert job.code == 0, job.err
     assert job.out.count("mine\n") == 2 * 21
     assert not list((tmp_path / "receipts").glob("*.times"))
 
 
-def test_a_rank_whose_record_cannot_be_had_says_so_once_and_computes_on(tmp_path):
+def test_a_rank_whose_record_cannot_be_had_says_so_once_and_computes_on(run_ranks: RunRanks):
     broken = (
         "ASK = 54\n"
         "def broken(*args): raise RuntimeError('no record')\n"
         "torch._C._distributed_c10d._dump_fr_trace = broken\n"
         "torch._C._distributed_c10d._dump_nccl_trace = broken\n"
     )
-    program = source("inject/asked_for_times").replace("ASK = 54\n", broken)
-    (tmp_path / "receipts").mkdir()
-    text = contract.encode(
-        run="test", attempt=1, hooks=ranks.hooks(), mitigations=(),
-        receipts=str(tmp_path / "receipts"), watch=1,
-    )  # fmt: skip
-    job = ranks.launch(tmp_path, program, environ={contract.VARIABLE: text})
+    job = run_ranks(PROGRAM.replace("ASK = 54\n", broken), watched=True)
     assert job.code == 0, job.err
     said = "the watch for slow ranks gets no times from this rank (RuntimeError: no record)"
     assert job.err.count(said) == 2, "once a rank"

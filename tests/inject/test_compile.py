@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import slow
 from interpreters import Interpreters
-from ranks import Forks, Job, runner
+from ranks import WHEN_DISTRIBUTED, Forks, Job, runner
 from releases import torch_before
 from repo import source
 
@@ -107,7 +107,6 @@ show(found)
 """
 OFF = {"autotune": "off", "cudagraphs": "off"}
 KEEP: dict[str, str] = {}
-WHEN_DISTRIBUTED = {"cudagraphs": "off-when-distributed"}
 NOT_AT_ALL = {"enabled": "off"}
 
 
@@ -137,23 +136,19 @@ def directions(graphs: list[dict]) -> list[bool]:
     return [graph["backward"] for graph in graphs]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_autotune_and_graphs_are_off_in_forward_and_backward_when_asked_for_by(
-    held: Any, way: str
-) -> None:
-    graphs = held[0][way]
-    assert directions(graphs) == ([False] if way == "inductor's own compile" else [False, True])
-    for graph in graphs:
-        assert {key: graph[key] for key in KEYS} == dict.fromkeys(KEYS, False)
+def test_autotune_and_graphs_are_off_in_forward_and_backward_however_asked_for(held: Any) -> None:
+    found = {way: [{key: graph[key] for key in KEYS} for graph in held[0][way]] for way in WAYS}
+    off = dict.fromkeys(KEYS, False)
+    assert found == {way: [off] * (1 + (way != "inductor's own compile")) for way in WAYS}
+    assert {way: directions(held[0][way]) for way in WAYS} == {
+        way: [False, True][: len(graphs)] for way, graphs in found.items()
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_without_the_policy_the_same_script_does_autotune_when_asked_for_by(
-    free: Any, way: str
-) -> None:
-    assert [g["max_autotune"] for g in free[0][way]] == [True] * len(free[0][way])
-    assert all(graph["triton.autotune_pointwise"] for graph in free[0][way])
+def test_without_the_policy_the_same_script_does_autotune(free: Any) -> None:
+    graphs = [graph for way in WAYS for graph in free[0][way]]
+    assert all(graph["max_autotune"] and graph["triton.autotune_pointwise"] for graph in graphs)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +292,7 @@ def test_a_generated_kernel_has_one_launcher(
 
 @pytest.mark.parametrize(
     ("setting", "custom", "left"),
-    [(OFF, False, "len"), (KEEP, False, "min"), (OFF, True, "min")],
+    [(OFF, False, "len"), *slow((KEEP, False, "min")), (OFF, True, "min")],
     ids=["off", "keep", "a user's own kernel"],
 )
 def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(
@@ -395,6 +390,6 @@ def test_fallback_runs_eagerly_what_fails_to_compile(
     if backward and works and torch_before("2.10"):
         pytest.skip("torch compiles a backward when it runs: too late to fall back")
     asked = {"BACKWARD": str(backward), "FULL": str(full)}
-    ran = run(source("inject/failing_compiler"), {"fallback": setting}, **asked)
+    ran = run(source("inject/failing_compiler"), {**WHEN_DISTRIBUTED, "fallback": setting}, **asked)
     assert (ran.out == "True\n") is works, ran.err
     assert "the compiler fails" in ran.err

@@ -122,6 +122,7 @@ class Forks:
         init: dict[str, Any] | None = None,
         order: dict[str, Any] | None = None,
         environ: dict[str, str | None] | None = None,
+        watched: bool = False,
         **more: Any,
     ) -> Job:
         """Run `script` as `ranks` ranks and wait for their end; a rank that fails ends the rest.
@@ -140,6 +141,7 @@ class Forks:
             "ranks": ranks,
             "init": init or {},
             "order": order or {},
+            "watched": watched,
             "environ": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **(environ or {})},
         }
         mode = (order or {}).get("mode", "warn")
@@ -183,14 +185,26 @@ class Forks:
         self._servers.clear()
 
 
+# What needs one server of its own together: a start of a server takes seconds.
+WHEN_DISTRIBUTED = {"cudagraphs": "off-when-distributed", "fallback": "on"}
+
+
 def runner(forks: Forks, folder: Path) -> Callable[..., Job]:
     """Runs a script in one process, no rank, under settings of the compile hook alone."""
 
     def run(script: str, settings: dict[str, str], **environ: str) -> Job:
-        ours = {"order": {"mode": "off"}, "compile": {**hooks()["compile"], **settings}}
-        return forks.run(folder, script, ranks=0, environ=environ, **ours)
+        return forks.run(folder, script, ranks=0, environ=environ, **compiling(settings))
 
     return run
+
+
+def compiling(settings: dict[str, str]) -> dict[str, Any]:
+    """Return the hooks' settings of a server whose compile hook has these."""
+    return {
+        "order": {"mode": "off"},
+        "compile": {**hooks()["compile"], **settings},
+        "cudagraph_markers": "off-when-distributed",
+    }
 
 
 def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[int, str, str]:

@@ -117,6 +117,7 @@ def settle(job: dict[str, Any]) -> None:
 
     current = hook_runner.current("")
     vars(current.hooks.init).update(job["init"])
+    current.is_watched = job["watched"]
     current._directory = os.path.join(job["folder"], "receipts")
     watch, barrier = order._state
     watch.mode = job["order"].get("mode", watch.mode)
