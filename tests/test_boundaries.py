@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from cases import slow
@@ -30,11 +31,15 @@ APART = {"inject": {"inject"}, "keeper": {"keeper"}}
 WORLD = {"os", "subprocess", "time", "random", "click", "filelock", "signal", "socket", "shutil"}
 
 
+@functools.cache
+def nodes(path: pathlib.Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path: pathlib.Path, *, types: bool = True) -> Iterator[str]:
     """The names that a file imports; those for the type checker alone only with `types`."""
-    tree = ast.parse(path.read_text())
-    skipped = set() if types else {id(node) for node in checker_only(tree)}
-    for node in ast.walk(tree):
+    skipped = set() if types else {id(node) for node in checker_only(nodes(path))}
+    for node in nodes(path):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -46,8 +51,8 @@ def imported(path: pathlib.Path, *, types: bool = True) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def checker_only(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
+def checker_only(every: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in every:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for child in node.body:
                 yield from ast.walk(child)
@@ -138,8 +143,8 @@ def test_print_and_exit_stand_only_at_the_edge():
     for path in SOURCE.rglob("*.py"):
         if room_of(path) in ("cli", "__main__", "inject"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 called = ast.unparse(node.func)
                 assert called not in ("print", "sys.exit", "exit", "quit"), (path, called)
 
