@@ -40,6 +40,8 @@ SCANCEL = """#!/bin/bash
 echo "scancel $*" >>"$SLURM/asked"
 pkill -URG -P "$(cat "$SLURM/node")"
 """
+# The script gives the other nodes five seconds to end.
+SLEEP = '#!/bin/bash\n[[ $1 == 5 ]] || exec /bin/sleep "$@"\n'
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 MISTAKE = "Traceback (most recent call last):\n  File \"train.py\", line 1\nKeyError: 'label'\n"
@@ -52,7 +54,8 @@ class Cluster(Machine):
         super().__init__(tmp)
         self.slurm = tmp / "slurm"
         self.slurm.mkdir()
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
+        programs = {"srun": SRUN, "scontrol": SCONTROL, "scancel": SCANCEL, "sleep": SLEEP}
+        for name, text in programs.items():
             self.program(name, text)
         self.environ |= {
             "SLURM": str(self.slurm),
@@ -260,14 +263,16 @@ def test_without_slurm_it_explains_how_to_run_it(cluster):
         ),
         (ECC, {"EXCLUDED": "n[7-8]"},
          ["requeue 4711", "update JobId=4711 ExcNodeList=n[7-8],n1"], "without n1"),
-        (ECC, {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "3"},
-         ["requeue 4710_3", "update JobId=4710_3 ExcNodeList=n1"], "without n1"),
         (ECC, {"SLURM_RESTART_COUNT": "4"}, [], "4 times queued again is all there is"),
-        *slow((ECC, {"REFUSED": "1"}, ["requeue 4711"], "Slurm does not queue the job again")),
+        *slow(
+            (ECC, {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "3"},
+             ["requeue 4710_3", "update JobId=4710_3 ExcNodeList=n1"], "without n1"),
+            (ECC, {"REFUSED": "1"}, ["requeue 4711"], "Slurm does not queue the job again"),
+            ("", {"ENDS": '[{"status": 0}]'}, [], ""),
+        ),
         (MISTAKE, {}, [], "user-exception"),
-        ("", {"ENDS": '[{"status": 0}]'}, [], ""),
     ],
-    ids=["hardware", "more", "array", "bound", "refused", "mistake", "success"],
+    ids=["hardware", "more", "bound", "array", "refused", "success", "mistake"],
 )  # fmt: skip
 def test_a_job_is_queued_again_where_only_its_node_failed(cluster, stderr, environ, asked, message):
     file = cluster.job("--set", "retry.attempts_total=5", "--", "train.py")

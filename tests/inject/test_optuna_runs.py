@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow
 from repo import PROGRAMS
 from runs import run
 from studies import check_account, recorded, stored
@@ -114,7 +115,7 @@ def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: P
             for one in (show, [*show[:-2], "report", show[-1]], listed)
         )
     assert kinds == {"device-side-assert": 4, "cublas-cudnn-failed": 2, "cuda-oom": 1}
-    trials = stored(folder, "sqlite")
+    trials = stored(folder, "journal")
     check_account(trials, records)
     by_way: dict[int, list[str]] = {}
     for trial in trials:
@@ -303,7 +304,7 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
     assert trials[3].params == trials[2].params
 
 
-@pytest.mark.parametrize("place", ["sqlite", pytest.param("journal", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["journal", *slow("sqlite")])
 def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
     with hpo(folder, STAY, place) as job:
         assert job.process.stdout.readline() == b"here\n"

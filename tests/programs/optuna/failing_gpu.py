@@ -46,8 +46,10 @@ def objective(trial):
     return float(trial.number)
 
 
+storages = optuna.storages
 study = optuna.create_study(
-    storage="sqlite:///study.db", study_name="s", sampler=optuna.samplers.RandomSampler(seed=3)
+    storage=storages.JournalStorage(storages.journal.JournalFileBackend("study.log")),
+    sampler=optuna.samplers.RandomSampler(seed=3),
 )
 for way in range(len(WAYS)):
     study.enqueue_trial({"way": way})
