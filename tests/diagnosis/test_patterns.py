@@ -57,8 +57,8 @@ def all_patterns() -> dict[str, re.Pattern[str]]:
 
 @pytest.mark.parametrize(
     "units",
-    [UNITS[:3], pytest.param(UNITS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
-    ids=["the plainest", "all"],
+    [UNITS[:1], pytest.param(UNITS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    ids=["the plainest one", "all"],
 )
 def test_no_pattern_backtracks_without_bound(units):
     patterns = all_patterns()

@@ -132,7 +132,8 @@ def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_pa
 
 @pytest.mark.parametrize("who", [*slow("agent"), "keeper"])
 def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, who):
-    with run(tmp_path, *staying(tmp_path)) as job:
+    env = small_torchrun(tmp_path) if who == "keeper" else {}
+    with run(tmp_path, *staying(tmp_path), env=env) as job:
         first = both_ranks(job, attempt=1)
         victim = job.keeper() if who == "keeper" else job.processes("torchrun")[0]
         os.kill(victim, signal.SIGKILL)
@@ -154,7 +155,7 @@ def test_the_death_of_a_process_between_us_and_the_ranks_is_survived(tmp_path, w
 
 @pytest.mark.parametrize("name", ["SIGINT", *slow("SIGTERM", "SIGHUP")])
 def test_a_signal_ends_the_run_for_good(tmp_path, name):
-    with run(tmp_path, *staying(tmp_path)) as job:
+    with run(tmp_path, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
         both_ranks(job, attempt=1)
         job.process.send_signal(getattr(signal, name))
         assert job.end() == (-signal.SIGINT if name == "SIGINT" else 1)
@@ -342,7 +343,7 @@ def test_a_torch_without_its_launcher_is_named(tmp_path):
 
 
 def test_without_retries_the_launcher_has_our_pid_and_no_keeper_lives(tmp_path):
-    with run(tmp_path, "--retries=0", *staying(tmp_path)) as job:
+    with run(tmp_path, "--retries=0", *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
         until(lambda: len(job.ranks()) == 2, "two ranks", EVENTUALLY_S)
         assert job.processes("torchrun") == [job.process.pid]
         assert "saferun-keeper" not in living(job.mark).values()
