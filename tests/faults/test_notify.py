@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow
 from helpers import until
 from runs import program, run, small_torchrun
 from user_machine import NO_SHM
@@ -48,7 +49,7 @@ def test_a_run_that_finishes_says_so_and_its_output_is_its_own(tmp_path):
 def test_a_mitigation_and_the_end_are_two_events(tmp_path):
     place, script = tmp_path / "events", tmp_path / "train.py"
     script.write_text(CURED)
-    argv = ["--profile=cpu", *told(place), str(script)]
+    argv = ["--profile=cpu", PYTHON[-1], *told(place), str(script)]
     with run(tmp_path, *argv, env=small_torchrun(tmp_path)) as job:
         assert job.end() == 0, job.err
     first, last = events(place)
@@ -104,7 +105,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path):
     assert "did not end within 10 s" in job.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *slow(signal.SIGINT)])
 def test_a_command_that_does_not_end_keeps_no_run_and_outlives_none(tmp_path, number):
     place = tmp_path / "events"
     with run(tmp_path, *PYTHON, *told(place, "stay"), "-c", "pass") as job:

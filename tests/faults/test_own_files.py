@@ -47,7 +47,8 @@ def fail_three_times_without(files: Path, job: Run) -> None:
 
 
 def failing(folder: Path) -> list[str]:
-    return ["--profile=cpu", "--nproc-per-node=1", program("told_to_fail"), str(folder)]
+    options = ["--profile=cpu", "--set=retry.backoff_s=[0, 0]", "--nproc-per-node=1"]
+    return [*options, program("told_to_fail"), str(folder)]
 
 
 def test_a_run_outlives_the_package(tmp_path, package):

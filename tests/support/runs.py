@@ -22,6 +22,7 @@ from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--block=32", "--batch=2", "--eval-every=1000"]
+AT_ONCE = "--set=retry.backoff_s=[0, 0]"
 LIMIT_S = 300  # generous: a loaded machine is slow, and an event ends the wait
 
 
@@ -175,7 +176,7 @@ def example(folder: Path, fault: str = "", rank: int = 1, step: int = 12) -> lis
     script += ["--resume", "--save-every=5", "--log-every=1"]
     if fault:
         script = [program("example_with_fault"), fault, str(rank), str(step), "1", *script]
-    return ["--profile=cpu", "--nproc-per-node=2", *script]
+    return ["--profile=cpu", AT_ONCE, "--nproc-per-node=2", *script]
 
 
 def counting(
@@ -193,7 +194,7 @@ def counting(
     script = [program("counting_job"), str(folder / "out"), "20"]
     if fault:
         script += [fault, str(rank), str(step), attempts]
-    return ["--profile=cpu", "--nproc-per-node=2", *script]
+    return ["--profile=cpu", AT_ONCE, "--nproc-per-node=2", *script]
 
 
 def staying(folder: Path) -> list[str]:
