@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow
 from helpers import until
 from runs import executable, run
 
@@ -126,8 +127,10 @@ def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_pat
         assert job.end() == 0, job.err
 
 
-@pytest.mark.parametrize("rank", [{}, {"RANK": "0"}], ids=["plain", "rank-of-a-scheduler"])
-@pytest.mark.parametrize("torch", ["", "torch, "], ids=["without-torch", "with-torch"])
+@pytest.mark.parametrize(
+    ("torch", "rank"),
+    [("", {}), ("torch, ", {"RANK": "0"}), *slow(("", {"RANK": "0"}), ("torch, ", {}))],
+)
 def test_a_crash_in_native_code_has_its_python_stack_and_the_torch_version(tmp_path, torch, rank):
     (tmp_path / "crash.py").write_text(
         f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n"

@@ -24,6 +24,7 @@ def run(forks: Forks, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
 
 
+@pytest.mark.slow
 @needs_torch("2.8", "a cache of whole graphs that is on")
 def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(
     run: Run,

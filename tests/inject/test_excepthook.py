@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow
 from interpreters import SITE, Interpreters, Ran
 from repo import source
 
@@ -192,8 +193,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("hooks", [ON, {"excepthook": "off"}], ids=["on", "off"])
+@pytest.mark.parametrize(
+    ("hooks", "how"),
+    [(ON, "fork"), *slow((ON, "spawn"), ({"excepthook": "off"}, "fork"))],
+)
 def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(
     interpreters: Interpreters, hooks: dict, how: str
 ) -> None:

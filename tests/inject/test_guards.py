@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from cases import slow
 from interpreters import Interpreters
 from repo import source
 
@@ -64,7 +65,7 @@ def script(cases: dict[str, str]) -> str:
     return f"{HEAD}attempt({cases!r})\n"
 
 
-@pytest.mark.parametrize("setting", ["on", "off"])
+@pytest.mark.parametrize("setting", ["on", *slow("off")])
 def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(
     interpreters: Interpreters, setting: str
 ) -> None:

@@ -120,8 +120,8 @@ print([trial.state.name for trial in study.trials])
     ("storage", "why"),
     [
         ("None", "the study is in memory"),
-        ("'sqlite:///:memory:'", "the study is in memory"),
         ("'sqlite:///study.db'", "the trials' state cannot be kept"),
+        *slow(("'sqlite:///:memory:'", "the study is in memory")),
     ],
 )
 def test_where_the_process_cannot_be_replaced_one_line_says_why_and_the_error_is_the_scripts(
@@ -375,6 +375,7 @@ def test_without_a_context_of_torchs_the_text_tells_what_is_hidden() -> None:
     assert cuda_failures.judged(hidden) == (cuda_failures.UNUSABLE, "cuda-launch-failure")
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
     """What torch.multiprocessing.spawn raises has the rank's traceback as its text."""
     spawn = pytest.importorskip("torch.multiprocessing.spawn")
