@@ -21,13 +21,18 @@ import pytest
 from helpers import until
 from repo import ROOT
 
-torch = pytest.importorskip("torch")
-
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 WRITER = ROOT / "tests" / "programs" / "example" / "checkpoint_writer.py"
 SMALL = ["--batch", "4", "--block", "32", "--layers", "1", "--width", "32", "--log-every", "1"]
 STEP = re.compile(r"^step (\d+) loss ([\d.]+) [\d,]+ tokens/s$", re.MULTILINE)
 DONE = re.compile(r"^done step=(\d+) train_loss=([\d.]+) val_loss=([\d.]+)$")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def import_torch() -> None:
+    """Import it for the tests, and not for each worker that only collects them."""
+    global torch
+    torch = pytest.importorskip("torch")
 
 
 def command(ranks: int, *arguments: str) -> list[str]:

@@ -9,8 +9,7 @@ import re
 import time
 
 import pytest
-import yaml
-from repo import ROOT
+from repo import ROOT, read_yaml
 from scripts import NASTY, SAFERUN, Machine, Received
 
 from saferun.export.bundle_main import OF_BASH
@@ -34,7 +33,7 @@ EXPORTED = {
     "saferun's": {"SAFERUN_RETRIES": "1", "SAFERUN_RUN_DIR": "runs here", "SAFERUN_PROFILE": ""},
 }
 GPUS = {
-    path.stem: yaml.safe_load(path.read_text()).get("match", {}).get("gpu")
+    path.stem: read_yaml(path.read_text()).get("match", {}).get("gpu")
     for path in (ROOT / "profiles").glob("*.yaml")
 }
 GPUS |= {"h100-llava": ["H100"], "h100-nanochat": ["H100"], "tf-rtx5090": ["RTX 5090"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 from helpers import PROGRAMS
 
-pytest.importorskip("torch")
-pytest.importorskip("numpy")
+if not all(map(importlib.util.find_spec, ("torch", "numpy"))):
+    pytest.skip("needs torch and numpy", allow_module_level=True)
 
 WAYS = ("spawn", "warm")
 SAID = "saferun: start.ranks is warm, but ranks are started as usual: "

@@ -6,14 +6,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 
 from saferun.inject import meeting
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
 TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def import_torch() -> None:
+    """Import it for the tests, and not for each worker that only collects them."""
+    global dist
+    import torch.distributed as dist
 
 
 def store_host() -> dist.TCPStore:

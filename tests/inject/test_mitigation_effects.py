@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from releases import needs_torch
 from repo import source
 
 from saferun.knowledge import loader
@@ -22,8 +23,7 @@ from saferun.profile.merge import resolve
 from saferun.profile.schema import Doc, Leaf
 from saferun.supervise.changes import probes
 
-pytest.importorskip("torch")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_torch("2.4", "any")]
 
 SITE = str(Path(loader.__file__).parents[1] / "inject" / "site")
 ALL = mitigation_catalog.load({"XDG_CACHE_HOME": "/proc/nowhere"})

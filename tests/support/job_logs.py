@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import yaml
-from repo import RECORDS
+from repo import RECORDS, read_yaml
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.diagnosis import Diagnosis
@@ -52,9 +52,10 @@ def output(count: int, text: str = "step {} loss 2.5 tok/s 1234") -> str:
     return "".join(text.format(number) + "\n" for number in range(count))
 
 
+@functools.cache
 def table(name: str) -> list[dict[str, Any]]:
     """Return the rows of a table of failures: kind, log, and name and exit_code where given."""
-    rows: list[dict[str, Any]] = yaml.safe_load((RECORDS / "failures" / f"{name}.yaml").read_text())
+    rows: list[dict[str, Any]] = read_yaml((RECORDS / "failures" / f"{name}.yaml").read_text())
     return rows
 
 

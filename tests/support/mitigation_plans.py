@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import yaml
+from repo import read_yaml
 
 from saferun.knowledge import loader
 from saferun.model import Identity, LaunchPlan, MachineFacts, Request
@@ -16,7 +16,7 @@ from saferun.profile.merge import Given, resolve
 from saferun.profile.schema import Doc, Leaf
 
 SHIPPED = Path(loader.__file__).with_name("mitigations.yaml")
-DATA = yaml.safe_load(SHIPPED.read_text())["mitigations"]
+DATA = read_yaml(SHIPPED.read_text())["mitigations"]
 ALL = mitigation_catalog.parse(DATA)
 SITE = str(Path(loader.__file__).parents[1] / "inject" / "site")
 ANSWERS = {
