@@ -11,8 +11,7 @@ import stat
 from collections.abc import Iterator
 
 import pytest
-import yaml
-from repo import ROOT
+from repo import ROOT, read_yaml
 
 import saferun
 from saferun.export import bundle
@@ -149,7 +148,7 @@ def test_what_is_known_means_the_same_without_a_yaml_parser():
     packed_files = bundle.files(os.environ)
     for name in ("failures", "mitigations"):
         source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text()
-        assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == yaml.safe_load(source)
+        assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == read_yaml(source)
 
 
 IMPORT = re.compile(

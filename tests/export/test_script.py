@@ -9,6 +9,7 @@ import re
 import time
 
 import pytest
+from cases import slow
 from repo import ROOT, read_yaml
 from scripts import NASTY, SAFERUN, Machine, Received
 
@@ -37,7 +38,7 @@ GPUS = {
     for path in (ROOT / "profiles").glob("*.yaml")
 }
 GPUS |= {"h100-llava": ["H100"], "h100-nanochat": ["H100"], "tf-rtx5090": ["RTX 5090"]}
-QUICK = ("h100", "h100-llava", "cpu", "tf-rtx5090")
+QUICK = ("h100", "cpu", "tf-rtx5090")
 # Each profile beside one way to export, and each of these beside several profiles.
 PAIRS = [
     pytest.param(p, e, id=f"{p}-{e}", marks=[] if p in QUICK else pytest.mark.slow)
@@ -71,9 +72,8 @@ def after_origin(messages: list[str]) -> list[str]:
     "argv",
     [
         ["--nproc_per_node", "2", "--", "train.py", "--", "-x"],
-        ["-t3", "--master_port=0", "train.py", "", " "],
         ["--frobnicate", "train.py"],
-        ["gone.py"],
+        *slow((["-t3", "--master_port=0", "train.py", "", " "],), (["gone.py"],)),
     ],
     ids=" ".join,
 )
@@ -188,8 +188,10 @@ def test_an_edited_setting_counts(machine):
     ("line", "message"),
     [
         ("setting retry.atempts 3", "unknown key `retry.atempts`"),
-        ("export_default 1X y", "`1X` cannot be a variable's name"),
-        ("when torch~2 setting retry.attempts 3", "`torch~2` is not a condition"),
+        *slow(
+            ("export_default 1X y", "`1X` cannot be a variable's name"),
+            ("when torch~2 setting retry.attempts 3", "`torch~2` is not a condition"),
+        ),
     ],
 )
 def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):
@@ -225,10 +227,10 @@ QUICKLY = {"SAFERUN_SET": "retry.backoff_s='[0, 0]'"}
     ("ends", "attempts"),
     [
         ([{"stderr": PORT, "status": 1}, {"stderr": OOM, "status": 1}, {}], 3),
-        ([{"stderr": OOM, "status": 3}, {"stderr": KEY_ERROR, "status": 7}], 2),
         ([KILL, {"status": 75}], 2),
+        *slow(([{"stderr": OOM, "status": 3}, {"stderr": KEY_ERROR, "status": 7}], 2)),
     ],
-    ids=["two-mitigations", "mitigation-then-user", "killed-then-75"],
+    ids=["two-mitigations", "killed-then-75", "mitigation-then-user"],
 )
 def test_a_sequence_of_faults_makes_the_same_attempts(machine, ends, attempts):
     script = machine.script("--profile", "cpu", "--", *LINE)
@@ -266,7 +268,7 @@ def journals(machine: Machine) -> list[list[tuple]]:
     return found
 
 
-@pytest.mark.parametrize("mitigation", ["autotune-off", "nvls-off"])
+@pytest.mark.parametrize("mitigation", ["autotune-off", *slow("nvls-off")])
 def test_a_mitigation_changes_the_same(machine, mitigation):
     """In force from the start, as after a run that it helped; beside an exported value, too."""
     script, state = machine.cwd / "train.py", machine.environ

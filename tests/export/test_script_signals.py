@@ -13,6 +13,7 @@ import signal
 import sys
 
 import pytest
+from cases import slow
 from helpers import until
 from scripts import STAYS, end, signals, up
 from terminals import read_all, start
@@ -33,7 +34,7 @@ def test_signals_reach_the_job_once_and_the_end_is_the_jobs(machine):
     assert machine.unpacked() == []
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", *slow("SIGINT", "SIGHUP", "SIGQUIT")])
 def test_a_signal_while_the_kit_is_unpacked_leaves_nothing(machine, name):
     gate, up = machine.tmp / "gate", machine.tmp / "unpacking"
     os.mkfifo(gate)
@@ -82,7 +83,7 @@ def test_without_retries_torchrun_replaces_it_and_the_next_script_cleans_up(mach
     assert kept.name in machine.unpacked()
 
 
-@pytest.mark.parametrize("options", ["", "monitor"], ids=["plain", "job control on"])
+@pytest.mark.parametrize("options", ["monitor", *slow("")])
 def test_a_ctrl_c_reaches_the_job_once_and_the_terminal_stays_one(machine, options):
     script = machine.script("--profile", "cpu", "--", "train.py")
     tty = "print('tty', sys.stdout.isatty(), sys.stdin.isatty(), flush=True)\n"

@@ -43,7 +43,7 @@ def test_a_single_attempt_that_hangs_is_ended_where_that_is_asked_for(tmp_path, 
     """One attempt is no reason to leave the job alone: `warn` reports and leaves it, `end` ends."""
     argv = ["--profile=cpu", "--set=launcher=python", "--set=retry.attempts=1", f"--set={key}"]
     code = "import time; print('here', flush=True); time.sleep(600)"
-    with run(tmp_path, *argv, "--set=watch.silence_s=2", "-c", code) as job:
+    with run(tmp_path, *argv, "--set=watch.silence_s=1", "-c", code) as job:
         job.wait_for_message("the job may hang")
         if key == "watch.mode=warn":
             assert job.process.poll() is None

@@ -173,8 +173,8 @@ def test_colour_is_for_terminals(tmp_path):
             assert re.sub(rb"\x1b\[[\d;]*m", b"", coloured).replace(b"\r", b"").split() == (
                 piped.split()
             )
-            for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-                assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
+        for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+            assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
 
 
 def widest(terminal: Terminal) -> int:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import slow
 from helpers import living, until
 from runs import Run, program, run
 
@@ -91,7 +92,7 @@ def test_without_retries_workers_are_supervised_all_the_same(tmp_path):
         assert ends(job) == {0: 0, 1: 3, None: 3}
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", *slow("SIGINT", "SIGHUP")])
 def test_a_signal_to_saferun_ends_all_workers(tmp_path, name):
     number = getattr(signal, name)
     code = "signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + STAY

@@ -231,7 +231,7 @@ def test_a_job_whose_reader_has_gone_is_not_started_again(tmp_path):
     text = "import itertools\nfor i in itertools.count(): print('line', i, flush=True)"
     argv = f"-m saferun --nproc-per-node=1 {script(tmp_path, text)}"
     command = ["bash", "-c", f"set -o pipefail; {sys.executable} {argv} | head -1"]
-    with run(tmp_path, command=command) as job:
+    with run(tmp_path, command=command, env=small_torchrun(tmp_path)) as job:
         assert job.end() == 1
         (ended,) = job.events("ended")
         job.nothing_lives()

@@ -10,10 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import yaml
 from cases import slow
 from interpreters import SITE, Interpreters
-from repo import PROGRAMS, RECORDS, source, tool
+from repo import PROGRAMS, RECORDS, read_yaml, source, tool
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
@@ -297,7 +296,7 @@ def out_of_memory_texts() -> list[str]:
     """Every recorded text whose diagnosis is a GPU that is out of memory: its deciding line."""
     found = []
     for name in ("kinds", "wordings"):
-        rows = yaml.safe_load((RECORDS / "failures" / f"{name}.yaml").read_text())
+        rows = read_yaml((RECORDS / "failures" / f"{name}.yaml").read_text())
         found += [row for row in rows if row["kind"].startswith("cuda-oom")]
     knowledge = signatures.load({})
     lines = []

@@ -6,8 +6,7 @@ import pathlib
 import struct
 
 import pytest
-import yaml
-from repo import installed_torch, tool
+from repo import installed_torch, read_yaml, tool
 
 message_texts, messages = tool("message_texts"), tool("messages")
 RELEASES = {"torch": ["2.4.1", "2.5.1", "2.10.0"], "nccl": ["2.20.5"]}
@@ -19,7 +18,7 @@ def record(**found: dict[str, tuple[str, ...]]) -> object:
 
 
 def test_each_phrase_is_printed_by_the_releases_that_it_claims():
-    says = messages.claimed(yaml.safe_load(messages.FAILURES.read_text(encoding="utf-8")))
+    says = messages.claimed(read_yaml(messages.FAILURES.read_text(encoding="utf-8")))
     assert sum(claim != messages.UNCLAIMED for claim in says.values()) > 400
     assert messages.misfits(says, messages.load()) == []
 
@@ -155,7 +154,7 @@ def test_the_record_agrees_with_the_installed_torch() -> None:
     folder, release = installed_torch()
     known = messages.load()
     assert release in known.releases["torch"], f"python tools/messages.py add torch=={release}"
-    says = messages.claimed(yaml.safe_load(messages.FAILURES.read_text(encoding="utf-8")))
+    says = messages.claimed(read_yaml(messages.FAILURES.read_text(encoding="utf-8")))
     texts = message_texts.read(folder)
     found = messages.looked_up(says, {"torch": {release: texts}}).found
     recorded = {

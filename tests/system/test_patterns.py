@@ -43,6 +43,7 @@ def test_a_pattern_that_this_project_had_is_found(pattern, method, unit):
     assert slow is ("{0,200}" not in pattern)  # a bound makes it slow, and still linear
 
 
+@pytest.mark.slow
 def test_the_patterns_of_the_code_are_found_with_their_use():
     found = {where.split(":")[0]: method for where, _, method in uses(ROOT / "src" / "saferun")}
     assert found["profile/schema.py"] == "match"
