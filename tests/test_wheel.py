@@ -92,8 +92,6 @@ def alone(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> path
 
 def test_it_launches_torch_of_another_environment(alone, tmp_path):
     """saferun in one environment, torch in another: the torchrun on PATH decides."""
-    import torch
-
     script = tmp_path / "t.py"
     script.write_text(
         "import os, sys, torch.distributed as dist\n"
@@ -109,7 +107,6 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
         text=True,
         cwd=tmp_path,
     )
-    assert torch.__version__
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]  # gloo of torch 2.8 to 2.10 writes to stdout, too
     assert last == f"{sys.executable} False"
