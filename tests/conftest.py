@@ -24,6 +24,15 @@ sys.dont_write_bytecode = False
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files first that need interpreters with torch: one worker starts them, and no other.
+
+    Each worker of pytest-xdist has a part of the tests in their order.
+    """
+    forked = {item.path for item in items if "forks" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in forked)
+
+
 @pytest.fixture(scope="session")
 def corpus() -> pathlib.Path:
     """The directory of real command lines and failures; it is not part of the project."""

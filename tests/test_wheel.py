@@ -93,12 +93,7 @@ def alone(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> path
 def test_it_launches_torch_of_another_environment(alone, tmp_path):
     """saferun in one environment, torch in another: the torchrun on PATH decides."""
     script = tmp_path / "t.py"
-    script.write_text(
-        "import os, sys, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "print(sys.executable, 'saferun' in sys.modules)\n"
-        "dist.destroy_process_group()\n"
-    )
+    script.write_text("import sys\nprint(sys.executable, 'saferun' in sys.modules)\n")
     theirs = pathlib.Path(sys.executable).parent
     done = subprocess.run(
         [alone, "-m", "saferun", "--nproc-per-node=1", script],
@@ -108,8 +103,7 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]  # gloo of torch 2.8 to 2.10 writes to stdout, too
-    assert last == f"{sys.executable} False"
+    assert done.stdout == f"{sys.executable} False\n"
     assert done.stderr == "saferun: profile cpu (detected: no GPU)\n"
     receipts = list(tmp_path.glob(".local/state/saferun/runs/*/receipts/*.jsonl"))
     assert len(receipts) == 1, os.listdir(tmp_path)

@@ -34,7 +34,9 @@ def place(home: Path, tmp_path: Path) -> Path:
 
 
 def environ(place: Path, **more: str) -> dict[str, str]:
-    return {"HOME": f"{place}/home", "PATH": f"{SAFERUN.parent}:/usr/bin:/bin", **more}
+    packed = f"{place.parent}/cache of parsed files"  # of all tests
+    own = {"HOME": f"{place}/home", "XDG_CACHE_HOME": packed}
+    return {**own, "PATH": f"{SAFERUN.parent}:/usr/bin:/bin", **more}
 
 
 def checks(place: Path, **inputs: str) -> subprocess.CompletedProcess[str]:

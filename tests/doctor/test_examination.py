@@ -193,7 +193,7 @@ def test_a_hanging_driver_is_cut_off(host, of, behaviour):
     host.has(gpu(0), gpu(1), **({"Init_v2": behaviour} if of == "library" else {}))
     if of == "listing":
         listing(host.bin, 2, behaviour)
-    found = host.examine(deadline_s=4.0)
+    found = host.examine(deadline_s=2.0)
     assert any("did not end" in f"{f.what} {f.detail}" for f in found), found
 
 
@@ -229,7 +229,7 @@ def test_what_is_known_at_the_deadline_is_judged(host):
     with_limits(
         lambda s: host.examine(deadline_s=s, FAKE_CUDA_INIT="hang", FAKE_CUDA_GPUS="1"),
         lambda found: any("asks for: Reset" in f.what for f in about(found, "GPU 0")),
-        first_s=2,
+        first_s=1,
     )
 
 
@@ -258,14 +258,14 @@ def test_the_report_of_nvml_is_judged_although_the_driver_hangs_then(host, hang,
     found = with_limits(
         lambda s: host.examine(deadline_s=s),
         lambda found: any("asks for: Reset" in f.what for f in about(found, "GPU 0")),
-        first_s=2,
+        first_s=1,
     )
     assert any("the GPUs: no answer" in f.what for f in about(found, "doctor"))
 
 
 def test_a_question_that_was_not_answered_in_time_leaves_no_process(host):
     host.has(gpu(0), Init_v2="hang")
-    with_limits(lambda s: host.examine(deadline_s=s), lambda _: host.nvml.asked, first_s=2)
+    with_limits(lambda s: host.examine(deadline_s=s), lambda _: host.nvml.asked, first_s=1)
     until(lambda: not asking(os.getpid()), "the child is gone")
 
 
@@ -357,7 +357,7 @@ def test_a_source_that_did_not_answer_is_reported_and_not_judged(host, hang, mon
 
     monkeypatch.setattr(kernellog, "read", fail)
     monkeypatch.setattr(all_sources.network, "examine", hang)
-    found = examination.examine(host.environ(), str(host.cwd), deadline_s=2.0).findings
+    found = examination.examine(host.environ(), str(host.cwd), deadline_s=1.0).findings
     late, failed = about(found, "doctor")
     assert (late.level, "the network" in late.what) == (PROBLEM, True)
     assert (failed.level, "OSError: x" in failed.detail) == (NOTE, True)

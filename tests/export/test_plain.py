@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import slow
 from helpers import until
 from repo import ROOT
 from scripts import NASTY, STAYS, TORCHRUN, Machine, end, signals, up
@@ -128,7 +129,7 @@ def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch,
     ("failure", "status", "started"),
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", 0, ["0", "0 --resume", "1", "1 --resume"]),
-        ("raise KeyError('label')", 1, ["0", "1"]),
+        *slow(("raise KeyError('label')", 1, ["0", "1"])),
     ],
 )
 def test_torchrun_is_started_again_where_a_signal_ended_a_rank(machine, failure, status, started):
@@ -157,7 +158,7 @@ def test_attempts_are_bounded_and_the_status_is_that_of_the_last(machine, launch
 # --- signals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", *slow("SIGINT", "SIGHUP")])
 def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     job = machine.start(["bash", script(machine, "--", "t.py")], ends=STAYS)
     up(machine)

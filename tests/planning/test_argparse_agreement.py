@@ -109,7 +109,7 @@ def command_lines(draw):
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(lines=command_lines(), environment=st.sampled_from(list(PET_ENVIRONMENTS)))
 def test_a_generated_line_means_to_torchrun_what_it_meant(lines, environment, reals):
@@ -137,7 +137,7 @@ fuzz_words = st.lists(
 
 
 @settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(argv=fuzz_words)
 @example(argv=["-mr", "--", "x"])

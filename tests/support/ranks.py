@@ -163,11 +163,9 @@ class Forks:
 
     def _start(self, patches: str) -> subprocess.Popen[bytes]:
         settings = json.loads(patches)
-        modules = ["torch"]
-        if settings == hooks() or "shards" in settings:  # an optimizer imports torch._dynamo
-            modules += ["torch._dynamo", "torch.distributed.fsdp"]
-        elif settings["compile"] != hooks()["compile"] or settings["order"]["mode"] == "off":
-            modules += ["torch._inductor.compile_fx"]
+        modules = ["torch", "torch._dynamo", "torch.distributed.fsdp"]  # what ranks need, once
+        if settings["compile"] != hooks()["compile"]:
+            modules = ["torch._inductor.compile_fx"]
         server = self._servers[patches] = subprocess.Popen(
             [sys.executable, str(FORK_SERVER), *modules],
             env=environment(settings, self._folder),
