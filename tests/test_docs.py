@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import re
@@ -12,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import click
 import pytest
+from repo import ROOT, tool
 
 from saferun import errors
 from saferun.cli import gen_shell
@@ -25,7 +23,6 @@ from saferun.planning import request
 from saferun.planning.torchrun import torchrun_args
 from saferun.settings import HOOKS, KEYS, Key
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "saferun"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
@@ -155,15 +152,6 @@ def test_every_relative_link_leads_somewhere():
             if not found.exists() or (part and part not in anchors(found)):
                 broken.append(f"{page.name}: {target}")
     assert not broken
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def test_the_readme_has_its_pictures():

@@ -252,9 +252,7 @@ def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
 
 
 def test_every_name_is_there_and_others_are_not():
-    for name in saferun.__all__:
-        assert getattr(saferun, name).__doc__, name
-        assert name in dir(saferun)
+    assert set(saferun.__all__) <= set(dir(saferun))
     with pytest.raises(AttributeError, match="no attribute 'fly'"):
         saferun.fly  # noqa: B018
 

@@ -201,13 +201,11 @@ MET += ["--rdzv-id", "4711-0"]
     ("made", "given", "environ", "expected"),
     [
         (["t.py", "-x"], ["a b"], {}, [*MET, "t.py", "-x", "a b"]),
-        *slow(
-            ([], ["--nproc-per-node", "4", "t.py"], {}, [*MET, "--nproc-per-node", "4", "t.py"]),
-            (["--rdzv-endpoint", "h:1", "t.py"], [], {},
-             [*MET[:4], *MET[6:], "--rdzv-endpoint", "h:1", "t.py"]),
-        ),
+        ([], ["--nproc-per-node", "4", "t.py"], {}, [*MET, "--nproc-per-node", "4", "t.py"]),
+        (["--rdzv-endpoint", "h:1", "t.py"], [], {},
+         [*MET[:4], *MET[6:], "--rdzv-endpoint", "h:1", "t.py"]),
         (["t.py"], [], {"PET_RDZV_ENDPOINT": "h:1"}, [*MET[:4], *MET[6:], "t.py"]),
-        *slow((["--standalone", "t.py"], [], {}, ["--standalone", "t.py"])),
+        (["--standalone", "t.py"], [], {}, ["--standalone", "t.py"]),
         (["--master-addr", "h", "t.py"], [], {"SLURM_NODEID": "1"},
          ["--nnodes", "2", "--node-rank", "1", "--master-addr", "h", "t.py"]),
         (["t.py"], [], {"SLURM_RESTART_COUNT": "2"}, [*MET[:7], "4711-2", "t.py"]),

@@ -265,14 +265,7 @@ def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
 ROOT = source("inject/root_cause")
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        "",
-        pytest.param("yes", marks=pytest.mark.slow),
-    ],
-    ids=["bare", "@record"],
-)
+@pytest.mark.parametrize("record", ["", *slow("yes")])
 def test_torchruns_own_summary_names_the_root_cause(
     interpreters: Interpreters, torchrun: tuple[str, ...], record: str
 ) -> None:

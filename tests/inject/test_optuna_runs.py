@@ -67,17 +67,13 @@ def undisturbed(folder: Path, *argv: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "sampler", "trials", "every"),
     [
         ("journal", "random", 14, 5),
-        pytest.param("sqlite", "tpe", 60, 25, marks=pytest.mark.slow),
-        pytest.param(
-            "sqlite", "random", 500, 50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]
-        ),
-        pytest.param(
-            "journal", "tpe", 500, 50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]
-        ),
+        *slow(("sqlite", "tpe", 60, 25), ("sqlite", "random", 500, 50)),
+        *slow(("journal", "tpe", 500, 50)),
     ],
 )
 def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
@@ -174,7 +170,7 @@ def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> N
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("deaths", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deaths", [2, *slow(50)])
 def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(
     folder: Path, deaths: int
 ) -> None:
@@ -258,8 +254,8 @@ def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
     assert trials[3].user_attrs["cuda_error"] is True
 
 
-@pytest.mark.parametrize("argv", [[], pytest.param(["catch"], marks=pytest.mark.slow)])
 @pytest.mark.slow
+@pytest.mark.parametrize("argv", [[], ["catch"]])
 def test_threads_end_before_their_process_is_replaced(folder: Path, argv: list[str]) -> None:
     with hpo(folder, THREADS, *argv) as job:
         assert job.end() == 0, job.err
@@ -318,7 +314,7 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
 @pytest.mark.parametrize(
     ("raised", "states"),
     [
-        pytest.param("sys.exit()", ["COMPLETE", "FAIL"], marks=pytest.mark.slow),
+        *slow(("sys.exit()", ["COMPLETE", "FAIL"])),
         # As Lightning ends a training on SIGTERM: the trial is one that was killed.
         ("raise SIGTERMException", ["COMPLETE", "FAIL", "COMPLETE"]),
     ],

@@ -50,13 +50,6 @@ def test_messages_arrive_as_they_were_sent_whatever_the_pieces():
         assert [type(one) for one in received] == [type(one) for one in MESSAGES]
 
 
-def test_message_has_all_its_fields_by_name():
-    assert protocol.Signal(number=3, ranks=None) == protocol.Signal(3, None)
-    for values, named in (((3,), {}), ((3, None, 1), {}), ((3,), {"rank": 1})):
-        with pytest.raises(TypeError, match="Signal has the fields number, ranks"):
-            protocol.Signal(*values, **named)
-
-
 def test_every_command_is_expected_while_there_is_a_job():
     commands = (protocol.Signal, keeper.SIGNAL_RANKS, protocol.Resize, protocol.Kill, keeper.CLOSED)
     for state in keeper.WITH_JOB:

@@ -41,9 +41,3 @@ def test_the_time_of_every_pattern_grows_with_the_text():
 def test_a_pattern_that_this_project_had_is_found(pattern, method, unit):
     slow = grows_faster_than_the_text(getattr(re.compile(pattern), method), unit)
     assert slow is ("{0,200}" not in pattern)  # a bound makes it slow, and still linear
-
-
-@pytest.mark.slow
-def test_the_patterns_of_the_code_are_found_with_their_use():
-    found = {where.split(":")[0]: method for where, _, method in uses(ROOT / "src" / "saferun")}
-    assert found["profile/schema.py"] == "match"
