@@ -151,9 +151,7 @@ def test_without_the_policy_the_same_script_does_autotune(free: Any) -> None:
     assert all(graph["max_autotune"] and graph["triton.autotune_pointwise"] for graph in graphs)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("held", False), pytest.param("free", True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "value"), [("held", False), *slow(("free", True))])
 def test_the_receipt_tells_the_values_in_force_for_both_directions(
     request: pytest.FixtureRequest, name: str, value: bool
 ) -> None:
@@ -193,11 +191,10 @@ show(lowered)
 @pytest.mark.parametrize(
     ("before", "extra", "graphs"),
     [
-        pytest.param("", {}, True, marks=pytest.mark.slow),
+        *slow(("", {}, True)),
         (GROUP, {}, False),
         ("", {"RANK": "0", "WORLD_SIZE": "2"}, False),
-        pytest.param("", {"RANK": "0", "WORLD_SIZE": "1"}, True, marks=pytest.mark.slow),
-        pytest.param("", {"WORLD_SIZE": "2"}, True, marks=pytest.mark.slow),
+        *slow(("", {"RANK": "0", "WORLD_SIZE": "1"}, True), ("", {"WORLD_SIZE": "2"}, True)),
     ],
     ids=["alone", "in a group", "a rank of two", "a rank of one", "no rank"],
 )
@@ -278,7 +275,7 @@ def test_export_and_backends_of_the_scripts_own_are_left_alone(
 
 @pytest.mark.parametrize(
     ("setting", "custom", "left"),
-    [(OFF, False, 1), pytest.param(KEEP, False, 3, marks=pytest.mark.slow), (OFF, True, 3)],
+    [(OFF, False, 1), *slow((KEEP, False, 3)), (OFF, True, 3)],
     ids=["off", "keep", "a user's own kernel"],
 )
 def test_a_generated_kernel_has_one_launcher(
@@ -322,9 +319,7 @@ for way, code in {COMPILED!r}.items():
 """
 
 
-@pytest.mark.parametrize(
-    ("setting", "compiles"), [pytest.param(KEEP, True, marks=pytest.mark.slow), (NOT_AT_ALL, False)]
-)
+@pytest.mark.parametrize(("setting", "compiles"), [*slow((KEEP, True)), (NOT_AT_ALL, False)])
 def test_with_compilation_off_nothing_is_compiled_however_asked_for(
     run: Run, setting: dict[str, str], compiles: bool
 ) -> None:

@@ -166,6 +166,16 @@ def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks: RunRanks) 
     assert "rank 2 has GPU NVIDIA A100, ranks 0-1 have NVIDIA H100" in job.err
 
 
+def test_each_rank_writes_which_nccl_it_has_and_how_many_ranks_there_are(
+    run_ranks: RunRanks,
+) -> None:
+    fake = "torch.cuda.is_available = lambda: True\ntorch.cuda.nccl.version = lambda: (2, 32, 3)\n"
+    job = run_ranks(f"import torch\n{fake}" + PLAIN.replace('"gloo"', ""))
+    seen = [line for line in job.hook("init") if line["outcome"] == "observed"]
+    found = sorted((line["rank"], line["world_size"], line["nccl"]) for line in seen)
+    assert found == [(0, 2, "2.32.3"), (1, 2, "2.32.3")], job.err
+
+
 def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks: RunRanks) -> None:
     script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
     job = run_ranks(script, ranks=3, init={"agree": "warn"})

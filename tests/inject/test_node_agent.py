@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import slow
 from helpers import ROOT
 
 PROGRAM = ROOT / "tests/programs/nodes/faulty_agent.py"
@@ -25,13 +26,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        "node_joining.Joining.watch",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in FUNCTIONS),
-    ],
-)
+@pytest.mark.parametrize("function", ["node_joining.Joining.watch", *slow(*FUNCTIONS)])
 def test_a_fault_of_ours_is_one_line_and_the_job_succeeds_at_attempt_1(tmp_path, function):
     done = run(tmp_path, function, "print('done')\n")
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
