@@ -30,9 +30,10 @@ for place in "${TMPDIR:-/tmp}" /tmp; do is_safe "$place" && break; done &&
 [[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
 status=0
 bash "$place/job.sh" --on-node "${@:2}" </dev/null || status=$?
-((status == 0)) || sleep 5 # srun ends the others at once when this one fails: they end by themselves
 trap "" HUP INT QUIT TERM USR1 USR2
-rm -rf -- "$place"
+rm -rf -- "$place" # at once: a step that Slurm ends has KillWait in all
+trap : HUP INT QUIT TERM USR1 USR2
+((status == 0)) || sleep 5 # srun ends the others at once when this one fails: they end by themselves
 exit "$status"
 '
 
