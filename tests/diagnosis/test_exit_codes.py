@@ -238,6 +238,9 @@ def test_the_end_of_a_worker_counts_wherever_its_signal_came():
     line = "RuntimeError: DataLoader worker (pid 9248) is killed by signal: Aborted. \n"
     log = head + first + head + frames + handler + line
     assert diagnose(log, exit_code=1, oom_kills=0).kind == "ended-by-signal"
+    closing = handler.replace("in handler", "in flush_handlers")  # what `__exit__` itself does
+    log = head + first + head + frames + closing + line
+    assert diagnose(log, exit_code=1, oom_kills=0).kind == "dataloader-worker-died"
 
 
 def test_a_worker_that_is_gone_was_killed_where_the_kernel_says_so():

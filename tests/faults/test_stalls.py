@@ -92,7 +92,7 @@ def test_a_wait_before_all_were_stopped_says_nothing_of_how_long_one_takes(tmp_p
             everyone += children(pid)
         for pid in everyone:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(10)  # longer than between two looks: nobody looks meanwhile
+        time.sleep(10)  # the pause itself: the watch knows one by looks that are over 8 s apart
         asked = job.journal / "receipts"
         before = _answers(asked)
         for pid in everyone:

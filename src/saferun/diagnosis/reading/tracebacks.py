@@ -76,7 +76,8 @@ _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _ser
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
 _BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
-_IN_HANDLER = re.compile(r", in \w{0,40}(?:handler|signal)", re.I)  # a signal's
+# The last frame of a signal's handler, by what such functions are called.
+_IN_HANDLER = re.compile(r", in \w{0,40}(?:handler|signal|sig[a-z]{3,6})$", re.I | re.M)
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
 
 
@@ -107,8 +108,8 @@ class Tracebacks(NamedTuple):
             one
             for one in self.raised
             if one.link == "context"
-            and (closing := one.frames.partition(", in __exit__"))[1]
-            and not _IN_HANDLER.search(closing[2])
+            and ", in __exit__" in one.frames
+            and not _IN_HANDLER.search(one.frames.rpartition('File "')[2])
         ]
         rows = {row for one in over for row in one.rows}
         kept = tuple(one for one in self.raised if one not in over)

@@ -265,7 +265,7 @@ def _be_rank(channel: socket.socket, agent: int) -> None:
     channel.close()
     import threading
 
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # multiprocessing does
+    getattr(threading.main_thread(), "_set_native_id", int)()  # private; multiprocessing does it
 
 
 def prctl(option: int, value: int) -> None:
