@@ -181,6 +181,10 @@ ODD = {  # a package's text, and the number of ranks
     "reads RANK": ("import os\nFOUND = os.environ.get('RANK')", 2),
     "starts a thread": (THREAD, 2),
     "starts a thread beside OpenBLAS's": (THREAD, 1),
+    "starts a thread, and assigns what OpenMP reads, as scikit-learn does": (
+        f"import os\nos.environ.setdefault('KMP_DUPLICATE_LIB_OK', 'True')\n{THREAD}",
+        2,
+    ),
     "fails ahead": ("import os\nFOUND = os.environ['RANK']", 2),
 }
 
@@ -207,11 +211,15 @@ def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, rank
 def test_a_script_that_sets_what_an_import_reads_is_started(job):
     job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
     job.script.write_text(
-        "import os\nos.environ['HUB_HOME'] = '/data'\nimport torch, hub\nprint(hub.HOME)\n"
+        "import os, pathlib\nos.environ['HUB_HOME'] = '/data'\nimport torch, hub\n"
+        "parent = pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}')\n"
+        "pids = (parent / 'children').read_text().split()\n"
+        "states = [pathlib.Path('/proc', p, 'status').read_text() for p in pids]\n"
+        "assert not any('(zombie)' in text for text in states), states\nprint(hub.HOME)\n"
     )
     for number in range(2):
         done = job.run("warm")
-        assert done.stdout.split() == ["/data", "/data"]
+        assert done.stdout.split() == ["/data", "/data"], done.stderr
         assert (SAID + "HUB_HOME is set" in done.stderr) is (number == 1)
 
 

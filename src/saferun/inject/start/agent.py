@@ -121,9 +121,9 @@ def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
     process.set_name(_WAITS)
     born = process.environment_at_start()
     names, assigned = imports.listed(listed)
+    imported = imports.Imported(born, assigned, names, at_start)
     if counts := os.read(keeper.boot, 1 << 16).split():
         names = names[: int(counts[-1])]
-    imported = imports.Imported(born, assigned, at_start)
     left, why = imported.add(names, forks=False)
     if why:  # the module may be half imported: only a new process is without it
         signal.pthread_sigmask(signal.SIG_BLOCK, keys.before)

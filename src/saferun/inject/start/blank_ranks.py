@@ -14,6 +14,7 @@ What cannot be equal to a rank that was started is started, and the agent says w
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import marshal
 import os
@@ -44,12 +45,13 @@ class Origin:
 
     Args:
         channel: to it.
+        pid: its own.
         count: how many modules it has imported beyond torch's.
         seconds: that the imports took, torch's included.
     """
 
-    def __init__(self, channel: socket.socket, count: int, seconds: float) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket, pid: int, count: int, seconds: float) -> None:
+        self._channel, self._pid = channel, pid
         self._start = f"warm {count} {seconds:.1f}"
 
     def start(
@@ -70,11 +72,17 @@ class Origin:
             _send(self._channel, task, files)
             reply = _receive(self._channel)[0]
         except OSError:  # too late too: a rank that comes now finds that it has no agent, and ends
-            self._channel.close()
             reply = None
         finally:
             prctl(_SET_SUBREAPER, 0)
         return reply or (0, "the process that ranks are forked from has ended")
+
+    def end(self) -> None:
+        """End it, so that a program which looks finds ranks alone beside itself."""
+        self._channel.close()
+        with contextlib.suppress(OSError):  # where SIGCHLD is ignored nothing is left of it
+            os.kill(self._pid, signal.SIGKILL)  # it may still import
+            os.waitpid(self._pid, 0)
 
 
 def attach(origin: Origin | None, why: str) -> None:
@@ -112,6 +120,7 @@ def attach(origin: Origin | None, why: str) -> None:
                     return Rank(args, pid)
             except Exception as error:  # a fault of ours: the rank starts as usual
                 why = f"{type(error).__name__}: {error}"
+            origin.end()
             origin = None
             _say(why)
         return original(self, args, {**env, contract.START: f"spawn {why}"})
@@ -148,7 +157,7 @@ def make(
     os.write(2, seen.printed)
     why = f"torch: {why}" if why else _unfit()
     names, assigned = imports.listed(listed)
-    imported = imports.Imported(os.environ, assigned, at_start, seen.read)
+    imported = imports.Imported(os.environ, assigned, names, at_start, seen.read)
     while not why:
         ours, channel = socket.socketpair()
         pid = os.fork()
@@ -163,12 +172,11 @@ def make(
         except OSError:
             answer = None
         left, unequal = answer or ([], "its origin has ended, or still imports")
+        origin = Origin(ours, pid, len(names), time.monotonic() - began)
         if not unequal:
             ours.settimeout(_ANSWER_S)
-            return Origin(ours, len(names), time.monotonic() - began), "", None
-        ours.close()
-        os.kill(pid, signal.SIGKILL)  # it may still import
-        os.waitpid(pid, 0)
+            return origin, "", None
+        origin.end()
         names, why = left, "" if names else unequal
     return None, why, None
 

@@ -148,6 +148,7 @@ class Imported:
     Args:
         born: the environment before the imports.
         assigned: the variables that the program has assigned last time.
+        names: all modules that it has imported last time.
         at_start: the modules that any Python has before its program begins.
         read: the environment variables that the imports so far have read.
     """
@@ -156,11 +157,12 @@ class Imported:
         self,
         born: Mapping[str, str],
         assigned: set[str],
+        names: Sequence[str],
         at_start: Container[str],
         read: Iterable[str] = (),
     ) -> None:
         self.born, self._read = dict(born), set(read)
-        self._assigned, self._at_start = assigned, at_start
+        self._assigned, self._names, self._at_start = assigned, names, at_start
 
     def add(self, names: list[str], *, forks: bool) -> tuple[list[str], str]:
         """Import modules in this order, once.
@@ -180,8 +182,11 @@ class Imported:
         if is_ours:
             del os.environ[_NVML]
         self._read |= seen.read
-        # What an import assigns is assigned by now, with the value that it gives.
-        self._assigned = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
+        # What an import assigns is assigned by now, with the value that it gives, or will be when
+        # the program imports what is left to it: after these modules, as always.
+        later = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
+        left = [name for name in self._names if name not in sys.modules]
+        self._assigned = later - _assigned_in(left, {n for n in later if self._is_read(n)})
         files = {getattr(one, "__dict__", {}).get("__file__") for one in sys.modules.values()}
         self._stamps = {file: _stamp(file) for file in files if isinstance(file, str)}
         return found
@@ -203,9 +208,12 @@ class Imported:
         changed = {name for name in {*env, *self.born} if env.get(name) != self.born.get(name)}
         changed = {name for name in changed - RANK_VARIABLES if not name.startswith("SAFERUN_")}
         for name in sorted(changed | assigned):
-            if name in self._read or name.startswith(_NATIVE):
+            if self._is_read(name):
                 return f"{name} is set after what reads it was imported"
         return self._shadowing(folder)
+
+    def _is_read(self, name: str) -> bool:
+        return name in self._read or name.startswith(_NATIVE)
 
     def changed(self) -> str:
         """Return why a program must be started if a file is not as it was imported; or ""."""
@@ -271,6 +279,28 @@ def assigned_variables(script: str) -> set[str]:
         return set()
     words = [word for node in ast.walk(tree) for word in _assigned_by(node)]
     return {w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)}
+
+
+def _assigned_in(names: Sequence[str], variables: set[str]) -> set[str]:
+    """Return which of the variables the text of one of these modules assigns; none is imported."""
+    from importlib.machinery import PathFinder
+
+    found: set[str] = set()
+    tops: dict[str, str] = {}
+    for name in names if variables else ():
+        top, *rest = name.split(".")
+        if top not in tops:
+            origin = getattr(PathFinder.find_spec(top), "origin", None) or ""
+            tops[top] = os.path.dirname(origin) if origin.endswith("/__init__.py") else origin
+        base = os.path.join(tops[top], *rest)
+        for path in (base, f"{base}.py", os.path.join(base, "__init__.py")):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                text = file.read()
+                if any(variable.encode() in text for variable in variables - found):
+                    found |= variables & assigned_variables(path)
+        if found == variables:
+            break
+    return found
 
 
 def _assigned_by(node: Any) -> list[Any]:
