@@ -8,6 +8,7 @@ the end, as a share of the undisturbed run's. Each launcher has the resume and t
 that it can have:
 
     saferun       retry.resume, watch.mode=end; else its defaults
+    saferun warm  the same with start.ranks=warm
     torchrun      nothing; the script would go on from its newest whole checkpoint
     torchrun 10   --max-restarts=10 with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its
                   restarts hang, c10d rendezvous, and a timeout of collectives
@@ -145,13 +146,17 @@ class Job:
         """Return the pid of a rank that lives, and its agent's."""
         with contextlib.suppress(OSError, ValueError):
             pid, parent = map(int, (self.place / "pids" / str(number)).read_text().split())
-            if self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            # Not by its mark: a forked rank has the environment of its agent's start there.
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent:
                 return pid, parent
         return None
 
     def kill_left(self) -> None:
         """End all that is left of the job."""
         mark = f"{MARK}={self.mark}".encode()
+        for number in (0, 1):
+            if found := self.rank(number):
+                os.kill(found[0], signal.SIGKILL)
         for _ in range(100):
             found = 0
             for name in filter(str.isdigit, os.listdir("/proc")):
@@ -307,6 +312,7 @@ def contenders(options: argparse.Namespace) -> list[Contender]:
     settings = [places, 'retry.resume.args=["--resume={{checkpoint}}"]', "watch.mode=end"]
     settings += [f"watch.silence_s={PATIENCE_S:g}"]
     saferun = (sys.executable, "-m", "saferun", "--profile=cpu", *(f"--set={s}" for s in settings))
+    warm = "--set=start.ranks=warm"
     auto, none = ("--resume=auto",), ("--resume=none",)
     trace = chosen_trace(options)
     restarts = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **path}
@@ -315,6 +321,7 @@ def contenders(options: argparse.Namespace) -> list[Contender]:
     found = [
         Contender("undisturbed", torchrun, none, path, ()),
         Contender("saferun", (*saferun, *torchrun[1:]), none, path, trace),
+        Contender("saferun warm", (*saferun, warm, *torchrun[1:]), none, path, trace),
         Contender("torchrun", torchrun, auto, path, trace),
         Contender("torchrun 10", (*torchrun[:2], *again), (*auto, limit), restarts, trace),
     ]
@@ -386,7 +393,7 @@ def main() -> None:
     parser.add_argument("--ft", default="", help="an environment with nvidia-resiliency-ext")
     parser.add_argument("--only", default="", help="names of launchers, with commas")
     parser.add_argument("--kinds", default="", help="faults at even distances, for a trial")
-    parser.add_argument("--port", type=int, default=28100, help="the first of five")
+    parser.add_argument("--port", type=int, default=28100, help="the first of six")
     parser.add_argument("--keep", default="", help="a directory for logs; it must not exist")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="goodput-") as folder:
