@@ -76,7 +76,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from saferun.cli.plan import show_plan
 
         return show_plan(request, environ, cwd, as_json=False)
-    status = carry_out(inputs.gather_for_launch(request, environ, cwd), cwd)
+    status = carry_out(inputs.gather(request, environ, cwd, starting=True), cwd)
     settle()
     return status
 

@@ -252,8 +252,7 @@ def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str],
     if asked := launch.cwd:
         cwd = os.path.join(cwd, os.fspath(asked))
     request = read(line, environ)
-    gather = inputs.gather_for_launch if starting else inputs.gather_for_display
-    gathered = gather(request, environ, cwd)
+    gathered = inputs.gather(request, environ, cwd, starting=starting)
     inputs.check_accepted(gathered)
     return line, gathered, cwd
 

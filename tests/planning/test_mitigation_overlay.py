@@ -150,10 +150,3 @@ def test_whatever_is_exported_a_mitigations_value_is_in_force_and_other_items_st
     assert {k: v for k, v in job.items() if k not in mine} == {
         k: v for k, v in was.items() if k not in mine
     }
-
-
-def test_several_mitigations_work_together_in_order():
-    plan = planned("autotune-off", "cudagraphs-off", "nccl-p2p-off", "new-session")
-    assert plan.settings.hooks.compile.autotune == plan.settings.hooks.compile.cudagraphs == "off"
-    assert plan.env["NCCL_P2P_DISABLE"].value == "1"
-    assert plan.limits.session == "new"

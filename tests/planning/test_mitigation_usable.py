@@ -22,8 +22,7 @@ from saferun.profile.schema import Leaf
 )
 def test_a_mitigation_whose_hook_the_job_bypasses_is_not_tried_again(name, past, usable):
     situation = here()._replace(missed=frozenset({past}))
-    assert mitigation_overlay.usable(ALL, name, (), situation) is usable
-    assert mitigation_overlay.usable(ALL, name, (), here())
+    assert (mitigation_overlay.refusal(ALL, name, (), situation) == "") is usable
 
 
 GRAPHS = {"graphs_seen": True}
@@ -42,18 +41,15 @@ def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once():
     [
         ("no-such", (), here(), "no such mitigation"),
         ("debug-settings", (), here(), "only collects diagnostics"),
-        ("debug-guards", (), here(), "only collects diagnostics"),
         ("expandable-segments", (), here(**GRAPHS), "CUDA graphs"),
         ("expandable-segments", (), here(environ={"TORCHINDUCTOR_CUDAGRAPHS": "1"}), "CUDA graphs"),
         ("split-size", ("expandable-segments",), here(), "together with expandable-segments"),
         ("autotune-off", ("compile-off",), here(), "together with compile-off"),
         ("autotune-off", (), here(hooks_run=False), "skip the hooks"),
-        ("ddp-optimizer-off", (), here(hooks_run=False), "skip the hooks"),
         ("newer-ptxas", (), here(answers={}), "no value for: newest-ptxas"),
         ("more-open-files", (), here(answers={}), "no value for: open-files"),
         ("free-port", (), here(leaves={"launcher": Leaf("python")}), "no torchrun"),
         ("free-port", (), here("--nnodes=2", "t.py"), "one node cannot"),
-        ("fresh-rendezvous", (), here("--nnodes=2", "t.py"), "one node cannot"),
         ("nccl-p2p-off", (), here(environ={"NCCL_P2P_DISABLE": "1"}), "change nothing"),
         ("nvls-off", (), here(leaves={"env.NCCL_NVLS_ENABLE": Leaf("0")}), "change nothing"),
         ("autotune-off", (), here(leaves={"hooks.compile.autotune": Leaf("off")}), "nothing"),
@@ -62,7 +58,6 @@ def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once():
 )
 def test_a_mitigation_that_cannot_help_here_is_refused_with_the_reason(name, in_force, at, why):
     assert why in mitigation_overlay.refusal(ALL, name, in_force, at)
-    assert not mitigation_overlay.usable(ALL, name, in_force, at)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +71,8 @@ def test_a_mitigation_that_cannot_help_here_is_refused_with_the_reason(name, in_
     ids=["mitigation", "not compiled", "profile", "profile without compilation"],
 )
 def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
-    assert mitigation_overlay.usable(
-        ALL, "expandable-segments", in_force, here(leaves=leaves, **GRAPHS)
-    )
+    at = here(leaves=leaves, **GRAPHS)
+    assert mitigation_overlay.refusal(ALL, "expandable-segments", in_force, at) == ""
 
 
 @pytest.mark.parametrize(
@@ -86,10 +80,8 @@ def test_expandable_segments_may_be_used_once_graphs_are_off(in_force, leaves):
 )
 def test_a_mitigation_for_some_versions_is_for_those_only_and_for_no_unknown_one(torch, fits):
     body = {"cost": "c", "why": "w", "source": "s", "env": {"A": "1"}, "torch": ">=2.8,<2.10"}
-    assert (
-        mitigation_overlay.usable(mitigation_catalog.parse({"a": body}), "a", (), here(torch=torch))
-        is fits
-    )
+    made = mitigation_catalog.parse({"a": body})
+    assert (mitigation_overlay.refusal(made, "a", (), here(torch=torch)) == "") is fits
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ CASES = {
 
 def planned(argv: list[str], home: Path, **environ: str):
     environ = {"HOME": str(home), "PATH": "/nowhere", **environ}
-    return inputs.show(read([*PYTHON, *argv], environ), environ, str(home))
+    return inputs.gather(read([*PYTHON, *argv], environ), environ, str(home)).plan()
 
 
 @pytest.mark.parametrize(("argv", "expected"), CASES.values(), ids=CASES)

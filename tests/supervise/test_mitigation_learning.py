@@ -53,7 +53,7 @@ def gathered_for(folder: Path, *words: str, launcher: str = "python") -> inputs.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {"HOME": str(folder), "PATH": path, "TMPDIR": "/proc/nowhere"}
     argv = ["--profile=cpu", f"--set=launcher={launcher}", *words]
-    return inputs.gather_for_display(request.read(argv, environ), environ, str(folder))
+    return inputs.gather(request.read(argv, environ), environ, str(folder))
 
 
 def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_path):

@@ -35,7 +35,7 @@ class ResumableJob:
         home = {"HOME": str(folder), "PATH": os.environ["PATH"], **environ}
         argv = ["--profile=cpu", "--set=launcher=python", f"--set={args}"]
         argv += ["--set=retry.resume.checkpoints={HOME}/out/ckpt-*.bin", *sets, "t.py"]
-        self.gathered = inputs.gather_for_display(request.read(argv, home), home, str(folder))
+        self.gathered = inputs.gather(request.read(argv, home), home, str(folder))
         self.plan = self.gathered.plan()
         self.environ = home
 

@@ -29,7 +29,7 @@ def command(profile: str | None, sets: tuple[str, ...]) -> int:
     ]
     try:
         request = read([*options, "SCRIPT"], os.environ)
-        plan = inputs.show(request, os.environ, inputs.working_directory())
+        plan = inputs.gather(request, os.environ, inputs.working_directory()).plan()
     except Exception:
         click.echo("false")  # so that the eval fails too
         raise

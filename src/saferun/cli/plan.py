@@ -43,7 +43,7 @@ def show_plan(request: Request, environ: Mapping[str, str], cwd: str, *, as_json
     Raises:
         UsageError: torchrun would refuse these arguments; the message is torchrun's.
     """
-    gathered = inputs.gather_for_display(request, environ, cwd)
+    gathered = inputs.gather(request, environ, cwd)
     inputs.check_accepted(gathered)
     plan = gathered.plan()
     notes: list[str] = []

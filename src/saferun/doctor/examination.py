@@ -78,7 +78,7 @@ def _identity(finding: Finding) -> Finding:
 
 def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     """Call `recover_cuda_context` with the settings that a launch here would have."""
-    plan = inputs.show(read(["SCRIPT"], environ), environ, cwd)
+    plan = inputs.gather(read(["SCRIPT"], environ), environ, cwd).plan()
     if not plan.gpus.gpus:
         return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
     reset = plan.settings.recover.gpu_reset

@@ -90,46 +90,31 @@ def working_directory() -> str:
         return "."
 
 
-def show(request: Request, environ: Mapping[str, str], cwd: str) -> LaunchPlan:
-    """Return the plan that would run. Nothing is started, and torchrun need not exist.
+def gather(
+    request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool = False
+) -> RunInputs:
+    """Return the inputs of a run.
 
     Args:
         request: what the user asked for.
         environ: what the user exported.
         cwd: the directory that relative paths start from.
+        starting: a job is about to start; otherwise plans are only shown, and torchrun need not
+            exist.
 
     Raises:
-        SaferunError: a mistake of the user's; the message names the fix.
+        SaferunError: a mistake of the user's, whose fix the message names, or there is no torchrun.
     """
-    return gather_for_display(request, environ, cwd).plan()
+    if disabled(environ):
+        facts = MachineFacts(launcher=_launcher(environ, starting).argv)
+        return RunInputs(request, None, facts, environ, Identity(""))
+    gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
+    if not starting or gathered.profile is None:
+        return gathered
+    from saferun.audit import collect  # a generated script, which calls `assemble`, has no audit
 
-
-def gather_for_display(request: Request, environ: Mapping[str, str], cwd: str) -> RunInputs:
-    """Return the inputs of a plan that is only shown; torchrun need not exist.
-
-    Args:
-        request: what the user asked for.
-        environ: what the user exported.
-        cwd: the directory that relative paths start from.
-
-    Raises:
-        SaferunError: a mistake of the user's; the message names the fix.
-    """
-    return _gather(request, environ, cwd, starting=False)
-
-
-def gather_for_launch(request: Request, environ: Mapping[str, str], cwd: str) -> RunInputs:
-    """Return the inputs of a run that is about to start.
-
-    Args:
-        request: what the user asked for.
-        environ: what the user exported.
-        cwd: the directory that relative paths start from.
-
-    Raises:
-        SaferunError: a mistake of the user's, or torchrun is not installed.
-    """
-    return _gather(request, environ, cwd, starting=True)
+    idle = collect.remark(gathered.request, gathered.profile.env, gathered.facts, environ, cwd)
+    return gathered._replace(remarks=(*gathered.remarks, *([idle] if idle else [])))
 
 
 def check_accepted(gathered: RunInputs) -> None:
@@ -141,19 +126,6 @@ def check_accepted(gathered: RunInputs) -> None:
     line = gathered.request.line
     if line.refusal is not None and not gathered.starts_python:
         raise UsageError(f"torchrun would refuse this: {line.refusal}", fix=advice(line))
-
-
-def _gather(request: Request, environ: Mapping[str, str], cwd: str, *, starting: bool) -> RunInputs:
-    if disabled(environ):
-        facts = MachineFacts(launcher=_launcher(environ, starting).argv)
-        return RunInputs(request, None, facts, environ, Identity(""))
-    gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
-    if not starting or gathered.profile is None:
-        return gathered
-    from saferun.audit import collect  # a generated script, which calls `assemble`, has no audit
-
-    idle = collect.remark(gathered.request, gathered.profile.env, gathered.facts, environ, cwd)
-    return gathered._replace(remarks=(*gathered.remarks, *([idle] if idle else [])))
 
 
 def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Chosen:

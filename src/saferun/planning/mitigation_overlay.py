@@ -68,20 +68,6 @@ def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def usable(
-    mitigations: Mapping[str, Mitigation], name: str, in_force: Sequence[str], here: Situation
-) -> bool:
-    """Return whether a mitigation can be used with those in force, and would change anything.
-
-    Args:
-        mitigations: all of them, by name.
-        name: of the mitigation.
-        in_force: names of those that the next attempt has already.
-        here: the situation that it is applied to.
-    """
-    return not refusal(mitigations, name, in_force, here)
-
-
 def refusal(
     mitigations: Mapping[str, Mitigation], name: str, in_force: Sequence[str], here: Situation
 ) -> str:

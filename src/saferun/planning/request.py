@@ -12,7 +12,6 @@ from saferun.errors import UnavailableError, UsageError
 from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import Option, Request
 from saferun.planning.torchrun import python_args, torchrun_args, torchrun_install, torchrun_probe
-from saferun.system import paths
 
 COMMAND_OPTIONS = {"--json": None}  # options that `saferun plan` has and a launch has not
 
@@ -68,7 +67,7 @@ def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
         return None
     version = torchrun_install.torch_version(launcher, environ)
     known = of_torch(version) if version else None
-    return known or torchrun_probe.option_table(launcher, version, paths.cache_dir(environ))
+    return known or torchrun_probe.option_table(launcher, version, environ)
 
 
 def _request(parsed: torchrun_args.Parsed, environ: Mapping[str, str]) -> Request:

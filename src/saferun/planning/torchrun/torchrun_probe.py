@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Mapping
 
 from saferun.model import Option
 from saferun.planning.torchrun.torchrun_install import Launcher
-from saferun.system import paths
+from saferun.system import command, paths
 
 OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
 
 
 def option_table(
-    launcher: Launcher,
-    version: str | None,
-    cache_dir: str | None,
-    environ: Mapping[str, str] | None = None,
+    launcher: Launcher, version: str | None, environ: Mapping[str, str]
 ) -> tuple[Option, ...] | None:
     """Return torchrun's options of the installed torch, read in a subprocess of its interpreter.
 
@@ -31,27 +26,23 @@ def option_table(
         launcher: the torchrun whose torch is used.
         version: that torch's version. The table is cached by interpreter and version, and not
             cached if this is None.
-        cache_dir: the cache's folder; None or an unusable folder: nothing is cached.
-        environ: the subprocess's environment, by default that of this process. SAFERUN_INJECT is
-            removed from it, and so are PET_ variables, which can make building the parser fail.
+        environ: the user's variables. Without SAFERUN_INJECT, and without PET_ variables, which can
+            make building the parser fail, they are the subprocess's.
 
     Returns:
         The table for `torchrun_args.parse`; None if the subprocess gives none within 20 s.
     """
     if launcher.interpreter is None:
         return None
-    path = _cache_path(launcher.interpreter, version, cache_dir)
-    kept = paths.read_private(path) if path else None
-    table = _table(kept) if kept else None
+    entry = _cache_entry(launcher.interpreter, version, environ) if version else ""
+    table = _table(paths.read_private(entry) or b"") if entry else None
     if table is None:
-        text = _dump_options(launcher, os.environ if environ is None else environ)
+        text = _asked(launcher.interpreter, launcher.flags, environ)
         table = _table(text)
-        if table is not None and path is not None:
-            paths.write_private(path, text.encode())
+        if table and entry:
+            paths.write_private(entry, text.encode())
     return table
 
-
-# --- the subprocess
 
 # Run by the launcher's Python, of any version that torch supports. `python -c` adds an entry to
 # sys.path that torchrun does not have. What other modules print on import goes to stderr.
@@ -76,38 +67,12 @@ os.write(out, ("MARK" + json.dumps(options) + "\\n").encode())
 """.replace("MARK", _MARK)
 
 
-def _dump_options(launcher: Launcher, environ: Mapping[str, str]) -> str:
+def _asked(interpreter: str, flags: str, environ: Mapping[str, str]) -> str:
     """Return the JSON that the launcher's Python prints, "" if it fails or takes too long."""
-    assert launcher.interpreter is not None
-    flags = ["-" + launcher.flags] if launcher.flags else []
-    clean = {
-        name: value
-        for name, value in environ.items()
-        if name != "SAFERUN_INJECT" and not name.startswith("PET_")
-    }
-    try:
-        process = subprocess.Popen(  # noqa: S603 (the Python that torchrun would start)
-            [launcher.interpreter, *flags, "-c", _DUMP],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=clean,
-            start_new_session=True,  # so that killing its group also ends what it started
-        )
-    except OSError:
-        return ""
-    try:
-        out, _ = process.communicate(timeout=OPTION_TABLE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return ""
-    finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
-    _, mark, text = out.decode("utf-8", "replace").rpartition(_MARK)
-    return text.strip() if mark and process.returncode == 0 else ""
+    clean = {n: v for n, v in environ.items() if n != "SAFERUN_INJECT" and n[:4] != "PET_"}
+    argv = (interpreter, *([f"-{flags}"] if flags else []), "-c", _DUMP)
+    answer = command.run(argv, clean, OPTION_TABLE_TIMEOUT_S)
+    return "" if answer.trouble else answer.out.rpartition(_MARK)[2].strip()
 
 
 def _table(text: str | bytes) -> tuple[Option, ...] | None:
@@ -121,18 +86,8 @@ def _table(text: str | bytes) -> tuple[Option, ...] | None:
     return table if table and are_options else None
 
 
-# --- the cache
-
-
-def _cache_path(interpreter: str, version: str | None, cache_dir: str | None) -> str | None:
-    """Return the cache file of this interpreter and version; None if the cache cannot be used.
-
-    The folder must be the user's own and nobody else's to write: the table decides how a command
-    line is read.
-    """
-    if version is None or cache_dir is None or not paths.private_dir(cache_dir):
-        return None
+def _cache_entry(interpreter: str, version: str, environ: Mapping[str, str]) -> str:
     import hashlib  # OpenSSL takes 4 ms, and a torchrun that is known needs no cache
 
     key = hashlib.sha256(os.fsencode(interpreter) + b"\0" + os.fsencode(version)).hexdigest()
-    return os.path.join(cache_dir, f"options-{key[:24]}.json")
+    return os.path.join(paths.cache_dir(environ), f"options-{key[:24]}.json")

@@ -86,7 +86,7 @@ class RunMitigations:
             in_force: those that the attempt has already.
         """
         here = self._situation(gathered, self._plain(gathered), (*in_force, name))
-        return mitigation_overlay.usable(self.known(), name, in_force, here)
+        return not mitigation_overlay.refusal(self.known(), name, in_force, here)
 
     def add(self, name: str, kind: str) -> None:
         """Put a mitigation for a failure of this kind in force."""

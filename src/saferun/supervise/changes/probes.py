@@ -1,7 +1,7 @@
 """Probes for what a mitigation needs on this machine: a free port, a newer ptxas, an interface.
 
 They run between attempts, never before the first one. A probe without an answer is left out, and a
-mitigation that needs it is not used (mitigation_overlay.usable). Nothing is sent over the network.
+mitigation that needs it is not used (mitigation_overlay.refusal). Nothing is sent over the network.
 """
 
 from __future__ import annotations
