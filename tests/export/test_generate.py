@@ -24,11 +24,9 @@ def job(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("argv", "args"),
     [
-        (["--profile", "cpu"], []),
         (["--profile", "cpu", "--"], []),
         (["--profile=cpu", "--", "-t3", "t.py", "--set", "x"], ["-t3", "t.py", "--set", "x"]),
         (["--profile=cpu", "--", "torchrun", "train.py"], ["train.py"]),
-        (["--profile=cpu", "--", "saferun", "train.py"], ["train.py"]),
         (["--profile=cpu", "train.py", "--", "-x"], ["train.py", "--", "-x"]),
         (["--profile=cpu", "--nnodes", "1", "train.py"], ["--nnodes", "1", "train.py"]),
         (["--", "--nproc-per-node=2"], ["--nproc-per-node=2"]),
@@ -45,8 +43,6 @@ def test_what_follows_its_own_options_is_torchruns(machine, argv, args):
     ("argv", "status", "message"),
     [
         (["--profile", "h10"], 78, "unknown profile `h10`; did you mean `h100`?"),
-        (["--profile", "./no.yaml"], 78, "there is no profile file `./no.yaml`"),
-        (["--set", "retry.atempts=3"], 78, "unknown key `retry.atempts`"),
         (["--", "--nproc"], 2, "torchrun would refuse this: ambiguous option"),
         (["--", "--frobnicate", "train.py"], 2, "unrecognized arguments: --frobnicate"),
         (["--check", "no.sh"], 69, "there is no file `no.sh`"),
@@ -66,12 +62,9 @@ def test_an_option_without_its_value_is_refused_by_its_name(machine, option):
     done = machine.gen_shell(option)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"Error: Option '{option}' requires an argument.\n")
-    for text in ("", "--plain"):
-        done = machine.gen_shell(option, text)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert (
-            f"Invalid value for '{option}': it takes a value, and `{text}` is none" in done.stderr
-        )
+    done = machine.gen_shell(option, "--plain")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Invalid value for '{option}': it takes a value, and `--plain` is none" in done.stderr
 
 
 def test_it_needs_neither_the_script_nor_torchrun_nor_a_gpu(machine):
@@ -119,7 +112,7 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
     for _ in range(2):
         done = machine.command(*argv)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert stat.S_IMODE(path.stat().st_mode) & 0o700 == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert path.read_text() == machine.gen_shell("--profile", "cpu", "--", "train.py").stdout
     path.write_text("#!/bin/sh\necho mine\n")
     done = machine.command(*argv)
@@ -156,17 +149,12 @@ def test_check_tells_whether_a_script_is_stale(machine, change, verdict):
             else change[1].join(text.rsplit(change[0], 1))
         )
     done = machine.gen_shell("--check", "run.sh")
+    given = ["--profile", "h100", "--", "train.py"]
+    assert machine.gen_shell("--check", "run.sh", *given).returncode == done.returncode
     assert done.returncode == (1 if change else 0)
     assert done.stdout.startswith(f"run.sh: {verdict}")
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
     assert not (machine.cwd / "x").exists()
-
-
-def test_check_beside_arguments_compares_with_what_those_make(machine):
-    machine.script("--profile", "h100", "--", "train.py", name="run.sh")
-    same = machine.gen_shell("--check", "run.sh", "--profile", "h100", "--", "train.py")
-    other = machine.gen_shell("--check", "run.sh", "--profile", "a100", "--", "train.py")
-    assert (same.returncode, other.returncode) == (0, 1)
 
 
 def test_a_profile_of_this_directory_is_named_and_a_secret_warned_of(machine):
@@ -195,22 +183,11 @@ def test_secrets_among_the_arguments_are_warned_of_and_nobody_else_may_read_them
     assert (machine.cwd / "run.sh").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_script_without_secrets_has_the_mode_of_the_umask(machine):
-    machine.gen_shell("-o", "run.sh", "--profile", "cpu", "--", "train.py", "--lr=1")
-    assert (machine.cwd / "run.sh").stat().st_mode & 0o077 == 0o055
-
-
 @pytest.mark.parametrize("named", [[], ["--profile", "cpu"]], ids=["detected", "named"])
 def test_a_job_for_other_nodes_whose_profile_is_this_machines_is_remarked(machine, named):
     done = machine.gen_shell("--slurm", "--sbatch=--exclusive", *named, "--", "train.py")
     remark = "saferun: profile cpu is for this machine; name the nodes' own with --profile\n"
     assert (done.returncode, done.stderr) == (0, "" if named else remark)
-
-
-def test_help_shows_both_forms(machine):
-    out = machine.gen_shell("--help").stdout
-    assert "-o FILE" in out
-    assert "--check FILE" in out
 
 
 @pytest.mark.parametrize("option", ["-o", "--check"])

@@ -67,11 +67,6 @@ def test_a_check_tells_whether_it_would_be_made_again(machine):
     assert (done.returncode, "would be `attempts=3" in done.stdout) == (1, True)
 
 
-def test_it_is_not_for_slurm(machine):
-    done = machine.gen_shell("--plain", "--slurm", "--", "train.py")
-    assert (done.returncode, "--plain is for one machine" in done.stderr) == (2, True)
-
-
 # --- what the job gets ---------------------------------------------------------------------------
 
 

@@ -143,11 +143,6 @@ def test_a_job_of_one_cpu_a_node_gets_a_remark(line):
     assert sbatch.remarks(sbatch.Job(2, extra=(line,))) == ()
 
 
-def test_plain_python_meets_nobody():
-    assert "\nmeet " in rendered(sbatch.Job(2), "train.py")
-    assert "\nmeet " not in rendered(sbatch.Job(2), "train.py", torchrun=False)
-
-
 @pytest.mark.parametrize(
     ("extra", "grace_s"),
     [((), 60), (("--signal=B:USR2@600",), 540), (("--signal=B:SIGUSR2@40",), 20),
@@ -165,7 +160,7 @@ def test_the_job_is_queued_again_in_time_whatever_the_notice(extra, grace_s):
     ids=["ours", "theirs", "short", "quoted"],
 )  # fmt: skip
 def test_logs_of_nodes_lie_beside_the_jobs_own(extra, log):
-    assert f"\nNODE_LOGS='{log}'\n" in rendered(sbatch.Job(1, extra=extra))
+    assert f"\nNODE_LOGS={log}\n" in rendered(sbatch.Job(1, extra=extra))
 
 
 WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--", "t.py", "it's"]
@@ -183,6 +178,8 @@ def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, argu
         assert (done.returncode, done.stdout) == (0, "")
     file.write_text(text)
     assert "\n#     sbatch THIS-FILE" in text
+    ran = cluster.submit(file, SLURM_JOB_ID="")
+    assert (ran.status, "this script is for Slurm: sbatch " in ran.err) == (2, True)
     assert cluster.command("gen-shell", "--check", str(file)).stdout == f"{file}: up to date\n"
     file.write_text(text.replace("--nodes=2", "--nodes=3"))
     assert (
@@ -226,28 +223,15 @@ def test_torchrun_gets_what_makes_nodes_meet_unless_the_user_gives_it(
     assert cluster.asked == []
 
 
-def test_a_rank_a_gpu_where_gpus_are_asked_for(cluster):
-    ran = cluster.submit(cluster.job("--gpus-per-node=a100:8", "--", "train.py"))
-    assert ran.received[1].argv[-3:] == ["--nproc-per-node", "8", "train.py"]
-
-
-def test_each_node_of_an_arrays_task_has_a_log_of_its_own(cluster):
+def test_a_job_has_a_rank_a_gpu_and_a_log_a_node_and_leaves_nothing_else(cluster):
     array = {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "1"}
-    cluster.submit(cluster.job("--", "train.py"), **array)
+    ran = cluster.submit(cluster.job("--gpus-per-node=a100:8", "--", "train.py"), **array)
+    assert ran.received[1].argv[-3:] == ["--nproc-per-node", "8", "train.py"]
     assert "--output=%x-%A_%a-%N.out" in (cluster.slurm / "srun").read_text().splitlines()
-
-
-def test_nothing_is_left_of_the_file_that_a_node_was_sent(cluster):
-    cluster.submit(cluster.job("--", "train.py"))
-    assert list(cluster.temporary.glob("saferun*")) == []
+    assert list(cluster.temporary.glob("saferun*")) == []  # the file that a node was sent
     assert list(cluster.cwd.glob("saferun-slurm*")) == []
     assert cluster.living() == {}
-
-
-def test_without_slurm_it_explains_how_to_run_it(cluster):
-    ran = cluster.submit(cluster.job("--", "train.py"), SLURM_JOB_ID="")
-    assert ran.status == 2
-    assert "this script is for Slurm: sbatch " in ran.err
+    assert "\nmeet " not in rendered(sbatch.Job(2), "train.py", torchrun=False)
 
 
 # --- after a failure -----------------------------------------------------------------------------

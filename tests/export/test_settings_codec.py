@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from repo import ROOT
 from shell_text import rendered_script, settings_in_bash
@@ -49,8 +47,3 @@ def test_of_one_key_given_twice_each_counts_where_its_condition_holds():
     for torch, value in (("2.4.0", "old"), ("2.13.0", "new")):
         at = Conditions(torch, 0, False, True)
         assert resolve(script_settings.chain, (), at, origin="o").env["X"].value == value
-
-
-def test_a_sheet_that_was_cut_is_no_fault_of_ours():
-    assert settings_codec.read(["p", "", "env.X"], "run.sh").chain[-1].leaves == {}
-    assert json.dumps(settings_codec.read([], "run.sh").profile) == '"none"'

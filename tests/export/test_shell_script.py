@@ -8,13 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from repo import ROOT
 from scripts import NASTY
 from shell_text import DUMP, bash, rendered_script, settings_in_bash
 
-import saferun
 from saferun.cli import gen_shell
 from saferun.export import generate, settings_codec, shell_script
 from saferun.export.settings_codec import ScriptSettings
@@ -25,24 +24,7 @@ from saferun.profile.schema import Doc, Leaf
 TEXT = st.one_of(
     st.text(st.characters(min_codepoint=1, exclude_categories=("Cs",))),
     st.binary().map(lambda b: b.replace(b"\0", b"").decode("utf-8", "surrogateescape")),
-    st.sampled_from(
-        [
-            "",
-            NASTY,
-            "\n",
-            "a\n",
-            "$'",
-            "\\",
-            "'",
-            "''",
-            "!!",
-            "~",
-            "-n",
-            "\x1b[0m",
-            "\udcff0",
-            "\x7f",
-        ]
-    ),
+    st.sampled_from(["", NASTY, "a\n", "$'", "''", "!!", "~", "-n", "\x1b[0m", "\udcff0"]),
     st.text("$`\"'\\\n\t {}[]*?!#&;|<>()~=%\x01\x7fé0aex"),
 )
 
@@ -54,25 +36,21 @@ def test_any_value_is_the_same_in_a_real_bash(values):
     assert all("\n" not in line for line in lines)
     "\n".join(lines).encode()  # it can be written as UTF-8
     assert bash(f"got=({' '.join(lines)})\n{DUMP}") == values
+    assert shell_script.unquoted(" ".join(lines)) == values
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(TEXT, max_size=10))
-def test_a_quoted_line_reads_back(values):
-    assert shell_script.unquoted(" ".join(map(shell_script.quote, values))) == values
-
-
-@pytest.mark.parametrize("line", ["a $(b)", 'a "$b"', "a 'b", "a `b`", "$b"])
+@pytest.mark.parametrize("line", ["a $(b)", 'a "$b"', "a 'b", "a `b`", "$b", r"$'\y'", "$'é'"])
 def test_a_line_that_is_not_ours_reads_as_none(line):
     assert shell_script.unquoted(line) is None
 
 
 @settings(max_examples=100, deadline=None)
 @given(TEXT)
-def test_a_comment_stays_one_whatever_it_holds(text):
+@example("x " * 60 + "--- The job ---")
+def test_a_comment_stays_one_and_is_no_heading_whatever_it_holds(text):
     made = shell_script.comment(text)
     made.encode()
-    assert all(line.startswith("# ") for line in made.splitlines())
+    assert all(line.startswith("# ") and line[:5] != "# ---" for line in made.splitlines())
     assert made == "" or made.endswith("\n")
 
 
@@ -105,17 +83,6 @@ def test_settings_come_back_from_bash_as_they_went_in(values, path):
     assert [(g.key, g.leaf.value, g.origin) for g in read.sets] == [("env.LAST", NASTY, "--set")]
 
 
-def test_the_header_names_the_command_and_it_reads_back():
-    command = ["saferun", "gen-shell", "--set", f"env.A={NASTY}", "--", "train.py", "a\nb"]
-    text = rendered_script(ScriptSettings("p", "--profile", (), ()), ["train.py", "a\nb"], command)
-    assert shell_script.made_by(text) == (saferun.__version__, command)
-    assert shell_script.packed(text) == "cHJva2l0"
-
-
-def test_another_file_is_not_taken_for_one_of_ours():
-    assert shell_script.made_by("#!/bin/bash\n# Made by hand\n") is None
-
-
 def test_what_a_later_profile_replaces_is_not_shown_twice():
     first = Doc("a.yaml", "a", "", (), (), leaves({"X": "1", "NCCL_DEBUG_SUBSYS": "INIT"}))
     last = Doc("b.yaml", "b", "", (), (), leaves({"X": "2", "NCCL_DEBUG_SUBSYS": "NET"}))
@@ -130,15 +97,8 @@ def test_what_a_later_profile_replaces_is_not_shown_twice():
 #     grep -v '^#: ' >tests/records/run-h100-nanochat.sh
 # and read its difference (git diff) as a user would.
 RECORD = ROOT / "tests" / "records" / "run-h100-nanochat.sh"
-RECORDED = [
-    "--profile",
-    "h100-nanochat",
-    "--set",
-    "env.NOTE=it's $HOME",
-    "--",
-    "-m",
-    "scripts.base",
-]
+RECORDED = ["--profile", "h100-nanochat", "--set", "env.NOTE=it's $HOME"]
+RECORDED += ["--", "-m", "scripts.base"]
 
 
 def test_a_whole_script_is_as_recorded(tmp_path):
@@ -163,9 +123,3 @@ def test_the_linters_have_nothing_to_say(tmp_path):
             pytest.skip(f"no {tool[0]} beside this Python")
         done = subprocess.run([tools / tool[0], *tool[1:], *files], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize("text", ["--- The job ---", "x " * 60 + "--- The job ---", "---"])
-def test_a_comment_is_no_heading_of_the_script(text):
-    made = shell_script.comment(text)
-    assert not any(line.startswith("# ---") for line in made.splitlines())

@@ -1,15 +1,15 @@
 """A module without what only its readers and type checkers need, as a generated script packs it.
 
-Comments and docstrings go, the annotations of functions and variables, and the imports of names
-that nothing else uses. All else keeps its meaning and the number of its line, which tracebacks
-show. The fields of classes keep their annotations: they are read at run time.
+Comments and docstrings go, and the annotations of functions and variables. All else keeps its
+meaning and the number of its line, which tracebacks show. The fields of classes keep their
+annotations: they are read at run time.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 # Code with its strings, up to a comment; lines inside of a long string do not match as a whole.
 _BEFORE_COMMENT = re.compile(r"""((?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*)#.*""")
@@ -37,7 +37,7 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
-def _is_for_checkers(node: ast.stmt) -> bool:
+def _is_for_checkers(node: ast.AST) -> TypeGuard[ast.If]:
     test = isinstance(node, ast.If) and not node.orelse and node.test
     return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
@@ -47,60 +47,33 @@ class _Module:
 
     def __init__(self, text: str) -> None:
         self._data = text.encode()
-        module = ast.parse(text)
-        self._body = module.body
-        self._nodes = list(ast.walk(module))
+        self._module = ast.parse(text)
         self._starts = [0]  # of the lines
         for line in self._data.split(b"\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)
         self._cuts: list[tuple[int, int, bytes]] = []
 
     def without_cuts(self) -> str:
-        annotations = list(self._annotations())
-        self._cut_imports(annotations)
+        fields: set[ast.stmt] = set()  # the class comes before what is in it
+        for node in ast.walk(self._module):
+            if isinstance(node, ast.ClassDef):
+                fields.update(node.body)
+            if isinstance(node, ast.arg) and node.annotation:
+                self._cut(self._start(node) + len(node.arg.encode()), node.annotation)
+            elif isinstance(node, _FUNCTIONS) and node.returns:
+                self._cut(self._data.rindex(b" ->", 0, self._start(node.returns)), node.returns)
+            elif isinstance(node, ast.AnnAssign) and node.value and node not in fields:
+                self._cut(self._end(node.target), node.annotation)
+            elif _is_for_checkers(node):
+                self._cut(self._start(node), node)
+            if isinstance(node, _DOCUMENTED) and node.body and _is_text(node.body[0]):
+                self._cut(self._start(node.body[0]), node.body[0], '""')  # it may be all of a body
         parts, at = [], 0
         for start, end, instead in sorted(self._cuts):
             if start >= at:  # else it lies within the one before
                 parts += [self._data[at:start], instead]
                 at = end
         return b"".join([*parts, self._data[at:]]).decode()
-
-    def _annotations(self) -> Iterator[ast.expr]:
-        """Cut annotations and docstrings out, and return the annotations."""
-        fields: set[ast.stmt] = set()  # the class comes before what is in it
-        for node in self._nodes:
-            if isinstance(node, ast.ClassDef):
-                fields.update(node.body)
-            if isinstance(node, ast.arg) and node.annotation:
-                self._cut(self._start(node) + len(node.arg.encode()), node.annotation)
-                yield node.annotation
-            elif isinstance(node, _FUNCTIONS) and node.returns:
-                self._cut(self._data.rindex(b" ->", 0, self._start(node.returns)), node.returns)
-                yield node.returns
-            elif isinstance(node, ast.AnnAssign) and node.value and node not in fields:
-                self._cut(self._end(node.target), node.annotation)
-                yield node.annotation
-            if isinstance(node, _DOCUMENTED) and node.body and _is_text(node.body[0]):
-                self._cut(self._start(node.body[0]), node.body[0], '""')  # it may be all of a body
-
-    def _cut_imports(self, annotations: Iterable[ast.expr]) -> None:
-        """Cut the imports out whose names are in these annotations and nowhere else."""
-        within = {node for one in annotations for node in ast.walk(one)}
-        names: tuple[set[str], set[str]] = (set(), set())  # elsewhere, in annotations
-        for node in self._nodes:
-            if isinstance(node, ast.Name):
-                names[node in within].add(node.id)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names[node in within].update(re.findall(r"\w+", node.value))
-        unused = names[1] - names[0]
-        for node in self._body:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                kept = [one for one in node.names if (one.asname or one.name) not in unused]
-                if len(kept) < len(node.names):
-                    node.names = kept
-                    self._cut(self._start(node), node, ast.unparse(node) if kept else "")
-            elif _is_for_checkers(node):
-                self._cut(self._start(node), node)
 
     def _cut(self, start: int, last: ast.expr | ast.stmt, instead: str = "") -> None:
         end = self._end(last)

@@ -2,9 +2,9 @@
 
 Paths and texts follow each other. Frequent words are replaced by single characters (`_coded`), and
 all is compressed by bzip2 (more Pythons lack LZMA than bzip2), in base85. export/unpack.py reads it
-where the script runs. The commands, and what only they use, are left out, and of the code what only
-its readers need (export/bare_code.py). Knowledge is packed as JSON, since the target may have no
-YAML parser.
+where the script runs. What a script does not import is left out, and of the code what only its
+readers need (export/bare_code.py). Knowledge is packed as JSON, since the target may have no YAML
+parser.
 
 Packing takes 2 s, so the user's cache directory keeps the last bundle, under a hash of all that it
 was made of.
@@ -27,44 +27,19 @@ from saferun.export.bare_code import bare
 from saferun.knowledge import loader
 from saferun.system import paths
 
-# The rooms that a running script needs; of this room, only the files that it imports.
-ROOMS = (
-    *("supervise", "gpu", "keeper", "journal", "planning", "profile"),
-    *("diagnosis", "knowledge", "system", "inject"),
-)
-FILES = (
-    *("model.py", "settings.py", "errors.py"),
-    *("export/__init__.py", "export/bundle_main.py", "export/settings_codec.py"),
-)
-UNUSED = (
-    "diagnosis/explaining/explain.py",
-    "diagnosis/foreign/__init__.py",
-    "diagnosis/foreign/broken_lines.py",
-    "diagnosis/foreign/front.py",
-    "diagnosis/foreign/log_file.py",
-    "diagnosis/foreign/long_log.py",
-    "diagnosis/foreign/panics.py",
-    "diagnosis/foreign/windows_status.py",
-    "journal/attempts.py",
-    "journal/cleanup.py",
-    "journal/rank_report.py",
-    "journal/reader.py",
-    "journal/report.py",
-    "journal/run_notes.py",
-    "journal/tail_excerpt.py",
-    "journal/time_spent.py",
-    "supervise/watch/live_run.py",
-    # Imported by a function that a script never calls: its settings come from no profile file.
-    "profile/yaml_nodes.py",
-    "profile/yaml_reader.py",
-)
+# What a script starts; all that these files import, directly or not, is packed with them.
+_STARTED = ("export/bundle_main.py", "gpu/ask_nvml.py")
+_WHOLE = ("inject", "keeper")  # rooms whose files find each other by name
+# Imported by functions that a script never calls: it reads no profile file, and has no audit.
+_UNCALLED = ("profile/yaml_reader.py", "audit/collect.py")
+_IMPORT = re.compile(r"^ *from saferun([.\w]*) import (?:\(([^)]*)\)|([\w, ]*))", re.MULTILINE)
 _PROGRAM = os.path.join(paths.PACKAGE, "export", "unpack.py")
 _MADE_BY = (__file__, bare_code.__file__)
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
 # What single characters stand for: words, and line ends with the next line's indentation.
 _WORD = re.compile(r"\n[\n ]*|[A-Za-z]{2,}")
-_LEAST = 30  # the times that a word must occur; a rarer one gains less than the table's line costs
+_LEAST = 60  # the times that a word must occur; a rarer one gains less than the table's line costs
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -79,7 +54,7 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     entry = os.path.join(paths.cache_dir(environ), "kit")
     kept = (paths.read_private(entry) or b"").decode("ascii", "replace").split("\n")
     if len(kept) != 3 or kept[0] != key:
-        parts = (part for file in sorted(_bare(sources).items()) for part in file)
+        parts = (part for file in _bare(sources).items() for part in file)
         kept = [key, _packed(bare(program)), _packed(_coded("\0".join(parts)))]
         paths.write_private(entry, "\n".join(kept).encode())
     return kept[1], kept[2]
@@ -121,13 +96,21 @@ def _bare(sources: Mapping[str, str]) -> dict[str, str]:
 def _sources(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the files of a bundle with their comments."""
     found = {"__main__.py": _MAIN, "saferun/__init__.py": _PACKAGE}
-    for name in (*FILES, *(file for room in ROOMS for file in _room(room))):
-        if name not in UNUSED:
-            found[f"saferun/{name}"] = _read(os.path.join(paths.PACKAGE, name))
+    waiting = [*_STARTED, *(file for room in _WHOLE for file in _room(room))]
+    while waiting:
+        name = waiting.pop()
+        path = os.path.join(paths.PACKAGE, name)
+        if f"saferun/{name}" in found or name in _UNCALLED or not os.path.isfile(path):
+            continue
+        text = found[f"saferun/{name}"] = _read(path)
+        for module, lines, line in _IMPORT.findall(text):
+            place = module[1:].replace(".", "/")
+            files = (os.path.join(place, one.strip()) for one in (lines or line).split(","))
+            waiting += (f"{file}.py" for file in (place, *files))
     for name, document in loader.load_for_bundle(environ).items():
         text = json.dumps(document, separators=(",", ":"))
         found[f"saferun/knowledge/{name}.json"] = text
-    return found
+    return dict(sorted(found.items()))
 
 
 def _room(name: str) -> Iterator[str]:

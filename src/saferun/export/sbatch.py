@@ -14,6 +14,7 @@ equal options the last one counts.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -188,7 +189,7 @@ def _numbers(job: Job) -> str:
         f"GRACE_S={max(notice - _RESERVE_S, notice // 2)}\n"
         f"WAIT_S={WAIT_S}\n"
         f"ATTEMPTS_TOTAL={KEYS['retry.attempts_total'].default}\n"
-        f"NODE_LOGS={_shell_quote(_logs(job.extra))}\n"
+        f"NODE_LOGS={shlex.quote(_logs(job.extra))}\n"
     )
 
 
@@ -206,10 +207,6 @@ def _logs(extra: Sequence[str]) -> str:
             stem, dot, ending = name.rpartition(".")
             return f"{folder}{slash}{stem}-%N.{ending}" if dot else f"{match[1]}-%N"
     return "%x-%j-%N.out"
-
-
-def _shell_quote(text: str) -> str:
-    return "'" + text.replace("'", "'\"'\"'") + "'"
 
 
 def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ passes `quote`: values are data, never shell code.
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import textwrap
@@ -27,11 +28,11 @@ INDENT = "#     "  # stands before the command in the header
 _PACKED = "#: "
 _PLACE = re.compile(r"^#@ (\w+)\n", re.MULTILINE)
 # What `quote` writes: $'…', '…', "'" or characters that mean nothing to a shell.
-_PIECE = r"""\$'((?:[^'\\]|\\.)*)'|'([^']*)'|"(')"|([\w@%+=:,./-]+)"""
+_PIECE = (
+    r"""\$'((?:[ -&(-\[\]-~]|\\(?:[ntr\\']|x[0-9a-f]{2}))*)'|'([^']*)'|"(')"|([\w@%+=:,./-]+)"""
+)
 _PIECES = re.compile(_PIECE, re.ASCII)
 _WORD = re.compile(rf"\s*((?:{_PIECE})+)", re.ASCII)
-_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
-_ESCAPED = re.compile(rb"\\(x[0-9a-f]{2}|.)")
 _JOB = 'job torchrun "$@"\n'
 
 
@@ -58,15 +59,9 @@ def quote(text: str) -> str:
     """
     if text.isprintable():
         return shlex.quote(text)
-    return "$'" + "".join(_escaped(character) for character in text) + "'"
-
-
-def _escaped(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    # Python escapes bytes as bash does, between single quotes if there is a double one.
+    raw = text.encode("utf-8", "surrogateescape")
+    return "$'" + repr(b'"' + raw)[3:]
 
 
 def unquoted(line: str) -> list[str] | None:
@@ -84,15 +79,8 @@ def unquoted(line: str) -> list[str] | None:
 def _piece(escaped: str, single: str, double: str, bare: str) -> str:
     if not escaped:
         return single or double or bare
-    raw = _ESCAPED.sub(_unescaped, escaped.encode("utf-8", "surrogateescape"))
+    raw: bytes = ast.literal_eval(f"b'{escaped}'")
     return raw.decode("utf-8", "surrogateescape")
-
-
-def _unescaped(match: re.Match[bytes]) -> bytes:
-    escape = match[1].decode()
-    if escape.startswith("x") and len(escape) == 3:
-        return bytes.fromhex(escape[1:])
-    return {"n": b"\n", "t": b"\t", "r": b"\r"}.get(escape, escape.encode())
 
 
 def comment(text: str) -> str:
