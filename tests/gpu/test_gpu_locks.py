@@ -22,27 +22,44 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 # One run
 
 
-def test_a_run_alone_says_nothing_and_holds_lock_and_slot_of_each_gpu(tmp_path):
-    with take(tmp_path / "lock", A, B) as held:
-        assert set(files(held)) == {f"{gpu}.{kind}" for gpu in (A, B) for kind in ("lock", "slot0")}
+def test_a_run_holds_lock_and_slot_of_each_gpu_and_gives_back_files_as_they_were(tmp_path):
+    place = tmp_path / "lock"
+    take(place, A).close()
+    (place / f"{B}.lock").write_text("somebody's")
+    before = {path.name: path.stat().st_ino for path in place.iterdir()}
+    held = take(place, A, B)
+    assert set(files(held)) == {f"{gpu}.{kind}" for gpu in (A, B) for kind in ("lock", "slot0")}
+    (record,) = place.glob("holder.*.json")
+    assert stat.S_IMODE(record.stat().st_mode) == 0o644
+    descriptors = held.descriptors()
+    held.close()
+    held.close()
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    after = {path.name: path.stat().st_ino for path in place.iterdir()}
+    assert after.items() >= before.items()
+    assert not list(place.glob("holder.*"))
+    assert (place / f"{B}.lock").read_text() == "somebody's"
 
 
-@pytest.mark.parametrize("policy", ["refuse", "wait"])
-def test_where_a_lock_must_hold_a_gpu_without_a_uuid_is_busy(tmp_path, policy):
-    with pytest.raises(BusyError) as busy:
-        take(tmp_path / "lock", A, "", mode=policy, wait_s=1, sleep=no_wait)
-    assert "a GPU has no UUID" in busy.value.what
+@pytest.mark.parametrize("policy", ["refuse", "wait", "warn"])
+def test_a_gpu_without_a_uuid_is_busy_where_a_lock_must_hold_and_else_costs_a_line(
+    tmp_path, policy
+):
+    messages = []
+    options = {"mode": policy, "wait_s": 1, "sleep": no_wait, "say": messages.append}
+    if policy == "warn":
+        with take(tmp_path / "lock", A, "", **options) as held:
+            assert f"{A}.lock" in files(held)
+        assert messages == [
+            "a GPU without a UUID is not locked; other runs will not see this one on it"
+        ]
+        return
+    with pytest.raises(BusyError, match="a GPU has no UUID") as busy:
+        take(tmp_path / "lock", A, "", **options)
     assert "--set locks.gpus=warn" in busy.value.fix
     assert not (tmp_path / "lock").exists()
-
-
-def test_otherwise_a_gpu_without_a_uuid_costs_a_line(tmp_path):
-    messages = []
-    with take(tmp_path / "lock", A, "", mode="warn", say=messages.append) as held:
-        assert f"{A}.lock" in files(held)
-    assert messages == [
-        "a GPU without a UUID is not locked; other runs will not see this one on it"
-    ]
 
 
 def test_the_directory_is_sticky_and_the_files_are_empty_and_everybodys_whatever_the_umask(
@@ -54,37 +71,6 @@ def test_the_directory_is_sticky_and_the_files_are_empty_and_everybodys_whatever
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666}
     assert {path.stat().st_size for path in files} == {0}
     assert len(files) == 3  # admission, A.lock, A.slot0
-
-
-def test_the_record_is_readable_by_all_and_writable_by_its_owner_alone(tmp_path):
-    with take(tmp_path, A):
-        (record,) = tmp_path.glob("holder.*.json")
-        assert stat.S_IMODE(record.stat().st_mode) == 0o644
-    assert not list(tmp_path.glob("holder.*")), "given back, it is gone"
-
-
-def test_lock_files_stay_and_keep_their_inode_when_the_lock_is_given_back(tmp_path):
-    take(tmp_path, A).close()
-    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
-    take(tmp_path, A).close()
-    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
-    assert f"{A}.lock" in before
-
-
-def test_an_existing_files_content_is_left_as_it_is(tmp_path):
-    (tmp_path / f"{A}.lock").write_text("somebody's")
-    take(tmp_path, A).close()
-    assert (tmp_path / f"{A}.lock").read_text() == "somebody's"
-
-
-def test_closing_twice_is_harmless(tmp_path):
-    held = take(tmp_path, A)
-    descriptors = held.descriptors()
-    held.close()
-    held.close()
-    for descriptor in descriptors:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +102,39 @@ def test_only_a_whole_gpu_that_is_not_shared_is_held_alone(tmp_path, uuid, slots
 # Two runs
 
 
-def test_nobody_is_alone_while_a_run_that_was_warned_is_there(holds, shared):
+def test_a_run_that_was_warned_is_not_alone_nor_is_who_was_there(holds, shared):
     with take(shared / "lock", A) as held:
         assert held.alone()
         second = holds(A, mode="warn")
         assert not held.alone()
+        with take(shared / "lock", A, mode="warn", say=lambda line: None) as third:
+            assert not third.alone()
         second.end()
         assert held.alone()
 
 
-def test_a_run_that_was_warned_is_not_alone(holds, shared):
-    holds(A)
-    with take(shared / "lock", A, mode="warn", say=lambda line: None) as held:
-        assert not held.alone()
+def test_warn_starts_beside_it_tells_in_one_line_who_is_there_and_is_seen_itself(holds, outcome):
+    first = holds(A, B)
+    second = holds(A, B, mode="warn")
+    (line,) = second.first_words["messages"]
+    assert line.startswith(f"2 GPUs ({A}, {B}) are in use by pid {first.pid} of user ")
+    assert line.endswith("starting beside it (locks.gpus: warn)")
+    assert line.count("pid") == 1
+    first.end()
+    assert f"pid {second.pid} of user " in outcome(A)["busy"]
+    second.kill()  # the kernel frees its locks
+    assert outcome(A)["messages"] == []
+
+
+def test_disjoint_sets_run_side_by_side_and_of_one_that_overlaps_nothing_is_kept(
+    holds, outcome, shared
+):
+    holds(B)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(BusyError, match=f"{B} is in use"):
+        take(shared / "lock", A, "GPU-" + B[4:].upper() + " ")
+    assert os.listdir("/proc/self/fd") == before
+    assert outcome(A)["messages"] == []
 
 
 def test_refuse_ends_as_busy_and_names_pid_user_command_run_and_time(holds, outcome):
@@ -142,45 +148,11 @@ def test_refuse_ends_as_busy_and_names_pid_user_command_run_and_time(holds, outc
     assert "--set locks.gpus=warn" in messages["busy"]
 
 
-def test_warn_starts_beside_it_and_tells_in_one_line_who_is_there(holds):
-    first = holds(A, B)
-    (line,) = holds(A, B, mode="warn").first_words["messages"]
-    assert line.startswith(f"2 GPUs ({A}, {B}) are in use by pid {first.pid} of user ")
-    assert line.endswith("starting beside it (locks.gpus: warn)")
-    assert line.count("pid") == 1
-
-
-def test_a_run_that_was_warned_is_seen_after_the_first_has_gone(holds, outcome):
-    first = holds(A)
-    second = holds(A, mode="warn")
-    first.end()
-    assert f"pid {second.pid} of user " in outcome(A)["busy"]
-    second.end()
-    assert "held" in outcome(A)
-
-
 def test_all_who_are_there_are_named_up_to_three(holds, outcome):
     runs = [holds(A, mode="warn") for _ in range(5)]
     text = outcome(A)["busy"]
     assert sum(f"pid {run.pid} " in text for run in runs) == 3
     assert "and 2 more" in text
-
-
-def test_disjoint_sets_run_side_by_side(holds):
-    holds(A)
-    assert holds(B).first_words["messages"] == []
-
-
-def test_of_a_set_that_overlaps_nothing_is_kept(holds, outcome):
-    holds(B)
-    busy = outcome(A, B)["busy"]
-    assert busy.startswith(f"{B} is in use")
-    assert "held" in outcome(A)
-
-
-def test_the_spelling_of_a_uuid_does_not_matter(holds, outcome):
-    holds(A)
-    assert "busy" in outcome("GPU-" + A[4:].upper() + " ")
 
 
 # Waiting
@@ -214,24 +186,10 @@ def test_wait_ends_as_busy_when_its_time_is_up(holds, shared):
     assert len(messages) == 1
 
 
-def test_wait_for_no_time_is_a_refusal_at_once(holds, shared):
-    holds(A)
-    with pytest.raises(BusyError):
-        take(shared / "lock", A, mode="wait", wait_s=0, sleep=no_wait)
-
-
 def test_who_waits_for_two_gpus_holds_neither(holds, start, outcome):
     holds(B)
     start(A, B, mode="wait", wait_s=60, aloud=True).answer()
     assert "held" in outcome(A, mode="wait", wait_s=20)
-
-
-def test_a_refused_run_leaves_no_descriptor_open(holds, shared):
-    holds(A)
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(BusyError):
-        take(shared / "lock", A, B)
-    assert os.listdir("/proc/self/fd") == before
 
 
 # Starting together
@@ -302,11 +260,6 @@ def test_a_stopped_process_that_was_let_in_does_not_keep_others_out_for_good(tmp
 # The end of a run
 
 
-def test_the_kernel_frees_the_locks_of_a_killed_run(holds, outcome):
-    holds(A, B).kill()
-    assert outcome(A, B)["messages"] == []
-
-
 def test_a_child_that_was_forked_keeps_the_gpu_and_is_told_of(holds, outcome):
     first = holds(A, then="fork = os.fork()\nif fork: print(fork, flush=True)")
     child = first.answer()
@@ -331,17 +284,6 @@ def test_a_forked_child_that_closes_leaves_its_parents_lock_and_record(shared, o
     held.close()
 
 
-def test_a_started_program_does_not_hold_the_gpu(holds, outcome):
-    started = "print(subprocess.Popen(['sleep', '60'], close_fds=False).pid, flush=True)"
-    first = holds(A, then=started)
-    sleeper = first.answer()
-    first.kill()
-    try:
-        assert "held" in outcome(A)
-    finally:
-        os.kill(sleeper, signal.SIGKILL)
-
-
 def test_a_program_that_replaces_the_run_holds_the_gpu_under_the_same_name(holds, outcome):
     become = "held.inheritable(); os.execvp('cat', ['cat'])"
     first = holds(A, then=become)
@@ -351,13 +293,17 @@ def test_a_program_that_replaces_the_run_holds_the_gpu_under_the_same_name(holds
     assert "held" in outcome(A)
 
 
-def test_a_child_that_is_handed_the_descriptors_keeps_the_gpu(holds, outcome):
-    handed = "subprocess.Popen(['sleep', '60'], pass_fds=held.descriptors())"
-    first = holds(A, then=f"print({handed}.pid, flush=True)")
-    keeper = first.answer()
+@pytest.mark.parametrize(
+    ("how", "keeps"), [("close_fds=False", False), ("pass_fds=held.descriptors()", True)]
+)
+def test_a_started_program_holds_the_gpu_only_where_it_is_handed_the_descriptors(
+    holds, outcome, how, keeps
+):
+    first = holds(A, then=f"print(subprocess.Popen(['sleep', '60'], {how}).pid, flush=True)")
+    sleeper = first.answer()
     first.kill()
     try:
-        assert "busy" in outcome(A)
+        assert ("busy" in outcome(A)) is keeps
     finally:
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(sleeper, signal.SIGKILL)
     until(lambda: "held" in outcome(A))

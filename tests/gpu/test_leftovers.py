@@ -14,21 +14,8 @@ from repo import source
 
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import LEFTOVERS
-from saferun.journal import writer
-from saferun.journal.event_types import RunEnded
 from saferun.model import OK
-from saferun.system import procfs, redact
-
-
-def test_what_an_ended_run_left_on_a_gpu_is_ended(stand):
-    stand.nvml.reports(gpu())
-    with holder(stand.dev, **left_by(stand)) as process:
-        done = stand.recover(LEFTOVERS)
-        assert process.wait(300) == -9
-    assert done.acted
-    (finding,) = done.findings
-    assert finding.level == OK
-    assert str(process.pid) in finding.what
+from saferun.system import procfs
 
 
 def test_what_only_nvml_says_is_on_a_gpu_is_not_ended(stand):
@@ -40,14 +27,18 @@ def test_what_only_nvml_says_is_on_a_gpu_is_not_ended(stand):
         assert process.poll() is None
 
 
-def test_the_journal_of_another_directory_is_found_by_its_receipts(stand):
+@pytest.mark.parametrize("runs", ["as configured", "elsewhere"])
+def test_what_an_ended_run_left_on_a_gpu_is_ended(stand, runs):
     stand.nvml.reports(gpu())
     environ = left_by(stand)
-    environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
-    stand.runs = Path("/nowhere")
+    if runs == "elsewhere":  # its journal is found by its receipts
+        environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
+        stand.runs = Path("/nowhere")
     with holder(stand.dev, **environ) as process:
-        assert stand.recover(LEFTOVERS).acted
+        done = stand.recover(LEFTOVERS)
         assert process.wait(300) == -9
+    (finding,) = done.findings
+    assert (done.acted, finding.level, str(process.pid) in finding.what) == (True, OK, True)
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
@@ -138,17 +129,6 @@ def test_an_owner_that_hidepid_hides_is_alive(stand):
     if "no mount" in done.stdout:
         pytest.skip("this sandbox does not allow it")
     assert done.stdout == "None True False\n", done.stderr
-
-
-def test_a_run_notes_when_it_lived_last(stand):
-    journal = writer.Journal.begin(str(stand.runs), "r1", redact.Masker({}, ()), say=print)
-    before = procfs.now()
-    journal.event(RunEnded(0, ""))
-    noted = int((stand.runs / "r1" / "alive").read_text())
-    assert before <= noted <= procfs.now()
-    journal.alive()
-    assert int((stand.runs / "r1" / "alive").read_text()) >= noted
-    journal.close()
 
 
 def test_a_pid_that_has_become_another_process_is_not_ended(dev):

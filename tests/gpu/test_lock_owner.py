@@ -103,66 +103,77 @@ def test_a_record_that_names_another_users_process_is_ignored(
 # Records that are none
 
 
+def put_record(folder, number=0, **changes):
+    path = folder / f"holder.{os.geteuid()}.{os.getpid()}.{number}.json"
+    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}))
+    path.chmod(0o644)
+    return path
+
+
+def busy_with(tmp_path) -> str:
+    """What a run is told while somebody holds the lock of A."""
+    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
+        take(tmp_path, A)
+    return str(busy.value)
+
+
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe\x00",
-        b"[]",
-        b"null",
-        b"7",
-        b"[" * 16000,
-        b'{"pid": 1}',
-        b"1" * 16000,
-        b"x" * 100_000,
-    ],
-    ids=["empty", "cut", "binary", "list", "null", "number", "deep", "keys", "digits", "long"],
+    [b"", b"\xff\xfe\x00", b"[]", b"[" * 16000, b'{"pid": 1}', b"1" * 16000, b"x" * 100_000],
+    ids=["empty", "binary", "list", "deep", "keys", "digits", "long"],
 )
 def test_garbage_in_place_of_a_record_changes_nothing(tmp_path, content):
-    (tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json").write_bytes(content)
+    put_record(tmp_path).write_bytes(content)
     with take(tmp_path, A) as held:
         assert f"{A}.slot0" in files(held)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "named"),
     [
-        {"pid": 0},
-        {"pid": -1},
-        {"pid": 1 << 80},
-        {"pid": "1"},
-        {"pid": True},
-        {"start": 1},
-        {"start": None},
-        {"host": "elsewhere"},
-        {"since": "today"},
-        {"since": float("nan")},
-        {"since": 1e300},
-        {"slots": 0},
-        {"slots": "1"},
-        {"devices": None},
-        {"files": 3},
+        ({}, True),
+        ({"pid": 0}, False),
+        ({"pid": 1 << 80}, False),
+        ({"pid": "1"}, False),
+        ({"pid": True}, False),
+        ({"start": 1}, False),
+        ({"start": None}, False),
+        ({"host": "elsewhere"}, False),
+        ({"since": "today"}, False),
+        ({"since": float("nan")}, False),
+        ({"since": 1e300}, False),
+        ({"slots": 0}, False),
+        ({"slots": "1"}, False),
+        ({"devices": None}, False),
+        ({"files": 3}, False),
+        ({"pid": 4_000_000_000, "start": 1, "pids": "pid:[1]"}, True),  # another namespace
     ],
-    ids=lambda change: "-".join(f"{k}={v}" for k, v in change.items())[:40],
+    ids=str,
 )
-def test_a_record_that_cannot_be_true_is_not_named(tmp_path, changes):
-    record = {**forged(os.getpid()), "slots": 1, **changes}
-    path = tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json"
-    path.write_text(json.dumps(record))
-    path.chmod(0o644)
+def test_a_record_is_named_unless_it_cannot_be_true(tmp_path, changes, named):
+    put_record(tmp_path, **changes)
     take(tmp_path, B).close()
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
-        take(tmp_path, A)
-    assert "forged.py" not in str(busy.value)
+    busy = busy_with(tmp_path)
+    assert ("forged.py" in busy) is named
+    assert "now ended" not in busy
 
 
-def test_a_record_that_is_true_is_named_so_the_two_tests_above_can_fail(tmp_path):
-    path = tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json"
-    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1}))
-    path.chmod(0o644)
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError, match=r"forged\.py"):
-        take(tmp_path, A)
+def test_a_planted_record_of_any_kind_is_passed_over(tmp_path):
+    target = put_record(tmp_path).rename(tmp_path / "target")
+    names = [tmp_path / f"holder.{os.geteuid()}.{os.getpid()}.{n}.json" for n in range(5)]
+    names[0].symlink_to(target)
+    names[1].hardlink_to(target)
+    os.mkfifo(names[2])
+    names[3].mkdir()
+    names[4].write_bytes(target.read_bytes())
+    names[4].chmod(0o666)  # anybody may have written it
+    assert "forged.py" not in busy_with(tmp_path)
+
+
+def test_a_record_whose_run_holds_no_slot_counts_against_nobody(tmp_path):
+    put_record(tmp_path, files=[])
+    with take(tmp_path, A, slots=3), take(tmp_path, A, slots=3) as second:
+        assert f"{A}.slot1" in files(second)
 
 
 def test_what_a_record_says_cannot_move_the_terminals_cursor(holds, outcome):
@@ -170,37 +181,3 @@ def test_what_a_record_says_cannot_move_the_terminals_cursor(holds, outcome):
     busy = outcome(A)["busy"]
     assert busy.isprintable()
     assert len(busy) < 800
-
-
-def test_a_planted_record_of_any_kind_is_passed_over(tmp_path):
-    prefix = f"holder.{os.geteuid()}.{os.getpid()}"
-    (tmp_path / "target").write_text(json.dumps({**forged(os.getpid()), "slots": 1}))
-    (tmp_path / f"{prefix}.1.json").symlink_to(tmp_path / "target")
-    (tmp_path / f"{prefix}.2.json").hardlink_to(tmp_path / "target")
-    os.mkfifo(tmp_path / f"{prefix}.3.json")
-    (tmp_path / f"{prefix}.4.json").mkdir()
-    (tmp_path / f"{prefix}.5.json").write_bytes((tmp_path / "target").read_bytes())
-    (tmp_path / f"{prefix}.5.json").chmod(0o666)  # anybody may have written it
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
-        take(tmp_path, A)
-    assert "forged.py" not in str(busy.value)
-
-
-def put_record(folder, **changes):
-    path = folder / f"holder.{os.geteuid()}.{os.getpid()}.00000000.json"
-    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}))
-    path.chmod(0o644)
-
-
-def test_a_holder_in_another_pid_namespace_is_not_called_ended(tmp_path):
-    put_record(tmp_path, pid=4_000_000_000, start=1, pids="pid:[1]")
-    with flock(tmp_path / f"{A}.lock"), pytest.raises(gpu_locks.BusyError) as busy:
-        take(tmp_path, A)
-    assert "forged.py" in str(busy.value)
-    assert "now ended" not in str(busy.value)
-
-
-def test_a_record_whose_run_holds_no_slot_counts_against_nobody(tmp_path):
-    put_record(tmp_path, devices=[A], files=[], slots=1)
-    with take(tmp_path, A, slots=3), take(tmp_path, A, slots=3) as second:
-        assert f"{A}.slot1" in files(second)

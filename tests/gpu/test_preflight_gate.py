@@ -40,12 +40,6 @@ def test_a_gpu_that_keeps_all_from_starting_is_found(library, behaviour):
     assert judged.findings[-1].what.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
 
 
-def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
-    (finding,) = examined(library, FAKE_CUDA_INIT="802").findings
-    assert finding.area == "CUDA"
-    assert all(gpu.uuid in finding.detail for gpu in THREE.gpus)
-
-
 def test_the_holder_of_memory_is_asked_of_nvml(machine, library):
     machine.nvml.reports(gpu(0), gpu(1, holders=[999999]), gpu(2))
     judged = examined(machine.environ["LD_LIBRARY_PATH"], FAKE_CUDA_BAD="1:memory:2")
@@ -88,6 +82,10 @@ def test_require_starts_nothing_on_a_bad_gpu(machine, job, way):
     assert any(B in line and "CUDA_ERROR_LAUNCH_FAILED (719)" in line for line in ran.messages)
     assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=GPU-11111111" in ran.messages
     assert ran.messages[-1] == "nothing is started (preflight.mode: require)"
+    value = next(line for line in ran.messages if "export CUDA_" in line).rpartition("=")[2]
+    advised = {"CUDA_VISIBLE_DEVICES": value, "FAKE_CUDA_BAD": "1:copy:719"}
+    again = machine.run(*argv("require", *way), job, **advised)  # and that is not spoken of
+    assert (again.status, again.out, len(again.messages)) == (0, "the job runs\n", 1)
 
 
 @each_way
@@ -96,12 +94,10 @@ def test_warn_says_it_and_goes_on(machine, job, way):
     assert (ran.status, ran.out) == (0, "the job runs\n")
     assert sum(B in line for line in ran.messages) == 1
     assert ran.messages[-1] == "starting all the same (preflight.mode: warn)"
-
-
-@each_way
-def test_good_gpus_are_not_spoken_of(machine, job, way):
-    ran = machine.run(*argv("require", *way), job)
-    assert (ran.status, ran.out, len(ran.messages)) == (0, "the job runs\n", 1)
+    if "--retries" not in way:
+        (event,) = ran.events("preflight")
+        assert event["granted"] is True
+        assert [f["level"] for f in event["findings"]] == [PROBLEM, NOTE]
 
 
 @each_way
@@ -111,25 +107,6 @@ def test_no_gpu_is_touched_unless_the_profile_says_so(machine, job, way):
     assert not log.exists()
     assert machine.run(*argv("warn", *way), job, FAKE_CUDA_LOG=str(log)).status == 0
     assert log.read_text() == "-\n"
-
-
-def test_only_what_the_job_will_see_is_tried(machine, job):
-    bad = {"FAKE_CUDA_BAD": "0:copy:719"}
-    ran = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1", **bad)
-    assert ran.status == 0
-    ran = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES="1,0", **bad)
-    assert ran.status == 69
-    assert "to run without the bad one: export CUDA_VISIBLE_DEVICES=1" in ran.messages
-
-
-def test_the_advice_is_good(machine, job):
-    """The value that is said, exported, makes the job run."""
-    bad = {"FAKE_CUDA_BAD": "0:copy:719"}
-    first = machine.run(*argv("require", *PYTHON), job, **bad)
-    (advice,) = [line for line in first.messages if "CUDA_VISIBLE_DEVICES=" in line]
-    value = advice.rpartition("=")[2]
-    again = machine.run(*argv("require", *PYTHON), job, CUDA_VISIBLE_DEVICES=value, **bad)
-    assert again.status == 0
 
 
 def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
@@ -161,13 +138,6 @@ def test_ctrl_c_ends_a_test_that_hangs(machine, job):
         ran.process.send_signal(signal.SIGINT)
         assert ran.end() == -signal.SIGINT
         ran.nothing_lives()
-
-
-def test_the_journal_keeps_what_was_found(machine, job):
-    ran = machine.run(*argv("warn", *PYTHON), job, FAKE_CUDA_BAD="1:copy:719")
-    (event,) = ran.events("preflight")
-    assert event["granted"] is True
-    assert [f["level"] for f in event["findings"]] == [PROBLEM, NOTE]
 
 
 def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):

@@ -18,23 +18,6 @@ from saferun.gpu.nvml import LIBRARY
 from saferun.model import NOTE, OK, PROBLEM, Gpu
 from saferun.supervise.changes.probes import Probes
 
-WANTED = {"value.230": "1"}  # NVML_GPU_RECOVERY_ACTION_GPU_RESET
-
-
-def test_a_gpu_that_only_nvml_knows_is_not_reset(stand):
-    stand.nvml.reports(gpu(GetUUID="GPU-" + "9" * 8, **WANTED))
-    done = stand.reset(gpus=[Gpu(0, "GPU-" + "9" * 8, "NVIDIA Fake")])
-    assert "the kernel's driver does not name it" in done.findings[0].what
-    assert not stand.was_reset
-
-
-def test_a_driver_that_does_not_know_every_field_is_asked_for_the_others(stand):
-    old = {name: text for name, text in gpu(used=70000).items() if not name.startswith("value.")}
-    stand.nvml.reports(old)
-    (finding,) = stand.recover(DRAIN).findings
-    assert "70000 MiB are still used" in finding.what
-
-
 # Memory
 
 
@@ -46,19 +29,21 @@ def test_memory_that_is_given_back_is_waited_for(stand):
     assert stand.nvml.asked == 2
 
 
-def test_memory_that_a_foreign_process_holds_is_said_with_its_pid(stand):
-    stand.nvml.reports(gpu(used=70000, holders=[999999]))
+@pytest.mark.parametrize(
+    ("holders", "said"),
+    [([999999], "by pid 999999 (ended)"), ([], "no process is seen")],
+    ids=["a foreign process", "nobody"],
+)
+def test_memory_that_stays_is_said_with_who_holds_it_whatever_the_driver_knows(
+    stand, holders, said
+):
+    known = gpu(used=70000, holders=holders)
+    old = {name: text for name, text in known.items() if not name.startswith("value.")}
+    stand.nvml.reports(old)
     (finding,) = stand.recover(DRAIN).findings
-    assert finding.level == PROBLEM
-    assert finding.area == "GPU 0"
+    assert (finding.level, finding.area) == (PROBLEM, "GPU 0")
     assert "70000 MiB are still used" in finding.what
-    assert "pid 999999 (ended)" in finding.what
-
-
-def test_memory_that_nobody_seems_to_hold_is_said(stand):
-    stand.nvml.reports(gpu(used=70000))
-    (finding,) = stand.recover(DRAIN).findings
-    assert "no process is seen" in finding.fix
+    assert said in finding.what + finding.fix
 
 
 # Caches, persistence
@@ -98,36 +83,52 @@ def test_a_driver_that_forgets_its_gpus_is_noted(stand):
 # Reset
 
 
-def test_an_idle_gpu_is_reset_as_root_under_the_lock(stand):
-    stand.nvml.reports(gpu())
-    done = stand.reset()
-    assert (stand.nvml.asked, stand.smi.asked) == (1, [f"--gpu-reset -i {A}"])
-    assert done.acted
-    assert done.findings[0].level == OK
+@pytest.mark.parametrize(
+    ("reported", "suspects"),
+    [
+        ({}, (A,)),
+        ({"value.230": "1"}, ()),  # NVML_GPU_RECOVERY_ACTION_GPU_RESET
+        ({"value.230": "4"}, ()),  # drain and reset
+    ],
+    ids=["its test failed", "its driver asks", "drain and reset"],
+)
+def test_an_idle_gpu_that_needs_it_is_reset_as_root_when_its_lock_is_ours(
+    stand, reported, suspects
+):
+    asked: list[bool] = []
+
+    def alone():  # who runs on the GPU at that moment; it is asked last of all
+        asked.append(stand.was_reset)
+        return True
+
+    stand.nvml.reports(gpu(holders=[999999], **reported))
+    stand.reset(suspects=suspects, alone=alone)
+    assert asked == []
+    stand.nvml.reports(gpu(**reported))
+    done = stand.reset(suspects=suspects, alone=alone)
+    assert (asked, stand.smi.asked) == ([False], [f"--gpu-reset -i {A}"])
+    assert (done.acted, done.findings[0].level) == (True, OK)
 
 
-@pytest.mark.parametrize("action", ["1", "4"], ids=["reset", "drain and reset"])
-def test_the_driver_s_own_wish_is_a_reason(stand, action):
-    stand.nvml.reports(gpu(**{"value.230": action}))
-    assert stand.reset(suspects=()).acted
-    assert stand.was_reset
-
-
-ACTIONS = {"none": "0", "drain P2P": "3", "not supported": "!3", "bus reset": "6", "new": "99"}
+ACTIONS = {"none": "0", "drain P2P": "3", "not supported": "!3", "new": "99", "reboot": "2"}
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 def test_without_a_reason_nothing_is_reset(stand, action):
     stand.nvml.reports(gpu(**{"value.230": action}))
-    assert stand.reset(suspects=()) == recovery.Recovered((), acted=False)
+    done = stand.reset(suspects=())
+    assert [finding.fix for finding in done.findings] == ["restart the machine"] * (action == "2")
     assert not stand.was_reset
 
 
-def test_a_driver_that_wants_a_reboot_gets_no_reset(stand):
-    stand.nvml.reports(gpu(**{"value.230": "2"}))
-    (finding,) = stand.reset().findings
-    assert finding.fix == "restart the machine"
-    assert not stand.was_reset
+@pytest.mark.parametrize("how", ["it fails", "no nvidia-smi"])
+def test_a_reset_that_fails_is_said_with_its_reason(stand, how):
+    stand.nvml.reports(gpu())
+    (stand.smi.folder / "--gpu-reset.status").write_text("15")
+    stand.environ["PATH"] = stand.environ["PATH"] if how == "it fails" else "/nowhere"
+    done = stand.reset()
+    why = "exit status 15" if how == "it fails" else "nvidia-smi is not on PATH"
+    assert (done.acted, done.findings[0].what) == (False, f"its reset failed: {why}")
 
 
 NOT_NOW = {
@@ -138,6 +139,12 @@ NOT_NOW = {
     "MIG": ({}, {"GetMigMode": "1 1"}, "MIG"),
     "MIG from the next reset on": ({}, {"GetMigMode": "0 1"}, "come back in MIG mode"),
     "a process on it": ({}, {"holders": [999999]}, "pid 999999 (ended)"),
+    "only NVML knows it": (
+        {"gpus": [Gpu(0, "GPU-9", "NVIDIA Fake")]},
+        {"GetUUID": "GPU-9"},
+        "the kernel's driver does not name it",
+    ),
+    "a MIG instance": ({"gpus": [Gpu(None, "MIG-1", "")]}, {"GetUUID": "MIG-1"}, "MIG instance"),
 }
 
 
@@ -151,15 +158,9 @@ def test_otherwise_an_administrator_is_told_what_to_do(stand, options, reported,
     assert not stand.was_reset
     assert not done.acted
     assert why in finding.what
-    assert f"nvidia-smi --gpu-reset -i {A}" in finding.fix
-
-
-def test_a_gpu_that_somebody_has_open_is_not_reset(stand):
-    stand.nvml.reports(gpu())
-    with holder(stand.dev) as process:
-        (finding,) = stand.reset().findings
-    assert f"pid {process.pid}" in finding.what
-    assert not stand.was_reset
+    assert (
+        f"nvidia-smi --gpu-reset -i {options.get('gpus', [Gpu(0, A, '')])[0].uuid}" in finding.fix
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
@@ -185,24 +186,6 @@ def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(st
     assert not stand.was_reset
 
 
-def test_the_lock_is_asked_last_of_all(stand):
-    """It says who runs on the GPU at that moment; everything else has been looked at before."""
-    asked: list[bool] = []
-
-    def alone():
-        asked.append(stand.was_reset)
-        return True
-
-    for reported in ({"holders": [999999]}, {"GetMigMode": "1 1"}):
-        stand.nvml.reports(gpu(**reported))
-        stand.reset(alone=alone)
-    assert asked == []
-    stand.nvml.reports(gpu())
-    stand.reset(alone=alone)
-    assert asked == [False]
-    assert stand.was_reset
-
-
 HIDDEN = {
     "another pid namespace": ("unshare", "--pid", "--fork", "--mount-proc"),
     "another user namespace": ("unshare", "--user", "--map-root-user"),
@@ -220,44 +203,18 @@ def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
     assert done.stdout.strip() == "(True, False)", done.stderr
 
 
-def test_a_mig_instance_is_never_reset(stand):
-    stand.nvml.reports(gpu(GetUUID="MIG-1", **WANTED))
-    stand.reset(gpus=[Gpu(None, "MIG-1", "")])
-    assert not stand.was_reset
-
-
-def test_a_reset_that_fails_is_said_with_its_reason(stand):
-    stand.nvml.reports(gpu())
-    (stand.smi.folder / "--gpu-reset.status").write_text("15")
-    done = stand.reset()
-    assert not done.acted
-    assert done.findings[0].what == "its reset failed: exit status 15"
-
-
 # Whatever NVML does
 
 
-@pytest.mark.parametrize("behaviour", ["hang", "crash", "!9", "!18"])
+@pytest.mark.parametrize("behaviour", ["hang", "crash", "!9", "no library"])
 def test_an_nvml_that_hangs_or_fails_is_said_and_nothing_is_done(stand, behaviour):
-    stand.nvml.reports(gpu(), Init_v2=behaviour)
+    stand.nvml.reports(gpu(), **({} if behaviour == "no library" else {"Init_v2": behaviour}))
+    if behaviour == "no library":
+        (stand.nvml.folder / LIBRARY).unlink()
+        (stand.nvml.folder / LIBRARY).touch()  # that of the machine is not looked for
     world = stand.world._replace(nvml_s=1.0)
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
     done = stand.recover(*recovery.EVERYTHING, terms=terms, world=world)
     assert done.findings[0].area == "NVML"
     assert not done.acted
     assert not stand.was_reset
-
-
-def test_without_nvml_it_is_said(stand):
-    (stand.nvml.folder / LIBRARY).unlink()
-    (stand.nvml.folder / LIBRARY).touch()  # no library: that of the machine is not looked for
-    (finding,) = stand.recover(DRAIN).findings
-    assert finding.what == "libnvidia-ml.so.1 cannot be loaded"
-
-
-def test_without_nvidia_smi_nothing_is_reset_and_it_is_said(stand):
-    stand.nvml.reports(gpu())
-    stand.environ["PATH"] = "/nowhere"
-    done = stand.reset()
-    assert not done.acted
-    assert done.findings[0].what == "its reset failed: nvidia-smi is not on PATH"

@@ -62,12 +62,9 @@ def test_a_circle_of_profiles_is_named(place):
     own(place[1], "b", "schema: 1\nextends: [a]\n")
     with pytest.raises(ProfileError, match=r"circle; a.yaml -> b.yaml -> a.yaml"):
         chosen("a", place)
-
-
-def test_a_profile_that_extends_only_itself_is_refused(place):
-    own(place[1], "a", "schema: 1\nextends: [a]\n")
-    with pytest.raises(ProfileError, match="`a` extends itself"):
-        chosen("a", place)
+    own(place[1], "c", "schema: 1\nextends: [c]\n")
+    with pytest.raises(ProfileError, match="`c` extends itself"):
+        chosen("c", place)
 
 
 def test_an_unknown_ancestor_is_named_with_the_file(place):
@@ -77,31 +74,16 @@ def test_an_unknown_ancestor_is_named_with_the_file(place):
     assert str(path) in str(caught.value)
 
 
-def test_an_unknown_profile_lists_the_known_ones(place):
-    with pytest.raises(ProfileError, match=r"did you mean `h100`\? known: a100, b200, cpu"):
-        chosen("h10O", place)
-
-
 def test_a_file_beside_us_is_offered_and_never_taken_silently(place):
     (place[0] / "mine.yaml").write_text("schema: 1\n")
     with pytest.raises(ProfileError, match=r"--profile ./mine.yaml"):
         chosen("mine", place)
     assert chosen("./mine.yaml", place).chain[-1].name == "mine"
-
-
-def test_a_file_beside_us_does_not_shadow_a_shipped_name(place):
-    (place[0] / "h100.yaml").write_text("schema: 1\nname: h100\nenv: {X: '1'}\n")
+    (place[0] / "h100.yaml").write_text("schema: 1\nextends: [./mine.yaml]\nenv: {X: '1'}\n")
     assert "env.X" not in chosen("h100", place).chain[-1].leaves
-
-
-def test_saferun_yaml_is_used_where_no_profile_is_named(place):
-    (place[0] / "saferun.yaml").write_text("schema: 1\nextends: [h100]\n")
-    choice = chosen(None, place, gpus("NVIDIA B200"))
-    assert (choice.chain[-1].name, choice.named, choice.origin) == (
-        "saferun",
-        True,
-        "./saferun.yaml",
-    )
+    assert [d.name for d in chosen("./h100.yaml", place).chain] == ["mine", "h100"]
+    with pytest.raises(ProfileError, match=r"did you mean `h100`\? known: a100, b200, cpu"):
+        chosen("h10O", place)
 
 
 def test_saferun_yaml_of_a_shipped_name_is_said_aloud(place):
@@ -109,13 +91,12 @@ def test_saferun_yaml_of_a_shipped_name_is_said_aloud(place):
     choice = chosen("h100", place)
     assert "env.X" in choice.chain[-1].leaves
     assert "./saferun.yaml" in choice.remarks[0]
-
-
-def test_an_ancestor_may_be_a_file_beside_the_profile(place):
-    (place[0] / "sub").mkdir()
-    (place[0] / "sub/base.yaml").write_text("schema: 1\nenv: {X: '1'}\n")
-    (place[0] / "sub/top.yaml").write_text("schema: 1\nextends: [./base.yaml]\n")
-    assert [d.name for d in chosen("sub/top.yaml", place).chain] == ["base", "top"]
+    choice = chosen(None, place, gpus("NVIDIA B200"))
+    assert (choice.chain[-1].name, choice.named, choice.origin) == (
+        "h100",
+        True,
+        "./saferun.yaml",
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,8 +104,7 @@ def test_an_ancestor_may_be_a_file_beside_the_profile(place):
     [
         ([], "cpu"),
         ([H100] * 8, "h100"),
-        (["NVIDIA GH200 480GB"], "h100"),
-        (["NVIDIA H200"] * 2, "h200"),
+        (["NVIDIA GH100"], "cuda"),
         (["NVIDIA GeForce RTX 4090"], "rtx4090"),
         (["NVIDIA GeForce GTX 1080 Ti"], "cuda"),
         ([H100, "NVIDIA H100 PCIe"], "h100"),
@@ -137,19 +117,6 @@ def test_the_product_name_decides_where_no_profile_is_named(place, names, profil
     choice = chosen(None, place, gpus(*names))
     assert (choice.chain[-1].name, choice.named) == (profile, False)
     assert bool(choice.remarks) == (len(set(names)) > 1 and profile == "cuda")
-
-
-@pytest.mark.parametrize(
-    ("fragment", "product", "fits"),
-    [
-        ("H100", H100, True),
-        ("h100", H100, True),
-        ("H100", "NVIDIA GH100", False),
-        ("RTX 409", "NVIDIA GeForce RTX 4090", False),
-    ],
-)
-def test_a_fragment_matches_whole_words(fragment, product, fits):
-    assert profiles.matches(fragment, product) is fits
 
 
 def test_the_longest_fragment_wins_and_the_users_own_comes_first(place):
@@ -180,16 +147,6 @@ def test_a_file_that_is_no_text_is_refused(place, content, message):
         chosen("./p.yaml", place)
 
 
-def test_an_unreadable_file_is_refused(place):
-    path = place[0] / "p.yaml"
-    path.write_text("schema: 1\n")
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("needs a user who may not read everything: not root")
-    with pytest.raises(ProfileError, match="cannot be read: Permission denied"):
-        chosen("./p.yaml", place)
-
-
 def cache_files(environ) -> list[pathlib.Path]:
     return list(pathlib.Path(environ["HOME"], ".cache/saferun/profiles").glob("*.json"))
 
@@ -201,37 +158,26 @@ def test_a_second_read_parses_nothing_and_gives_the_same(place, monkeypatch):
     assert all(f.stat().st_mode & 0o777 == 0o600 for f in cache_files(place[1]))
 
 
-def test_a_changed_file_is_read_anew_even_within_one_clock_tick(place):
-    path = place[0] / "p.yaml"
-    for value in ("1", "2"):
-        path.write_text(f"schema: 1\nenv: {{X: '{value}'}}\n")
-        os.utime(path, (1, 1))
-        assert chosen("./p.yaml", place).chain[-1].leaves["env.X"].value == value
-
-
-@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"format": 1}', b"\xff"])
-def test_a_damaged_cache_is_ignored(place, garbage):
+@pytest.mark.parametrize("garbage", [b"{", b"[]", b'{"format": 1}', b"\xff", "link", "no home"])
+def test_a_cache_that_cannot_be_used_changes_nothing(place, tmp_path, garbage):
     expected = chosen("h100", place).chain
-    for file in cache_files(place[1]):
-        file.write_bytes(garbage)
-    assert chosen("h100", place).chain == expected
-
-
-def test_a_planted_link_in_the_cache_is_not_followed(place, tmp_path):
-    chosen("cpu", place)
     victim = tmp_path / "victim"
     victim.write_text("precious")
     for file in cache_files(place[1]):
         file.unlink()
-        file.symlink_to(victim)
-    chosen("cpu", place)
+        if garbage == "link":
+            file.symlink_to(victim)
+        elif garbage != "no home":
+            file.write_bytes(garbage)
+    if garbage == "no home":
+        place[1]["HOME"] = str(victim)
+    assert chosen("h100", place).chain == expected
     assert victim.read_text() == "precious"
-
-
-def test_an_unwritable_home_stops_nothing(place):
-    pathlib.Path(place[1]["HOME"]).rmdir()
-    pathlib.Path(place[1]["HOME"]).write_text("not a directory")
-    assert chosen("h100", place).chain[-1].name == "h100"
+    path = place[0] / "p.yaml"
+    for value in ("1", "2"):  # a change within one clock tick
+        path.write_text(f"schema: 1\nenv: {{X: '{value}'}}\n")
+        os.utime(path, (1, 1))
+        assert chosen("./p.yaml", place).chain[-1].leaves["env.X"].value == value
 
 
 def shipped() -> list[profiles.Found]:

@@ -8,12 +8,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shell_text import rendered_script, settings_in_bash
 
 from saferun.errors import ProfileError
 from saferun.export import settings_codec
-from saferun.export.settings_codec import ScriptSettings
-from saferun.profile.schema import Doc, Leaf
 from saferun.profile.values import read_value, write_value
 from saferun.profile.yaml_reader import parse
 from saferun.settings import KEYS, Value
@@ -165,16 +162,6 @@ def test_every_value_survives_set_yaml_and_script(pair):
     assert parse(document, "p.yaml").leaves[key].value == value
 
 
-def test_values_survive_a_real_bash():
-    leaves = {key: Leaf(value) for key, _, value in GOOD}
-    doc = Doc("p.yaml", "p", "", (), (), leaves)
-    script_settings = ScriptSettings("p", "--profile", (), (doc,), ())
-    read = settings_codec.read(settings_in_bash(rendered_script(script_settings)), "run.sh")
-    assert {key: leaf.value for key, leaf in read.chain[0].leaves.items()} == {
-        key: leaf.value for key, leaf in leaves.items()
-    }
-
-
 # Texts near the edges of every kind, as a person might type them.
 SCALARS = "1e5 0x3 017 1_0 .5 5. -1 +3 1e 0b1 1:30 2026-01-01 on OFF Yes null ~ none true keep off"
 LISTS = ("[1, 2]", "[a, 'b c']", '["x", y]', "[]", "[1]", "[[1], 2]", "[a", "[on, a]", "[1e1, 2e1]")
@@ -191,8 +178,3 @@ def test_set_yaml_and_script_agree_on_what_a_person_types(key, text):
             return "refused"
 
     assert meaning(from_set) == meaning(from_yaml) == meaning(from_script)
-
-
-def test_every_default_fits_its_own_key():
-    for key, spec in KEYS.items():
-        assert from_set(key, write_value(key, spec.default)) == spec.default, key

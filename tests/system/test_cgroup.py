@@ -44,22 +44,6 @@ def test_a_machine_without_control_groups_limits_nothing(machine: Machine) -> No
     assert cgroup.oom_kill_files("self", *machine.places) == ()
 
 
-def test_the_group_and_all_above_it_count_in_version_2(machine: Machine) -> None:
-    machine.write(JOB_V2)
-    base = machine.root / "g"
-    assert cgroup.group("memory", *machine.places) == (
-        (f"{base}/slurm/job_7", f"{base}/slurm", f"{base}/"),
-        2,
-    )
-
-
-def test_each_controller_has_a_tree_of_its_own_in_version_1(machine: Machine) -> None:
-    machine.write(JOB_V1)
-    folders, version = cgroup.group("cpu", *machine.places)
-    assert version == 1
-    assert folders[0] == f"{machine.root}/g/cpu/slurm/job_7"
-
-
 @pytest.mark.parametrize(
     ("files", "memory", "left"),
     [
@@ -190,10 +174,3 @@ def test_a_counter_that_is_not_there_or_not_a_number_is_unknown(machine: Machine
     assert cgroup.oom_kills(f"{machine.root}/p/vmstat") is None
     assert cgroup.oom_kills(f"{machine.root}/nothing") is None
     assert cgroup.oom_kills(str(machine.root)) is None
-
-
-def test_this_machine_is_read_without_an_error() -> None:
-    left = cgroup.memory_left()
-    assert left is None or left >= 0
-    assert cgroup.cpu_quota() >= 0
-    assert cgroup.oom_kills(f"{cgroup.PROC}/vmstat") is not None

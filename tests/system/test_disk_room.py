@@ -17,10 +17,8 @@ def test_room_is_what_the_file_system_says(tmp_path):
     assert disk_room.has(str(tmp_path), 0)
     assert not disk_room.has(str(tmp_path), 1 << 62)
     assert not disk_room.has(NONE_EVER, 0)
-
-
-def test_a_place_that_nobody_can_ask_is_not_waited_for(tmp_path):
-    assert disk_room.has(str(tmp_path / "gone"), 1 << 62)
+    assert disk_room.has(str(tmp_path / "gone"), 1 << 62)  # nobody can ask
+    assert not disk_room.wait(NONE_EVER, 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +29,6 @@ def test_the_folder_is_the_last_one_that_is_there(tmp_path, monkeypatch, pattern
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     assert disk_room.folder_of(pattern) == str(tmp_path / folder).rstrip("/")
-
-
-def test_the_wait_ends_when_it_is_over():
-    assert not disk_room.wait(NONE_EVER, 1, 0.0)
 
 
 def test_a_signal_that_asks_for_the_end_ends_the_wait():

@@ -29,45 +29,24 @@ def masker(*argv: str, **environ: str) -> Masker:
 def test_a_setting_is_masked_whole_where_its_name_is_a_secrets():
     assert PLAIN.setting("WANDB_API_KEY", "x") == MASK
     assert PLAIN.setting("PWD", "/usr/bin:/bin") == "/usr/bin:/bin"
-
-
-def test_a_setting_of_harmless_name_is_masked_inside():
-    given = masker(HF_TOKEN=SECRET)
-    assert given.setting("URL", f"https://h/?a={SECRET}") == f"https://h/?a={MASK}"
+    assert (
+        masker(HF_TOKEN=SECRET).setting("URL", f"https://h/?a={SECRET}") == f"https://h/?a={MASK}"
+    )
 
 
 # The values of this run's secrets, wherever they stand
 
 
 @pytest.mark.parametrize(
-    "written",
-    [
-        SECRET,
-        urllib.parse.quote(SECRET, safe=""),
-        urllib.parse.quote(SECRET),
-        urllib.parse.quote_plus(SECRET),
-        urllib.parse.quote(SECRET, safe="").lower().replace("value", "Value"),
-        SECRET.replace("/", "\\/"),
-    ],
-)
-def test_a_secret_is_masked_however_it_is_written(written):
-    given = masker(MY_TOKEN=SECRET)
-    assert given.text(f"before {written} after") == f"before {MASK} after"
-
-
-@pytest.mark.parametrize(
-    "value", ['quo"ted\\back\tslash', "größe-schlüssel-€", "it's a secret", "two words"]
-)
-def test_a_secret_is_masked_as_json_python_and_utf8_write_it(value):
-    given = masker(MY_TOKEN=value)
-    for written in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
-        assert given.text(f"<{written}>") == f"<{written[0]}{MASK}{written[-1]}>"
-    assert given.data(f"a {value} b".encode()) == f"a {MASK} b".encode()
-
-
-@pytest.mark.parametrize(
     "write",
     [
+        lambda value: value,
+        lambda value: urllib.parse.quote(value, safe=""),
+        urllib.parse.quote,
+        urllib.parse.quote_plus,
+        lambda value: json.dumps(value)[1:-1],
+        lambda value: json.dumps(value, ensure_ascii=False)[1:-1],
+        lambda value: repr(value)[1:-1],
         lambda value: json.dumps(json.dumps(value))[3:-3],
         lambda value: repr(value.encode())[2:-1],
         lambda value: value.replace("'", "'\\''"),
@@ -76,9 +55,17 @@ def test_a_secret_is_masked_as_json_python_and_utf8_write_it(value):
         lambda value: base64.b64encode(value.encode()).decode().rstrip("="),
         lambda value: base64.urlsafe_b64encode(value.encode()).decode().rstrip("="),
     ],
-    ids=["JSON in JSON", "bytes", "shell", "attribute", "XML", "base64", "base64 in an address"],
 )
-@pytest.mark.parametrize("value", ["p&s <w>'q\"é\\z/9K=Lm", "Zq8rTy2LpWm4KxVn7Bd3", "?>?>~~~ÿÿÿ"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "größe-schlüssel-€",
+        "it's a secret",
+        "p&s <w>'q\"é\\z/9K=Lm",
+        "Zq8rTy2LpWm4KxVn7Bd3",
+        "?>?>~~~ÿÿÿ",
+    ],
+)
 def test_a_secret_is_masked_as_other_programs_write_it(write, value):
     assert masker(MY_TOKEN=value).text(f"<{write(value)}>") == f"<{MASK}>"
 
@@ -147,12 +134,6 @@ def test_the_end_of_a_secret_at_the_beginning_of_a_tail_is_masked():
     assert given.data(SECRET[9:].encode() + b" and on") == b"*** and on"
     assert given.data(SECRET[-4:].encode() + b" and on") == b"*** and on"
     assert given.data(SECRET[-3:].encode() + b" and on") == SECRET[-3:].encode() + b" and on"
-
-
-def test_a_secret_cut_inside_a_letter_is_masked():
-    given = masker(MY_TOKEN="schlüsselwörter")
-    cut = "schlüsselwörter".encode()[5:]
-    assert given.data(cut + b"!") == b"***!"
 
 
 # Text: by name, by place, by shape
@@ -243,32 +224,13 @@ def test_a_command_line_is_masked_word_by_word():
     arguments = "t.py --hf-token abc --token=x -token y --api_key=z HF_TOKEN=q a.api_key=r --lr 3"
     masked = "t.py --hf-token *** --token=*** -token *** --api_key=*** HF_TOKEN=*** a.api_key=***"
     assert PLAIN.argv(arguments.split()) == [*masked.split(), "--lr", "3"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--tokenizer", "gpt2", "--max-tokens", "8"],
-        ["--use-token", "--lr", "3"],
-        ["--token", "-v"],
-        ["t.py", "", "-", "--"],
-        [],
-    ],
-    ids=" ".join,
-)
-def test_a_command_line_without_secrets_stays(arguments):
-    assert PLAIN.argv(arguments) == arguments
-
-
-def test_a_secret_of_several_words_is_masked_whole():
-    assert PLAIN.argv(["--api_key=two words", "a.password=two words"]) == [
+    assert PLAIN.argv(["--api_key=two words", "--token", "-x1_word"]) == [
         "--api_key=***",
-        "a.password=***",
+        "--token",
+        MASK,
     ]
-
-
-def test_a_secret_that_begins_with_a_dash_is_no_option():
-    assert PLAIN.argv(["--token", "-x1_random_word"]) == ["--token", MASK]
+    for plain in (["--tokenizer", "gpt2", "--use-token"], ["--token", "-v", "", "-", "--"]):
+        assert PLAIN.argv(plain) == plain
 
 
 # Laws
@@ -309,12 +271,6 @@ def test_bytes_without_secrets_pass_unchanged(data, value):
     assume(value.encode() not in data)
     assume(not re.search(rb"[=:@-]", data))
     assert masker(A_TOKEN=value).data(data) == data
-
-
-@settings(deadline=None)
-@given(st.text(st.characters(exclude_characters="=:-@_"), max_size=200))
-def test_text_of_any_letters_comes_back_as_it_is(text):
-    assert PLAIN.text(text) == text
 
 
 # Time

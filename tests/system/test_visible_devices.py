@@ -16,65 +16,42 @@ MEASURED = {
     "": [],
     "-1": [],
     "NoDevFiles": [],
-    "NoDevFilesX": [],
     "0": [A],
     " 0": [A],
-    "0 ": [A],
     "\t1": [B],
     "1,0": [B, A],
-    "00": [A],
     "01": [B],
-    "010": [],
     "+1": [B],
-    " +1": [B],
     "-0": [A],
-    "--0": [],
     "- 0": [],
     "0x1": [A],
-    "1.5": [B],
     "0abc": [A],
-    "0;1": [A],
     "1 0": [B],
-    "2": [],
     "0,1,2": [A, B],
     "0,-1": [A],
-    "0,-1,0": [A],
     "0,9,0": [A],
     "0,0": [],
-    "0,0,9": [],
-    "0,0xyz": [],
-    "1,0,1": [],
     "0,1,abc,0": [A, B],
     "0,": [A],
-    ",0": [],
     "0,,0": [A],
     "abc": [],
-    "all": [],
     "99999999999": [],
     A: [A],
-    A[:8]: [A],
     "GPU-1": [A],
-    "GPU-": [],
     "GPU" + A.upper()[3:]: [A],
     "gpu" + A[3:]: [],
-    A[4:]: [],
-    " " + A: [],
     A + " ": [A],
     A + "xyz": [A],
-    A[:8] + "zz": [],
     f"{B},{A}": [B, A],
     f"{A}, {B}": [A],
     f"{A} ,{B}": [A, B],
-    f"{A},{A}": [],
     f"{A},{A[:8]}": [],
     f"{A},GPU-xyz": [A],
-    f"GPU-xyz,{A}": [],
     f"0,{A}": [A],
     f"{A},1": [A],
     "0,MIG-abc": [A],
     "MIG-abc": [],
     f"MIG-{A}/0/0x": [],
-    "1,NoDevFiles": [B],
 }
 
 
@@ -89,15 +66,13 @@ def test_visible_devices_means_what_cuda_makes_of_it(machine):
     check_cases(MEASURED.items(), check)
 
 
-def test_an_index_keeps_the_number_that_nvidia_smi_gives(machine):
-    machine.add_h200_pair()
-    assert [found.number for found in machine.detect(visible="1,0").gpus] == [1, 0]
-
-
-@pytest.mark.parametrize("value", ["", " ", "-1", "NoDevFiles", "0", "1,0", "0,-1", A])
+@pytest.mark.parametrize("value", [" ", "NoDevFiles", "1,0", "0,-1", A])
 def test_nothing_is_said_about_a_value_that_is_in_order(machine, value):
     machine.add_h200_pair()
-    assert machine.detect(visible=value).warning == ""
+    facts = machine.detect(visible=value)
+    assert facts.warning == ""
+    if value == "1,0":  # an index keeps the number that nvidia-smi gives
+        assert [found.number for found in facts.gpus] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 from repo import PROGRAMS
 
-from saferun.doctor import view as doctor_page
 from saferun.doctor.collect import nvidia
 from saferun.gpu import nvml
-from saferun.model import Finding
 from saferun.system import command as bounded
 from saferun.system import gpus
 
@@ -113,27 +111,13 @@ def test_every_pair_and_every_link_is_told(asked):
     assert sum(of for _, of in asked.links.values()) == text.count(" Link ")
 
 
-def test_the_machine_is_examined_within_doctors_own_limit(examined):
+def test_a_whole_machine_has_no_problem_of_its_gpus_and_torch_fits_its_driver(examined):
     reported = examined[1]
     assert not about(reported, "doctor"), reported["findings"]
-
-
-def test_no_gpu_is_said_to_be_broken(examined):
-    reported = examined[1]
     assert [f for f in about(reported, "GPU") if f["level"] == "problem"] == []
-
-
-def test_torch_and_the_driver_fit(examined):
-    fits = about(examined[1], "driver") + about(examined[1], "torch")
+    fits = about(reported, "driver") + about(reported, "torch")
     assert {f["level"] for f in fits} <= {"ok", "note"}
     assert any("has code for GPUs" in f["what"] for f in fits)
-
-
-def test_the_page_is_80_columns_wide(examined):
-    page = doctor_page.render([Finding(**found) for found in examined[1]["findings"]])
-    keep("page.txt", page)
-    argv = [line for line in page.splitlines() if len(line) > 80]
-    assert all("http" in line or len(line.split()) == 1 for line in argv), argv
 
 
 @needs_two

@@ -30,13 +30,3 @@ def test_the_diagnosing_attempt_names_the_line_and_the_values(gpus, saferun, fau
     assert done.code == 1
     assert "device-side-assert" in done.err
     assert "10, 11, 12" in done.err.split("the run failed")[1]
-
-
-def test_steps_are_timed_with_and_without_guards(gpus, saferun, capsys):
-    """Prints the ratio for RESULTS.md; no test asserts a duration."""
-    pairs, steps = [], source("gpu/median_step")
-    for _ in range(9):
-        on, off = (saferun(steps, *argv).reported[0]["median_ms"] for argv in (GUARDS, ()))
-        pairs.append(on / off)
-    with capsys.disabled():
-        print(f"\nguards: median ratio of nine pairs {sorted(pairs)[4]:.4f} ({pairs})")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from repo import ROOT
 from runs import run
-
-from saferun.gpu import nvml
 
 PROGRAM = str(ROOT / "tests" / "programs" / "gpu" / "nccl_hang.py")
 WATCH = ["--set", "watch.mode=end", "--set", "watch.silence_s=30", "--retries=1"]
@@ -67,10 +63,3 @@ def test_the_watch_strikes_in_a_program_that_keeps_its_gpu_busy_and_writes_nothi
         job.end(120)
         job.nothing_lives()
     assert job.events("hang")
-
-
-def test_the_use_of_the_gpus_is_told_by_nvml(gpus):
-    """As weak_activity.py reads it."""
-    cards = nvml.ask(os.environ, 30).report.cards
-    assert len(cards) >= gpus
-    assert all(card.load().percent is not None for card in cards), cards

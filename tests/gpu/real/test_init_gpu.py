@@ -25,37 +25,6 @@ def test_a_device_that_the_script_chose_stays(two_gpus, saferun):
     assert [t["device"] for t in done.reported] == [1], done.err[-3000:]
 
 
-LATE = """
-import os, sys
-if os.environ["RANK"] == "1":
-    import signal
-    signal.pause()
-import torch.distributed as dist
-dist.init_process_group("nccl")
-"""
-
-
-def test_a_rank_that_never_arrives_is_named_within_the_timeout(two_gpus, saferun):
-    done = saferun(LATE, "--nproc-per-node=2", "--set", "hooks.init.timeout_s=5", timeout=120)
-    assert done.code == 1
-    assert "rank 1 of 2 did not reach init_process_group" in done.err, done.err[-3000:]
-
-
-OTHER_TORCH = """
-import os, torch, torch.distributed as dist
-if os.environ["RANK"] == "1":
-    torch.version.cuda = "11.8"
-dist.init_process_group("nccl")
-"""
-
-
-def test_a_rank_with_another_cuda_is_named(two_gpus, saferun):
-    done = saferun(OTHER_TORCH, "--nproc-per-node=2")
-    assert done.code == 1
-    assert "11.8" in done.err
-    assert "rank 1" in done.err
-
-
 WRONG_DEVICE = source("gpu/wrap_on_wrong_device")
 
 

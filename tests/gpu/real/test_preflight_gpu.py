@@ -49,17 +49,7 @@ def test_the_names_are_those_of_nvidia_smi():
     pairs = {tuple(line.split(", ")) for line in messages.splitlines()}
     expected = {(uuid, re.sub(r"^0000(?=\w{4}:)", "", bus.lower())) for uuid, bus in pairs}
     assert {(d["uuid"], d["pci"]) for d in tried()["devices"].values()} == expected
-
-
-def test_the_addresses_in_the_driver_s_files_are_those_of_cuda():
-    known = gpus.addresses()
-    if not known:
-        pytest.skip("no driver files here")
-    for device in tried()["devices"].values():
-        assert known[device["uuid"]] == device["pci"]
-
-
-def test_only_visible_gpus_are_tried():
+    assert set(gpus.addresses().items()) <= expected  # of the driver's files, where there are some
     last = FACTS.gpus[-1].uuid
     (device,) = tried(CUDA_VISIBLE_DEVICES=last)["devices"].values()
     assert device["uuid"] == last

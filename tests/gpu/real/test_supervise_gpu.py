@@ -74,31 +74,6 @@ def _receipt_names(job) -> str:
     return '"attempt": "2"' if names else ""
 
 
-def test_out_of_memory_is_named_by_its_numbers_and_not_tried_again(tmp_path, gpus):
-    text = (
-        "import torch\n"
-        "keep = [torch.ones(8 << 30, dtype=torch.uint8, device='cuda') for _ in range(100)]\n"
-    )
-    with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
-        assert job.end(120) == 1
-        (ended,) = job.events("ended")
-        job.nothing_lives()
-    assert ended["kind"] == "cuda-oom", job.err
-
-
-def test_a_device_side_assert_is_named(tmp_path, gpus):
-    text = (
-        "import torch\n"
-        "logits = torch.randn(4, 3, device='cuda')\n"
-        "labels = torch.tensor([0, 1, 2, 7], device='cuda')\n"
-        "print(torch.nn.functional.cross_entropy(logits, labels).item())\n"
-    )
-    with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
-        assert job.end(120) == 1
-        (ended,) = job.events("ended")
-    assert ended["kind"] == "device-side-assert", job.err
-
-
 def test_the_warm_agent_opens_no_gpu(tmp_path, gpus):
     text = (
         "import time, torch; torch.ones(1, device='cuda'); print('up', flush=True); time.sleep(60)"
@@ -117,20 +92,6 @@ def test_the_warm_agent_opens_no_gpu(tmp_path, gpus):
 
 def _named(job, name: str) -> int:
     return next((pid for pid, comm in living(job.mark).items() if comm == name), 0)
-
-
-def test_a_second_run_on_the_same_gpus_is_told(tmp_path, gpus):
-    with run(tmp_path, "--nproc-per-node=1", script(tmp_path)) as first:
-        until(first.ranks, "the first runs", 60)
-        with run(tmp_path, "--nproc-per-node=1", "-m", "this") as second:
-            assert second.end(60) == 0
-        assert f"in use by pid {first.process.pid}" in second.err
-        argv = ["--set", "locks.gpus=refuse", "--nproc-per-node=1", "-m", "this"]
-        with run(tmp_path, *argv) as third:
-            assert third.end(60) == 75
-        first.process.terminate()
-        first.end(60)
-        first.nothing_lives()
 
 
 def test_torchruns_own_restart_of_an_nccl_job_works_under_saferun(tmp_path, two_gpus):

@@ -10,7 +10,7 @@ import json
 import pathlib
 
 import pytest
-from repo import PROGRAMS, source
+from repo import PROGRAMS
 from runs import run
 
 TRIALS = 99  # of all workers
@@ -41,17 +41,3 @@ def test_every_trial_of_a_search_on_a_gpu_is_accounted_for(tmp_path, gpus, worke
     killed = len(list(tmp_path.rglob("struck-*")))
     assert states["FAIL"] == killed > 0
     assert len(trials) == TRIALS + killed
-
-
-@pytest.mark.usefixtures("gpus")
-def test_a_search_through_cuda_errors_has_as_many_trials(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("optuna")
-    argv = ["--profile=cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"]
-    (tmp_path / "tune.py").write_text(source("gpu/hundred_trials"))
-    with run(tmp_path, *argv, "tune.py", "faults") as job:
-        assert job.end(1200) == 0, job.err
-        trials = json.loads(job.out.splitlines()[-1])
-        kinds = [event["kind"] for event in job.events("recycled")]
-    asserted = sum(params["n"] == 11 for _, params, _ in trials)
-    assert asserted
-    assert kinds.count("device-side-assert") == asserted
