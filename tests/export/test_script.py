@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import time
 
 import pytest
 from cases import slow
@@ -14,7 +12,6 @@ from repo import ROOT, read_yaml
 from scripts import NASTY, SAFERUN, Machine, Received
 
 from saferun.export.bundle_main import OF_BASH
-from saferun.journal import mitigation_history
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 LINE = ["--nproc-per-node=2", "train.py", "--lr", "3e-4", "two words", NASTY]
@@ -247,32 +244,3 @@ def journals(machine: Machine) -> list[list[tuple]]:
         keys = ("event", "attempt", "status", "kind", "fingerprint", "action", "reason", "add")
         found.append([tuple(str(event.get(key)) for key in keys) for event in events])
     return found
-
-
-@pytest.mark.parametrize("mitigation", ["autotune-off", *slow("nvls-off")])
-def test_a_mitigation_changes_the_same(machine, mitigation):
-    """In force from the start, as after a run that it helped; beside an exported value, too."""
-    script, state = machine.cwd / "train.py", machine.environ
-    key = mitigation_history.Key(os.path.realpath(script), "", torch(), driver())
-    mitigation_history.change(
-        state, lambda _: (mitigation_history.Entry(key, mitigation, "segfault", None, time.time()),)
-    )
-    script = machine.script("--profile", "cpu", "--", *LINE[:2])
-    environ = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,pinned_use_background_threads:True"}
-    ours = machine.run([*SAFERUN, "--profile", "cpu", *LINE[:2]], "live", **environ)
-    theirs = machine.run(["bash", script], "script", **environ)
-    assert list(ours.received) == [1]
-    assert alike(theirs.received) == alike(ours.received)
-    assert theirs.messages[-1].replace("run it.sh", "--profile") == ours.messages[-1]
-
-
-def torch() -> str:
-    from importlib.metadata import version
-
-    return version("torch")
-
-
-def driver() -> str:
-    from saferun.system.gpus import driver_version
-
-    return driver_version()

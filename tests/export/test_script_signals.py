@@ -19,21 +19,6 @@ from scripts import STAYS, end, signals, up
 from terminals import read_all, start
 
 
-def test_signals_reach_the_job_once_and_the_end_is_the_jobs(machine):
-    script = machine.script("--profile", "cpu", "--set", "watch.mode=off", "--", "train.py")
-    job = machine.start(["bash", script], ends=STAYS)
-    up(machine)
-    job.send_signal(signal.SIGQUIT)  # which ends nothing
-    job.send_signal(signal.SIGUSR1)
-    until(lambda: signals(machine) == "SIGUSR1", "USR1 has come")
-    job.send_signal(signal.SIGTERM)
-    assert end(job)[0] == 9
-    assert signals(machine) == "SIGUSR1 SIGTERM"
-    assert list(machine.received("x")) == [1]
-    assert machine.living() == {}
-    assert machine.unpacked() == []
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", *slow("SIGINT", "SIGHUP", "SIGQUIT")])
 def test_a_signal_while_the_kit_is_unpacked_leaves_nothing(machine, name):
     gate, up = machine.tmp / "gate", machine.tmp / "unpacking"

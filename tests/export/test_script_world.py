@@ -16,7 +16,6 @@ WAITS = [
         "open(f'{place}/up', 'w').close(); signal.pause()"
     }
 ]
-PYENV = "/root/.pyenv/versions"
 
 
 @pytest.mark.parametrize(("policy", "first"), [("refuse", "script"), ("wait", "live")])
@@ -41,17 +40,6 @@ def test_a_script_and_a_live_run_see_each_other(machine, first, policy):
     assert list(machine.received("second")) == ([] if policy == "refuse" else [1])
     holder.terminate()
     assert end(holder)[0] == 9
-
-
-def test_another_gpu_than_the_scripts_is_reported(machine):
-    machine.gpus(1, "NVIDIA A100-SXM4-80GB")
-    script = machine.script("--profile", "h100", "--", "train.py")
-    ran = machine.run(["bash", script])
-    assert ran.status == 0
-    assert (
-        "saferun: this script is made for H100 or GH200 (profile h100), and here is "
-        "NVIDIA A100-SXM4-80GB" in ran.messages
-    )
 
 
 def test_disabled_it_is_plain_torchrun(machine):
@@ -186,20 +174,6 @@ def test_sourced_it_refuses_and_leaves_the_shell_as_it_was(machine, options):
     assert ran.received == {}
 
 
-@pytest.mark.parametrize("version", ["3.6.15", *slow("3.9.18")])
-def test_an_old_python_is_refused_by_name(machine, version):
-    python = f"{PYENV}/{version}/bin/python3"
-    if not os.path.exists(python):
-        pytest.skip(f"no Python {version} at {python}")
-    machine.program("torchrun", "#!/bin/sh\n")
-    (machine.bin / "python3").symlink_to(python)
-    script = machine.script("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", script])
-    assert ran.status == 69
-    assert ran.err.startswith("saferun: this script needs Python 3.10 or later; ")
-    assert version in ran.err
-
-
 def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
     """torch 2.8 has Python 3.9, and saferun's hooks run there."""
     old = machine.tmp / "old" / "python3"
@@ -212,22 +186,6 @@ def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
     ran = machine.run(["bash", script])
     assert (ran.status, list(ran.received)) == (0, [1]), ran.err
-
-
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", *slow("2>&-")])
-def test_a_closed_descriptor_is_no_trouble(machine, closed):
-    script = machine.script("--profile", "cpu", "--", "train.py")
-    ran = machine.run(["bash", "-c", f"bash '{script}' {closed}"])
-    assert (ran.status, list(ran.received)) == (0, [1]), ran.err
-
-
-def test_it_takes_stdin_and_stdout_as_they_are(machine):
-    """A pipe in, a pipe out, bytes unchanged."""
-    code = "sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
-    script = machine.script("--profile", "cpu", "--", "train.py")
-    line = f"printf 'a\\377b\\n' | bash '{script}' | od -An -c"
-    ran = machine.run(["bash", "-c", line], ends=[{"code": code}])
-    assert ran.out.split() == ["\\n", "b", "377", "a"]
 
 
 def test_a_dry_run_starts_nothing(machine):

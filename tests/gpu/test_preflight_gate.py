@@ -134,7 +134,7 @@ def test_a_hang_is_bounded_by_the_profile_and_named(machine, job):
 
 def test_ctrl_c_ends_a_test_that_hangs(machine, job):
     with machine.start(*argv("require", *PYTHON), job, FAKE_CUDA_INIT="hang") as ran:
-        until(lambda: ran.processes("--touch"), "a test")
+        until(lambda: ran.processes("preflight.py"), "a test")
         ran.process.send_signal(signal.SIGINT)
         assert ran.end() == -signal.SIGINT
         ran.nothing_lives()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import socket
 import sys
 import threading
@@ -38,28 +37,6 @@ def ras(answer: Callable[[], dict[str, Any]]) -> Iterator[str]:
 
 def member(rank: int, pid: int, launched: int) -> dict[str, Any]:
     return {"rank": rank, "host": "h", "pid": pid, "collective_counts": {"AllReduce": launched}}
-
-
-@pytest.mark.slow
-def test_the_line_of_ras_stands_below_the_ranks(machine):
-    """The ranks are gloo's, and the server is ours: it answers with their pids."""
-    argv = ["--profile=h100", "--set=watch.silence_s=24", "--nproc-per-node=2"]
-    jobs: list[Run] = []
-
-    def answer() -> dict[str, Any]:
-        ranks = jobs[0].ranks().items()
-        return {"ranks": [member(n, pid, 40 + n) for n, pid in ranks], "missing_ranks": []}
-
-    with ras(answer) as address:
-        script = [program("evaluating"), str(machine.folder / "go")]
-        with machine.start(*argv, *script, NCCL_RAS_ADDR=address) as job:
-            jobs.append(job)
-            job.wait_for_message(
-                "NCCL's RAS: rank 0 launched 40 collectives, others of its group 41"
-            )
-            job.process.send_signal(signal.SIGTERM)
-            job.end()
-            job.nothing_lives()
 
 
 @pytest.mark.slow

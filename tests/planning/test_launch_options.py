@@ -12,17 +12,6 @@ def line_of(*argv):
     return parse([*argv, "t.py"]).line
 
 
-def test_the_last_value_given_counts_and_flags_are_empty_text():
-    line = line_of("--nnodes", "1", "--nnodes=2", "-t3", "--redirects", "", "-m", "--standalone")
-    assert line.given == {
-        "nnodes": "2",
-        "tee": "3",
-        "redirects": "",
-        "module": "",
-        "standalone": "",
-    }
-
-
 SETTINGS = {
     "given": (["--tee", "3"], {"PET_TEE": "1"}, "tee", "3"),
     "given empty": (["--tee="], {"PET_TEE": "1"}, "tee", ""),

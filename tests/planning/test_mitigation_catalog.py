@@ -50,8 +50,3 @@ def test_every_mitigation_of_a_kind_can_follow_the_ones_before_it():
         if set(ALL[name].excludes) & set(kind.mitigations[:at])
     ]
     assert {name for _, name in blocked} <= {"split-size"}
-
-
-def test_a_measured_cost_is_described_as_a_share_of_the_throughput():
-    described = "compile-off (compile.enabled=off; cost: 32 % of the throughput)"
-    assert mitigation_catalog.describe(ALL, ["compile-off"]) == described

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from cases import check_cases
 from mitigation_plans import ALL, here
 
 from saferun.planning import mitigation_catalog, mitigation_overlay
@@ -28,18 +27,11 @@ def test_a_mitigation_whose_hook_the_job_bypasses_is_not_tried_again(name, past,
 GRAPHS = {"graphs_seen": True}
 
 
-def test_every_mitigation_can_be_used_in_a_plain_job_and_only_once():
-    def check(name: str) -> None:
-        assert mitigation_overlay.refusal(ALL, name, (), here()) == ""
-        assert mitigation_overlay.refusal(ALL, name, (name,), here()) == "it is in force already"
-
-    check_cases([(name,) for name, made in ALL.items() if not made.last], check)
-
-
 @pytest.mark.parametrize(
     ("name", "in_force", "at", "why"),
     [
         ("no-such", (), here(), "no such mitigation"),
+        ("nvls-off", ("nvls-off",), here(), "in force already"),
         ("debug-settings", (), here(), "only collects diagnostics"),
         ("expandable-segments", (), here(**GRAPHS), "CUDA graphs"),
         ("expandable-segments", (), here(environ={"TORCHINDUCTOR_CUDAGRAPHS": "1"}), "CUDA graphs"),

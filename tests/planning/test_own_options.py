@@ -47,18 +47,11 @@ def test_our_option_without_its_value_is_a_usage_error(name, tail):
     with pytest.raises(UsageError, match=f"{name} needs a value") as error:
         parse([name, *tail])
     assert error.value.code == 2
-    assert error.value.where
-    assert f"{name}=" in error.value.fix
-
-
-def test_an_empty_value_behind_equals_is_missing_too():
     with pytest.raises(UsageError, match="--profile needs a value"):
         parse(["--profile=", "t.py"])
-
-
-def test_our_flag_refuses_a_value():
     with pytest.raises(UsageError, match="--dry-run takes no value"):
         parse(["--dry-run=yes", "t.py"])
+    assert f"{name}=" in error.value.fix
 
 
 def test_a_command_may_have_other_options_of_its_own():

@@ -83,11 +83,6 @@ def test_the_python_of_a_released_torch_is_not_started_for_its_options(version, 
     assert asked.exists() is is_asked
 
 
-def test_behind_a_shim_the_version_is_unknown(tmp_path):
-    shim = program(tmp_path / "torchrun", "#!/usr/bin/env bash\nexec pyenv exec torchrun\n")
-    assert version_seen(shim) is None
-
-
 def test_a_torch_without_a_version_hides_the_one_behind_it(tmp_path):
     torchrun = environment(tmp_path / "root")
     torch_in(tmp_path / "root/lib/python3.11/site-packages", "2.8.0")
@@ -173,13 +168,3 @@ def test_a_venv_sees_its_bases_packages_only_where_it_says_so(system, version, t
     torch_in(tmp_path / "base/lib/python3.11/site-packages", "1+base")
     cfg = f"home = {tmp_path}/base/bin\ninclude-system-site-packages = {system}\n"
     assert version_seen(environment(tmp_path / "venv", cfg=cfg)) == version
-
-
-def test_this_environments_torchrun_is_read_right():
-    torch = pytest.importorskip("torch")
-    folder = Path(sys.executable).parent
-    if not (folder / "torchrun").exists():
-        pytest.skip("no torchrun beside this Python")
-    environ = path_of(folder)
-    launcher = find_launcher(environ)
-    assert torch_version(launcher, environ) == torch.__version__

@@ -16,11 +16,6 @@ from saferun.planning.torchrun.torchrun_install import Launcher, find_launcher, 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def no_torch_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-
-
 def test_the_first_executable_torchrun_on_path_counts(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "torchrun").write_text("not executable")
@@ -69,42 +64,23 @@ def test_the_first_lines_name_the_interpreter(text, interpreter, flags, tmp_path
     assert launcher.flags == flags
 
 
-def test_pips_two_lines_really_start_the_interpreter_that_we_read(tmp_path):
-    home = tmp_path / "my env"
-    program(home / "python3", '#!/bin/sh\necho "started $0"\n')
-    script = program(tmp_path / "bin" / "torchrun", "#!/bin/sh\n" + PIP.format(f'"{home}/python3"'))
-    started = subprocess.run([script], capture_output=True, text=True, check=True).stdout
-    assert started == f"started {find_launcher(path_of(script.parent)).interpreter}\n"
-
-
-WRAPPERS = {
-    "shell": '#!/bin/sh\nexec saferun "$@"\n',
-    "shell, full path": '#!/bin/bash\n# as torchrun\n/opt/bin/saferun run "$@"\n',
-    "module": '#!/bin/sh\nexec python3 -m saferun "$@"\n',
-    "entry point": "#!/usr/bin/python3\nimport sys\nfrom saferun.__main__ import main\nmain()\n",
+WRAPPERS = {  # whether it starts saferun, and does not only name it
+    '#!/bin/sh\nexec saferun "$@"\n': True,
+    '#!/bin/bash\n# as torchrun\n/opt/bin/saferun run "$@"\n': True,
+    '#!/bin/sh\nexec python3 -m saferun "$@"\n': True,
+    "#!/usr/bin/python3\nfrom saferun.__main__ import main\nmain()\n": True,
+    "#!/home/u/saferun/bin/python\n" + TORCHRUN: False,
+    "#!/bin/sh\n" + PIP.format('"/my saferun env/bin/python"'): False,
+    '#!/bin/sh\n# not saferun yet\nexec /opt/saferun/torchrun --x saferun.log "$@"\n': False,
 }
 
 
-@pytest.mark.parametrize("text", list(WRAPPERS.values()), ids=list(WRAPPERS))
-def test_a_torchrun_that_starts_saferun_is_passed_over(text, tmp_path):
-    program(tmp_path / "ours" / "torchrun", text)
-    program(tmp_path / "real" / "torchrun", "#!/v/bin/python\n" + TORCHRUN)
-    launcher = find_launcher(path_of(tmp_path / "ours", tmp_path / "real"))
-    assert launcher.argv == (str(tmp_path / "real" / "torchrun"),)
-
-
-NOT_WRAPPERS = {
-    "environment of that name": "#!/home/u/saferun/bin/python\n" + TORCHRUN,
-    "pip's form of it": "#!/bin/sh\n" + PIP.format('"/my saferun env/bin/python"'),
-    "a comment": '#!/bin/sh\n# not saferun yet\nexec /opt/torchrun "$@"\n',
-    "a path in it": '#!/bin/sh\nexec /opt/saferun/torchrun --x saferun.log "$@"\n',
-}
-
-
-@pytest.mark.parametrize("text", list(NOT_WRAPPERS.values()), ids=list(NOT_WRAPPERS))
-def test_a_torchrun_that_only_mentions_saferun_counts(text, tmp_path):
-    program(tmp_path / "torchrun", text)
-    assert find_launcher(path_of(tmp_path)).argv == (str(tmp_path / "torchrun"),)
+@pytest.mark.parametrize(("text", "is_ours"), WRAPPERS.items())
+def test_a_torchrun_that_starts_saferun_is_passed_over(text, is_ours, tmp_path):
+    program(tmp_path / "first" / "torchrun", text)
+    program(tmp_path / "second" / "torchrun", "#!/v/bin/python\n" + TORCHRUN)
+    launcher = find_launcher(path_of(tmp_path / "first", tmp_path / "second"))
+    assert launcher.argv == (str(tmp_path / ("second" if is_ours else "first") / "torchrun"),)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["a symlink", "a symlink to a symlink"])
@@ -121,14 +97,6 @@ def test_a_symlink_to_our_own_program_is_passed_over(depth, tmp_path, monkeypatc
     assert find_launcher(environ).argv == (str(link),)  # before we know it for ours
     monkeypatch.setattr(sys, "argv", [str(link)])
     assert find_launcher(environ).argv == (str(tmp_path / "real" / "torchrun"),)
-
-
-def test_without_one_our_own_torch_is_the_launcher(tmp_path, monkeypatch):
-    torch_in(tmp_path / "site", "2.9.0")
-    monkeypatch.setattr(sys, "path", ["/nonexistent.zip", str(tmp_path / "site")])
-    launcher = find_launcher(path_of(tmp_path))
-    assert launcher.argv[:1] == (sys.executable,)
-    assert launcher.interpreter == sys.executable
 
 
 HAS_DASH_P = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
@@ -151,34 +119,23 @@ def test_our_own_torch_is_started_without_the_working_directory(version, tmp_pat
     monkeypatch.setattr(sys, "path", ["", str(site)])
     monkeypatch.setattr(sys, "version_info", version)
     launcher = find_launcher(path_of(tmp_path))
+    assert launcher.interpreter == sys.executable
     environ = {**os.environ, "PYTHONPATH": str(site)}
     done = subprocess.run(launcher.argv, cwd=here, env=environ, capture_output=True, text=True)
     assert done.stdout == "site\n", done.stderr
 
 
-def test_a_torch_in_the_working_directory_is_not_ours(tmp_path, monkeypatch):
-    torch_in(tmp_path, "2.9.0")
+@pytest.mark.parametrize("environ", [{}, {"PATH": "::"}, {"PATH": "/nowhere"}], ids=str)
+def test_with_neither_the_error_says_what_where_and_the_fix(tmp_path, monkeypatch, environ):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "defpath", "/nonexistent")
+    torch_in(tmp_path, "2.9.0")  # of the working directory, which is not ours
     monkeypatch.setattr(sys, "path", [str(tmp_path), "/nonexistent"])
-    with pytest.raises(UnavailableError):
-        find_launcher(path_of(tmp_path))
-
-
-@pytest.mark.usefixtures("no_torch_of_ours")
-def test_with_neither_the_error_says_what_where_and_the_fix(tmp_path):
     with pytest.raises(UnavailableError, match="there is no torchrun") as error:
-        find_launcher(path_of(tmp_path))
+        find_launcher(environ)
     assert error.value.code == 69
     assert "PATH" in error.value.where
     assert "activate" in error.value.fix
-
-
-@pytest.mark.usefixtures("no_torch_of_ours")
-@pytest.mark.parametrize("path", [None, "", "::"], ids=["no PATH", "empty", "only colons"])
-def test_an_odd_path_is_no_crash(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "defpath", "/nonexistent")
-    with pytest.raises(UnavailableError):
-        find_launcher({} if path is None else {"PATH": path})
 
 
 def test_python_exec_is_the_workers_interpreter(tmp_path):

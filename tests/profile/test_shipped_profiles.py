@@ -31,28 +31,18 @@ SOURCE = re.compile(
 # Names as the driver reports them, and the profile that must know each; None is the fallback.
 PRODUCTS = {
     "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA A100-PCIE-40GB": "a100",
-    "NVIDIA A100 80GB PCIe": "a100",
     "A100-SXM4-40GB": "a100",
     "NVIDIA A100X": None,
-    "NVIDIA A800-SXM4-80GB": None,
     "NVIDIA H100 80GB HBM3": "h100",
-    "NVIDIA H100 PCIe": "h100",
-    "NVIDIA H100 NVL": "h100",
     "NVIDIA GH200 480GB": "h100",
     "NVIDIA H800": None,
-    "NVIDIA H20": None,
     "NVIDIA H200": "h200",
-    "NVIDIA H200 NVL": "h200",
     "NVIDIA B200": "b200",
     "NVIDIA GB200": "b200",
-    "NVIDIA GB300": None,
     "NVIDIA GeForce RTX 4090": "rtx4090",
-    "NVIDIA GeForce RTX 4090 D": "rtx4090",
     "NVIDIA GeForce RTX 4090 Laptop GPU": "rtx4090",
     "NVIDIA GeForce RTX 5090": "rtx5090",
     "NVIDIA GeForce RTX 5080": None,
-    "NVIDIA RTX 6000 Ada Generation": None,
 }
 
 

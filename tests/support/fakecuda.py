@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from repo import ROOT
 from runs import executable
 
+from saferun.gpu.preflight import preflight
 from saferun.model import PROBLEM, Gpu, GpuFacts
 
-PROGRAM = ROOT / "src" / "saferun" / "gpu" / "preflight" / "preflight.py"
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
 
 
@@ -39,16 +36,10 @@ def compiled(folder: Path, source: Path = SOURCE, name: str = "libcuda.so.1") ->
 
 
 def try_gpus(library: Path | str, timeout_s: float = 20, **behaviour: str) -> dict:
-    """Run the preflight's program by its path; return its document and its exit status."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(PROGRAM), "--timeout", str(timeout_s)],
-        env={"LD_LIBRARY_PATH": str(library), **behaviour},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert not done.stderr, done.stderr
-    return {**json.loads(done.stdout), "status": done.returncode}
+    """Run the test of the GPUs; return its document, and whether all is well."""
+    with preflight.PreflightTest({"LD_LIBRARY_PATH": str(library), **behaviour}) as test:
+        document = test.report(timeout_s)
+    return {**document, "well": preflight.is_well(document)}
 
 
 class Smi:

@@ -9,6 +9,7 @@ what was parsed before, and where a generated script runs there may be no PyYAML
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -33,7 +34,7 @@ from saferun.profile.schema import (
 )
 from saferun.profile.values import MisfitError, Text, coerce, expected, flag_text, open_problem
 from saferun.profile.yaml_nodes import MAX_NODES, compose, kind, scalar, texts
-from saferun.settings import KEYS, Key
+from saferun.settings import KEYS, Value
 
 MAX_DEPTH = 8
 
@@ -196,7 +197,7 @@ class Reader:
             if key in HEAD:
                 self._head(key, value_node)
             elif key in KEYS:
-                self._keep(key, self._leaf(key, KEYS[key], value_node))
+                self._entry(key, value_node)
             elif key in OPEN:
                 self._open_section(key, value_node)
             elif key in groups():
@@ -206,68 +207,56 @@ class Reader:
 
     def _open_section(self, section: str, node: Any) -> None:
         for name, key_node, value_node in self._pairs(node, section):
-            key = f"{section}.{_canonical(section, name)}"
-            self._keep(key, self._open_leaf(section, name, key_node, value_node))
+            if problem := open_problem(section, name):
+                self.error(problem[0], key_node, problem[1])
+            else:
+                key = name.replace("_", "-") if section == "torchrun" else name
+                self._entry(f"{section}.{key}", value_node)
 
-    def _keep(self, key: str, leaf: Leaf | None) -> None:
-        if leaf is not None:
-            self.leaves[key] = leaf
+    def _entry(self, key: str, node: Any) -> None:
+        """Keep a value given bare or in the annotated form {value, why, source, when}."""
+        with contextlib.suppress(MisfitError):  # what is wrong has been recorded
+            value_node, notes = self._annotations(key, node)
+            self.leaves[key] = Leaf(
+                self._value(key, value_node), *notes, line=node.start_mark.line + 1
+            )
 
-    def _leaf(self, key: str, spec: Key, node: Any) -> Leaf | None:
-        """Return a value given bare or in the annotated form {value, why, source, when}."""
-        value_node, notes = self._annotations(key, node)
-        if value_node is None:
-            return None
+    def _value(self, key: str, node: Any) -> Value:
+        section, _, name = key.partition(".")
+        if section == "env":
+            return self._text(node, key)
+        if section == "torchrun" and not TORCHRUN_FLAGS[name]:
+            return self._text(node, key)
         try:
-            value = coerce(spec, texts(value_node))
+            if section == "torchrun":  # a quoted boolean is one, too
+                scalar_node = isinstance(node, yaml.ScalarNode)
+                return flag_text(Text(node.value) if scalar_node else texts(node))
+            return coerce(KEYS[key], texts(node))
         except MisfitError:
-            given = value_node.value if hasattr(value_node, "tag") else ""
-            shown = f" `{given}`" if isinstance(given, str) and given else ""
-            fix = expected(spec)
-            if spec.kind == "choice" and isinstance(given, str) and given:
-                fix = nearest(given, spec.choices)
-            self.error(f"{kind(value_node)}{shown} does not fit here", value_node, fix, key)
-            return None
-        return Leaf(value, *notes, line=node.start_mark.line + 1)
+            given = node.value if isinstance(node, yaml.ScalarNode) else ""
+            fix = "true or false" if section == "torchrun" else expected(KEYS[key])
+            if section != "torchrun" and KEYS[key].kind == "choice" and given:
+                fix = nearest(given, KEYS[key].choices)
+            shown = f" `{given}`" if given else ""
+            self.error(f"{kind(node)}{shown} does not fit here", node, fix, key)
+            raise
 
-    def _open_leaf(self, section: str, name: str, key_node: Any, node: Any) -> Leaf | None:
-        key = f"{section}.{name}"
-        if problem := open_problem(section, name):
-            self.error(problem[0], key_node, problem[1])
-            return None
-        value_node, notes = self._annotations(key, node)
-        if value_node is None:
-            return None
-        flag = section == "torchrun" and TORCHRUN_FLAGS[_canonical(section, name)]
-        value = self._flag(value_node, key) if flag else self._text(value_node, key)
-        if value is None:
-            return None
-        return Leaf(value, *notes, line=node.start_mark.line + 1)
-
-    def _flag(self, node: Any, key: str) -> str | None:
-        """Return the value of a flag of torchrun, "true" or "false"; quoted ones are accepted."""
-        try:
-            return flag_text(Text(node.value) if isinstance(node, yaml.ScalarNode) else texts(node))
-        except MisfitError:
-            self.error(f"{kind(node)} does not fit here", node, "true or false", key)
-            return None
-
-    def _text(self, node: Any, key: str) -> str | None:
+    def _text(self, node: Any, key: str) -> str:
         """Return a text as it was typed; one that YAML reads as a boolean or null is an error."""
+        what = fix = ""
         if not isinstance(node, yaml.ScalarNode):
-            self.error(f"{kind(node)} where text belongs", node, "write one value", key)
-            return None
-        if node.style is None and node.tag.endswith((":bool", ":null")):
+            what, fix = f"{kind(node)} where text belongs", "write one value"
+        elif node.style is None and node.tag.endswith((":bool", ":null")):
             typed = node.value or "nothing"
+            what = f"{kind(node)} where text belongs"
             fix = f'YAML reads {typed} as {kind(node)}: put it in quotes, "{node.value}"'
-            self.error(f"{kind(node)} where text belongs", node, fix, key)
-            return None
-        if "\0" in node.value:
-            self.error("a NUL character cannot be in a variable", node, "leave it out", key)
-            return None
-        if any("\ud800" <= c <= "\udfff" for c in node.value):
-            self.error("half of a character (a lone surrogate)", node, "write it whole", key)
-            return None
+        elif "\0" in node.value:
+            what, fix = "a NUL character cannot be in a variable", "leave it out"
+        elif any("\ud800" <= c <= "\udfff" for c in node.value):
+            what, fix = "half of a character (a lone surrogate)", "write it whole"
+        if what:
+            self.error(what, node, fix, key)
+            raise MisfitError
         return str(node.value)
 
     def _annotations(
@@ -283,20 +272,13 @@ class Reader:
             found[name] = value_node
         if "value" not in found:
             self.error("an entry without `value`", node, "write {value: …, why: …}", key)
-            return None, ("", "", ())
+            raise MisfitError
         when = self._when(found["when"], key) if "when" in found else ()
-        return found["value"], (
-            self._sentence(found.get("why"), key),
-            self._sentence(found.get("source"), key),
-            when,
+        why, source = (
+            " ".join(self._text(found[name], key).split()) if name in found else ""
+            for name in ("why", "source")
         )
-
-    def _sentence(self, node: Any, key: str) -> str:
-        """Return a text on one line, "" without a node."""
-        if node is None:
-            return ""
-        text = self._text(node, key)
-        return " ".join(text.split()) if text else ""
+        return found["value"], (why, source, when)
 
     def _when(self, node: Any, key: str) -> tuple[tuple[str, str | bool], ...]:
         found: list[tuple[str, str | bool]] = []
@@ -319,10 +301,6 @@ class Reader:
             scalars = [n for n in node.value if isinstance(n, yaml.ScalarNode)]
             return [scalar(n) for n in scalars] if len(scalars) == len(node.value) else None
         return scalar(node) if isinstance(node, yaml.ScalarNode) else None
-
-
-def _canonical(section: str, name: str) -> str:
-    return name.replace("_", "-") if section == "torchrun" else name
 
 
 def _texts(value: Any) -> bool:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.system import secret_spans
-from saferun.system.secret_names import SHORTEST, compiled, is_path, is_plain, is_secret, tells
+from saferun.system.secret_names import SHORTEST, is_path, is_plain, is_secret, tells
 from saferun.system.secret_spans import STAR, Span
 
 MASK = STAR.decode()
@@ -87,14 +88,14 @@ class Masker:
 
 def _is_option(word: str) -> bool:
     """Return whether a word is an option; a random token may begin with a dash, too."""
-    return compiled(r"--?[A-Za-z][\w.-]*(=.*)?").fullmatch(word) is not None and (
+    return re.compile(r"--?[A-Za-z][\w.-]*(=.*)?").fullmatch(word) is not None and (
         word.startswith("--") or len(word) < SHORTEST
     )
 
 
 def _names_secret(name: str) -> bool:
     """Return whether `name=value` in a command line sets a secret: an option, a variable, a key."""
-    return compiled(r"[-+]*(?:[\w.][\w.-]*)?").fullmatch(name) is not None and tells(name, False)
+    return re.compile(r"[-+]*(?:[\w.][\w.-]*)?").fullmatch(name) is not None and tells(name, False)
 
 
 def _awaits_secret(option: str) -> bool:
@@ -117,7 +118,7 @@ def _parts(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 def _url_passwords(text: str) -> list[str]:
     if "://" not in text or "@" not in text:
         return []
-    return compiled(r"://[^\s/?#@:'\"<>]{0,256}:([^\s/'\"<>]+)@").findall(text)
+    return re.compile(r"://[^\s/?#@:'\"<>]{0,256}:([^\s/'\"<>]+)@").findall(text)
 
 
 def _values(name: str, given: str) -> Iterator[str]:
@@ -135,14 +136,14 @@ def _forms(value: str) -> set[str]:
     """Return a value as it is, and as URLs, JSON, Python, HTML, the shell and base64 write it."""
     raw = value.encode("utf-8", "surrogateescape" if _is_escaped(value) else "surrogatepass")
     forms = {value, *_in_base64(raw)}
-    if compiled(r"[\w.~-]*").fullmatch(value) and value.isascii():
+    if re.compile(r"[\w.~-]*").fullmatch(value) and value.isascii():
         return forms
     import html  # with urllib.parse 5 ms; only a secret with punctuation needs them
     import urllib.parse
 
     for kept in ("", "/", "/:@!$&'()*,;=+"):
         quoted = urllib.parse.quote(raw, safe=kept)
-        forms |= {quoted, compiled("%..").sub(lambda m: m[0].lower(), quoted)}
+        forms |= {quoted, re.compile("%..").sub(lambda m: m[0].lower(), quoted)}
         forms.add(quoted.replace("%20", "+"))
 
     for ascii_only in (True, False):
@@ -164,7 +165,7 @@ def _in_base64(raw: bytes) -> set[str]:
 
 def _is_escaped(value: str) -> bool:
     """Return whether all lone surrogates stand for bytes, as in `os.environ`."""
-    return not compiled("[\ud800-\udc7f\udd00-\udfff]").search(value)
+    return not re.compile("[\ud800-\udc7f\udd00-\udfff]").search(value)
 
 
 def _encoded(forms: set[str], errors: str) -> tuple[bytes, ...]:

@@ -62,8 +62,8 @@ def tells(name: str, loose: bool) -> bool:
         name: as it is written; `apiKey` and `API_KEY` are the same.
         loose: it is a lower-case word in free text, where `key` alone proves nothing.
     """
-    spread = compiled(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
-    parts = [part for part in compiled(r"[^a-z]+").split(spread.lower()) if part]
+    spread = re.compile(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
+    parts = [part for part in re.compile(r"[^a-z]+").split(spread.lower()) if part]
     for before, part in zip(["", *parts], parts, strict=False):
         if any(word in part for word in STRONG) and not part.startswith("secretar"):
             return True
@@ -85,12 +85,6 @@ def _is_key(before: str, part: str, loose: bool) -> bool:
     return not loose or (stem[:-3] or before) in _BEFORE_KEY
 
 
-@lru_cache(maxsize=64)
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern when it is first needed: most launches mask only a few arguments."""
-    return re.compile(pattern)
-
-
 def is_plain(value: str, name: str) -> bool:
     """Return whether a value cannot be a secret: a number, a word such as `false`, a reference."""
     if value.lower() in _PLAIN_VALUES:
@@ -100,7 +94,7 @@ def is_plain(value: str, name: str) -> bool:
         return False
     number = r"[-+]?[0-9][0-9_,.]{0,11}(?:[eE][-+]?[0-9]{1,3})?"
     reference = r"\$[A-Z_][A-Z0-9_]*|\$?\{[A-Za-z_][\w.]*\}|<[^<>]{1,32}>|\[[A-Z0-9_]{1,16}\]"
-    return compiled(f"{number}|{reference}").fullmatch(value) is not None
+    return re.compile(f"{number}|{reference}").fullmatch(value) is not None
 
 
 def is_path(value: str, name: str) -> bool:

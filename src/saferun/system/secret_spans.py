@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
-from saferun.system.secret_names import STRONG, compiled, is_plain, tells
+from saferun.system.secret_names import STRONG, is_plain, tells
 from saferun.system.secret_shapes import BEGINNINGS, SURROUNDINGS
 
 Span = tuple[int, int]
@@ -19,8 +18,7 @@ STAR = b"***"  # the mask; what is masked already is not found again
 _KEY_LINES = 200  # are masked where a private key's first line is lost; RSA-16384 has 195
 
 
-@lru_cache(maxsize=64)
-def _bytes_pattern(pattern: bytes) -> re.Pattern[bytes]:
+def _pattern(pattern: bytes) -> re.Pattern[bytes]:
     return re.compile(pattern, re.VERBOSE)
 
 
@@ -48,7 +46,7 @@ def _in_urls(data: bytes) -> Iterator[Span]:
         return
     userinfo = rb"""://(?: [^\s/?\#@:'"<>\\]{0,256} : ([^\s/'"<>\\]{1,1024}) @
                          | ([A-Za-z0-9_-]{20,256}) @ )"""
-    for match in _bytes_pattern(userinfo).finditer(data):
+    for match in _pattern(userinfo).finditer(data):
         yield from _kept(match.span(match.lastindex or 0), data)
 
 
@@ -58,10 +56,10 @@ def _shapes(data: bytes) -> Iterator[Span]:
         if begin in data:
             alone = rb"(?<![A-Za-z0-9_-]" + re.escape(begin) + rb")"
             pattern = re.escape(begin) + alone + whole[len(begin) :]
-            yield from (match.span() for match in _bytes_pattern(pattern).finditer(data))
+            yield from (match.span() for match in _pattern(pattern).finditer(data))
     for word, whole in SURROUNDINGS:
         if word in data:
-            yield from (match.span(1) for match in _bytes_pattern(whole).finditer(data))
+            yield from (match.span(1) for match in _pattern(whole).finditer(data))
 
 
 def _private_keys(data: bytes) -> Iterator[Span]:
@@ -70,7 +68,7 @@ def _private_keys(data: bytes) -> Iterator[Span]:
         return
     done = 0
     line = rb"-----(BEGIN|END)[ ][A-Z ]{0,32}PRIVATE[ ]KEY(?:[ ]BLOCK)?-----"
-    for match in _bytes_pattern(line).finditer(data):
+    for match in _pattern(line).finditer(data):
         if match.start() < done:
             continue
         if match[1] == b"END":  # a tail may have lost the first line
@@ -87,7 +85,7 @@ def _base64_begins(data: bytes, end: int, floor: int) -> int:
     begin = end
     for _ in range(_KEY_LINES):
         above = max(floor, data.rfind(b"\n", floor, max(floor, begin - 1)) + 1)
-        whole = _bytes_pattern(rb"[A-Za-z0-9+/=]{1,128}\s*").fullmatch(data, above, begin)
+        whole = _pattern(rb"[A-Za-z0-9+/=]{1,128}\s*").fullmatch(data, above, begin)
         if above >= begin or not whole:
             break
         begin = above
@@ -99,7 +97,7 @@ def _tables(data: bytes) -> Iterator[Span]:
     row = rb"""(?<![A-Z0-9_]) ([A-Z][A-Z0-9_]{2,63}) [ \t]{1,60}
                (?: \| | \xe2\x94[\x82\x83]) [ \t]{1,60} ([^\s|\xe2]{8,512})"""
     if b"|" in data or b"\xe2\x94" in data:
-        for match in _bytes_pattern(row).finditer(data):
+        for match in _pattern(row).finditer(data):
             name = match[1].decode("latin-1")
             if tells(name, False) and not is_plain(match[2].decode("latin-1"), name):
                 yield from _kept(match.span(2), data)
@@ -131,7 +129,7 @@ def _named(data: bytes, lower: bytes) -> Iterator[Span]:
     """Yield values: `NAME_TOKEN=…`, `"api_key": "…"`, `?token=…`, `Authorization: Bearer …`."""
     for word, after in _NAMES:
         if word in lower:
-            yield from _named_by(_bytes_pattern(word + after), data, lower)
+            yield from _named_by(_pattern(word + after), data, lower)
 
 
 def _named_by(pattern: re.Pattern[bytes], data: bytes, lower: bytes) -> Iterator[Span]:
@@ -169,13 +167,13 @@ def _is_loose(name: str) -> bool:
 def _value_at(data: bytes, at: int, name: str, in_query: bool) -> Span:
     """Return the span of the secret value here; an empty one where there is none."""
     if in_query:
-        match = _bytes_pattern(rb"""[^\s&\#"'<>\\]*""").match(data, at)
+        match = _pattern(rb"""[^\s&\#"'<>\\]*""").match(data, at)
         return match.span() if match else (at, at)
-    scheme = _bytes_pattern(_SCHEME).match(data, at)
+    scheme = _pattern(_SCHEME).match(data, at)
     if scheme:
-        rest = _bytes_pattern(rb"""[^\r\n"'\\]+""").match(data, scheme.end())
+        rest = _pattern(rb"""[^\r\n"'\\]+""").match(data, scheme.end())
         return rest.span() if rest else (at, at)
-    match = _bytes_pattern(_VALUE).match(data, at)
+    match = _pattern(_VALUE).match(data, at)
     if not match:
         return at, at
     begin, end = match.span(match.lastindex or 0)
@@ -190,7 +188,7 @@ def _value_at(data: bytes, at: int, name: str, in_query: bool) -> Span:
 
 def _looks_random(value: str) -> bool:
     """Return whether a value is not a word of a sentence: long, unbroken, with a digit."""
-    return compiled(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}").match(value) is not None
+    return bool(re.match(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}", value))
 
 
 def _options(data: bytes, lower: bytes) -> Iterator[Span]:
@@ -199,9 +197,9 @@ def _options(data: bytes, lower: bytes) -> Iterator[Span]:
         return
     option = rb"""-- ([a-z][a-z0-9_.-]{0,63}) (?![a-z0-9_.-])
                   (?: [ \t]+ | \\{0,3}["'] [ ]? , \s{0,4} ) (?! \\{0,3}["']? --)"""
-    for match in _bytes_pattern(option).finditer(lower):
+    for match in _pattern(option).finditer(lower):
         name = _word(data, match.start(1), match.end(1))
         if tells(name, False):
-            value = _bytes_pattern(_VALUE).match(data, match.end())
+            value = _pattern(_VALUE).match(data, match.end())
             if value and not is_plain(value[value.lastindex or 0][:256].decode("latin-1"), name):
                 yield from _kept(value.span(value.lastindex or 0), data)

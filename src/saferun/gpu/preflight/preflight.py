@@ -1,7 +1,7 @@
 """Try every GPU that CUDA shows: a context, memory written, copied and read back. No torch.
 
-    python3 preflight.py [--timeout 20]     one JSON document; status 0 if all is well, else 69
-    python3 preflight.py --touch            the test itself, in this process and without a bound
+    with PreflightTest(environ) as test:    # this file runs as a program, in a child
+        document = test.report(timeout_s)
 
 A driver may hang, crash or never let go of a process, so the test runs in a child. It tells what
 it is doing line by line; whoever started it reads that against a clock, kills it when its time is
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-SCHEMA = 1
 LIBRARY = "libcuda.so.1"
 TIMEOUT_S = 20.0  # seconds for 8 GPUs without persistence mode, where all is well
 MEMORY_BYTES = 64 << 20
 MOST_GPUS = 64  # one machine has no more; a library that says so lies
-STATUS_BAD = 69  # sysexits.h: EX_UNAVAILABLE
 _CHUNK_BYTES = 4 << 20
 _LOOK_S = 0.002  # pause between two looks whether it has gone: the job waits
 _REAP_S = 0.5  # a killed test is waited for; the kernel may be unable to end it
@@ -64,7 +62,7 @@ class PreflightTest:
         self._read = 0
         self._pid = 0
         self._pipe, writing = os.pipe()
-        argv = [python, "-I", "-S", os.path.abspath(__file__), "--touch"]
+        argv = [python, "-I", "-S", os.path.abspath(__file__)]
         files: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         files += [(os.POSIX_SPAWN_DUP2, writing, fd) for fd in (1, 2)]
         try:
@@ -132,7 +130,6 @@ class PreflightTest:
 
 def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "visible": environ.get("CUDA_VISIBLE_DEVICES"),
         "step": "start",  # start, library, init, count, devices, end: how far it came
         "ended": "",  # done, timeout, crash, flood
@@ -362,24 +359,5 @@ def _write_and_read(driver: _Driver, memory: int, number: int) -> dict[str, Any]
     return {"good": True}
 
 
-# --- by path -------------------------------------------------------------------------------------
-
-
-def main(argv: list[str]) -> int:
-    """Run a test and print its document; return the exit status."""
-    if argv == ["--touch"]:
-        touch()
-    import argparse
-    import json
-
-    parser = argparse.ArgumentParser(prog="preflight", description="try every GPU that CUDA shows")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds (%(default)g)")
-    options = parser.parse_args(argv)
-    with PreflightTest(os.environ) as test:
-        document = test.report(options.timeout)
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
-    return 0 if is_well(document) else STATUS_BAD
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    touch()
