@@ -97,11 +97,6 @@ def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
     assert ran.out == "True SourceFileLoader False\nFalse\n", ran.err
 
 
-def test_the_finders_stay_as_they_are(interpreters: Interpreters) -> None:
-    show = "import sys; print([*map(type, sys.meta_path)], type(sys.meta_path))"
-    assert interpreters.run(show, hooks=NEUTRAL).out == interpreters.run(show).out
-
-
 def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_it(
     interpreters: Interpreters,
 ) -> None:
