@@ -74,56 +74,43 @@ def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters: Interpreters
     assert recorded(interpreters) is not None
 
 
-@pytest.mark.parametrize(
-    ("script", "finished"),
-    [
-        ("pass", True),
-        ("raise SystemExit(0)", True),
-        ("import atexit; atexit.register(print, 'the users own')", True),
-        ("raise ValueError", False),
-        ("raise KeyboardInterrupt", False),
-        ("import sys; sys.excepthook = print; raise ValueError", False),
-        ("import atexit, os; atexit.register(os.kill, os.getpid(), 11)", False),
-        ("import os; os._exit(0)", False),
-        ("import os\nif os.fork(): os.wait(); os._exit(0)", False),
-    ],
-)
-def test_a_rank_that_comes_to_its_end_says_so_last(
-    interpreters: Interpreters, script: str, finished: bool
-) -> None:
-    ran = rank(interpreters, script)
-    (word, *more) = [line for line in ran.receipts if line["hook"] == "bootstrap"]
-    assert word["outcome"] == "applied"
-    assert [line["outcome"] for line in more] == ["finished"] * finished
-
-
-ENDINGS = {
-    "exit": ("raise SystemExit(3)", None),
-    "exit word": ("import sys; sys.exit('a word')", None),
-    "ctrl-c": ("raise KeyboardInterrupt", None),
-    "success": ("pass", None),
-    "caught": ("try: 1 / 0\nexcept Exception: pass", None),
+ENDINGS = {  # a script, the message that is recorded, and whether the rank says that it finished
+    "success": ("pass", None, True),
+    "exit 0": ("raise SystemExit(0)", None, True),
+    "exit 3": ("raise SystemExit(3)", None, True),
+    "exit word": ("import sys; sys.exit('a word')", None, True),
+    "atexit": ("import atexit; atexit.register(print, 'the users own')", None, True),
+    "caught": ("try: 1 / 0\nexcept Exception: pass", None, True),
     "thread": (
         "import threading as t; x = t.Thread(target=lambda: 1 / 0); x.start(); x.join()",
         None,
+        True,
     ),
-    "base": ("import asyncio\nraise asyncio.CancelledError('x')", "CancelledError: x"),
-    "str": ("class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd", "Odd: "),
+    "ctrl-c": ("raise KeyboardInterrupt", None, False),
+    "crash at exit": ("import atexit, os; atexit.register(os.kill, os.getpid(), 11)", None, False),
+    "hard exit": ("import os; os._exit(0)", None, False),
+    "a fork alone": ("import os\nif os.fork(): os.wait(); os._exit(0)", None, False),
+    "replaced": ("import sys; sys.excepthook = print; raise ValueError", "ValueError: ", False),
+    "base": ("import asyncio\nraise asyncio.CancelledError('x')", "CancelledError: x", False),
+    "str": ("class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd", "Odd: ", False),
     "chain": (
         "try: 1 / 0\nexcept Exception as e: raise OSError('second') from e",
         "OSError: second",
+        False,
     ),
-    "odd": ("raise ValueError('\\ud800 \\n \\0')", "ValueError: \ud800 \n \0"),
+    "odd": ("raise ValueError('\\ud800 \\n \\0')", "ValueError: \ud800 \n \0", False),
 }
 
 
-@pytest.mark.parametrize(("script", "expected"), ENDINGS.values(), ids=ENDINGS)
-def test_only_failures_of_the_main_program_are_recorded(
-    interpreters: Interpreters, script: str, expected: str | None
+@pytest.mark.parametrize(("script", "expected", "finished"), ENDINGS.values(), ids=ENDINGS)
+def test_failures_of_the_main_program_are_recorded_and_its_end_is_said_last(
+    interpreters: Interpreters, script: str, expected: str | None, finished: bool
 ) -> None:
-    rank(interpreters, script)
+    ran = rank(interpreters, script)
     message = recorded(interpreters)
     assert message is None if expected is None else message["message"].startswith(expected)
+    outcomes = [line["outcome"] for line in ran.receipts if line["hook"] == "bootstrap"]
+    assert outcomes == ["applied", *["finished"] * finished]
 
 
 def test_an_existing_error_file_is_never_overwritten(interpreters: Interpreters) -> None:
@@ -156,11 +143,6 @@ def test_a_failing_helper_of_the_rank_records_nothing(
     assert (ran.code, "ZeroDivisionError" in ran.err, recorded(interpreters)) == (0, True, None)
 
 
-def test_off_is_off(interpreters: Interpreters) -> None:
-    rank(interpreters, FAIL, hooks={"excepthook": "off"})
-    assert recorded(interpreters) is None
-
-
 def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) -> None:
     script = "import sys; print(sys.excepthook is sys.__excepthook__)"
     assert interpreters.run(script, hooks=ON).out == "True\n"
@@ -169,15 +151,15 @@ def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) 
 @pytest.mark.parametrize(
     ("hooks", "enabled"), [(ON, True), ({"excepthook": "off"}, False)], ids=["on", "off"]
 )
-def test_faulthandler_is_on_in_a_rank(
+def test_faulthandler_is_on_in_a_rank_and_off_is_off(
     interpreters: Interpreters, hooks: dict, enabled: bool
 ) -> None:
     fake = interpreters.folder / "fake"
     fake.mkdir()
     (fake / "torch.py").write_text("compile = len")
     script = "import torch, faulthandler; print(faulthandler.is_enabled())"
-    ran = rank(interpreters, script, hooks, PYTHONPATH=f"{SITE}:{fake}")
-    assert ran.out == f"{enabled}\n", ran.err
+    ran = rank(interpreters, script + "; raise KeyError", hooks, PYTHONPATH=f"{SITE}:{fake}")
+    assert (ran.out, bool(recorded(interpreters))) == (f"{enabled}\n", enabled), ran.err
 
 
 WORKERS = """
@@ -185,7 +167,7 @@ import ctypes, sys, torch
 class Data:
     def __len__(self): return 8
     def __getitem__(self, n):
-        if n == 5: FAULT
+        if n == 5: ctypes.string_at(0)
         return n
 if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(Data(), 2, num_workers=1, multiprocessing_context="HOW")
@@ -200,23 +182,11 @@ if __name__ == "__main__":
 def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(
     interpreters: Interpreters, hooks: dict, how: str
 ) -> None:
-    script = WORKERS.replace("FAULT", "ctypes.string_at(0)").replace("HOW", how)
+    script = WORKERS.replace("HOW", how)
     ran = rank(interpreters, script, hooks)
     assert ran.code == 1  # the signal, or the socket that the worker has left: whichever came first
     assert "Unexpected segmentation fault encountered in worker" in ran.err  # torch's own words
     assert ('script.py", line 6 in __getitem__' in ran.err) is (hooks is ON)
-
-
-def test_what_a_loaders_worker_raises_is_recorded_with_the_workers_own_traceback(
-    interpreters: Interpreters,
-) -> None:
-    script = WORKERS.replace("FAULT", "raise ValueError('no such sample')").replace("HOW", "fork")
-    ran = rank(interpreters, script)
-    message = recorded(interpreters)
-    assert (ran.code, "inject" in ran.err) == (1, False)
-    assert message is not None
-    assert "ValueError: no such sample" in message["message"]
-    assert 'script.py", line 6, in __getitem__' in message["message"]
 
 
 GROUP = "raise ExceptionGroup('two', [ExceptionGroup('in', [ValueError('leaf')]), OSError('b')])"
@@ -243,69 +213,36 @@ mine.start(); mine.join()
 """
 
 
-@pytest.mark.parametrize(("setting", "reported"), [("on", 1), ("off", 0)])
 def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
-    interpreters: Interpreters, setting: str, reported: int
+    interpreters: Interpreters,
 ) -> None:
     fake = interpreters.folder / "fake"
     fake.mkdir()
     (fake / "torch.py").write_text("compile = len")
-    ran = rank(interpreters, THREAD, {"excepthook": setting}, PYTHONPATH=f"{SITE}:{fake}")
+    ran = rank(interpreters, THREAD, ON, PYTHONPATH=f"{SITE}:{fake}")
     assert ran.err.count("Exception in thread loader-3:") == 1
     assert "inject" not in ran.err
-    found = [line for line in ran.by("excepthook") if "thread" in line]
-    assert len(found) == reported
-    for line in found:
-        assert (line["thread"], line["error"]) == ("loader-3", "KeyError: 'in the thread'")
-        assert "in work" in line["traceback"]
+    (line,) = [line for line in ran.by("excepthook") if "thread" in line]
+    assert (line["thread"], line["error"]) == ("loader-3", "KeyError: 'in the thread'")
+    assert "in work" in line["traceback"]
 
 
 # real torchrun
-
-ROOT = source("inject/root_cause")
 
 
 @pytest.mark.parametrize("record", ["", *slow("yes")])
 def test_torchruns_own_summary_names_the_root_cause(
     interpreters: Interpreters, torchrun: tuple[str, ...], record: str
 ) -> None:
-    ran = torchrun_two(interpreters, torchrun, ROOT, ON, RECORD=record)
+    script = interpreters.folder / "two.py"
+    script.write_text(source("inject/root_cause"))
+    argv = (*torchrun, "--standalone", "--nproc-per-node=2", str(script))
+    ran = interpreters.run(hooks=ON, argv=argv, RECORD=record)
     assert ran.code == 1
     summary = ran.err[ran.err.index("Root Cause") :]
     assert "rank      : 1" in summary
     assert "ValueError: the root cause" in summary
     assert "error_file: <N/A>" not in summary
-
-
-@pytest.mark.slow
-def test_without_the_hook_torchruns_summary_names_no_root(
-    interpreters: Interpreters, torchrun: tuple[str, ...]
-) -> None:
-    ran = torchrun_two(interpreters, torchrun, ROOT, {"excepthook": "off"}, RECORD="")
-    summary = ran.err[ran.err.index("Root Cause") :]
-    assert "error_file: <N/A>" in summary
-    assert "ValueError" not in summary
-
-
-@pytest.mark.slow
-def test_the_earlier_of_two_failures_is_the_root(
-    interpreters: Interpreters, torchrun: tuple[str, ...]
-) -> None:
-    script = source("inject/root_cause_and_echo")
-    flag = interpreters.folder / "flag"
-    ran = torchrun_two(interpreters, torchrun, script, ON, FLAG=str(flag))
-    summary = ran.err[ran.err.index("Root Cause") :]
-    assert "rank      : 1" in summary
-    assert "ValueError: the root cause" in summary
-
-
-def torchrun_two(
-    interpreters: Interpreters, torchrun: tuple[str, ...], text: str, hooks: dict, **extra: str
-) -> Ran:
-    script: Path = interpreters.folder / "two.py"
-    script.write_text(text)
-    argv = (*torchrun, "--standalone", "--nproc-per-node=2", str(script))
-    return interpreters.run(hooks=hooks, argv=argv, **extra)
 
 
 @pytest.mark.slow
