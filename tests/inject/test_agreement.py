@@ -33,10 +33,6 @@ def test_the_rarest_value_is_the_odd_one_and_the_lowest_rank_breaks_ties() -> No
     ]
 
 
-def test_what_a_rank_does_not_know_is_no_difference() -> None:
-    assert agreement.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
-
-
 @pytest.mark.parametrize(
     ("argv", "arguments"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import socket
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import ranks
-from cases import few, with_limits
+from cases import few, slow, with_limits
 from ranks import Job, RunRanks, launch
 from releases import needs_torch
 from repo import source
@@ -42,34 +43,20 @@ def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(
     assert f"\nDistStoreError: {text}\n" in job.err
 
 
-@pytest.mark.slow
-def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks) -> None:
-    script = "import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\n" + PLAIN
-    job = with_limits(
-        lambda s: run_ranks(script, init={"timeout_s": s}),
-        lambda job: "rank 0 of 2 did not reach" in "".join(job.messages()),
-        first_s=2,
-    )
-    assert (job.code, len(job.messages())) == (1, 1)
-
-
-@pytest.mark.slow
-def test_naming_the_missing_adds_no_warning_of_the_store_itself(run_ranks: RunRanks) -> None:
+@pytest.mark.parametrize("agree", ["error", "off"])
+def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks, agree: str) -> None:
+    """By one line of ours, without the store's own; the receipt has it, too."""
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
-    job = run_ranks(script, ranks=3, init={"timeout_s": 2})
-    assert "[c10d]" not in job.err
+    job = with_limits(
+        lambda s: run_ranks(script, init={"timeout_s": s, "agree": agree}),
+        lambda job: "rank 1 of 2 did not reach" in "".join(job.messages()),
+    )
+    assert (job.code, len(job.messages()), "[c10d]" in job.err) == (1, 1, False)
+    found = [(line["rank"], line["missing"]) for line in job.hook("init") if "missing" in line]
+    assert found[-1] == (0, [1])
 
 
-@pytest.mark.slow
-def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
-    script = PLAIN.replace('("gloo")', '("gloo", timeout=timedelta(seconds=60))')
-    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n" + script
-    script = "from datetime import timedelta\n" + script
-    job = run_ranks(script, init={"timeout_s": 0.2})
-    assert (job.code, job.messages(), job.out.count("sum 2.0")) == (0, [], 2)
-
-
-def test_a_shorter_timeout_of_the_script_wins_too(run_ranks: RunRanks) -> None:
+def test_a_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
     job = run_ranks(source("inject/init_alone"), init={"timeout_s": 600})
     assert (job.code, job.out) == (0, "alone\n"), job.err
 
@@ -93,54 +80,10 @@ def test_an_init_that_waits_for_nobody_stays_so(run_ranks: RunRanks) -> None:
     assert (job.code, job.out.splitlines()) == (0, ["2.0 True"] * 2), job.err
 
 
-def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks: RunRanks) -> None:
-    script = PLAIN.replace(
-        'dist.init_process_group("gloo")',
-        "try:\n    dist.init_process_group('gloo', no_such_word=1)\n"
-        "except TypeError:\n    dist.init_process_group('gloo')",
-    )
-    job = run_ranks(script)
-    assert (job.code, job.messages()) == (0, [])
-
-
-def test_the_receipt_tells_who_was_missing(run_ranks: RunRanks) -> None:
-    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
-    job = run_ranks(script, init={"timeout_s": 1})
-    assert [(line["rank"], line["missing"]) for line in job.hook("init")] == [(0, [1])]
-
-
 # Agreement
 
 WITHOUT_CUDA = "import os, torch\ntorch.version.cuda = None\n"  # whatever build it is
 LIE = WITHOUT_CUDA + "if os.environ['RANK'] == '2':\n    {}\n" + PLAIN
-
-
-@pytest.mark.parametrize(
-    ("lie", "argv"),
-    [
-        ("torch.__version__ = '2.0.0'", "rank 2 has torch 2.0.0, ranks 0-1 have torch_version"),
-        ("torch.version.cuda = '11.8'", "rank 2 has CUDA 11.8, ranks 0-1 have none"),
-        (
-            "torch.cuda.is_initialized = lambda: True; torch.cuda.device_count = lambda: 0;"
-            " torch.cuda.get_device_name = lambda: 'NVIDIA B200';"
-            " torch.cuda.nccl.version = lambda: (2, 30, 1)",
-            None,
-        ),
-    ],
-    ids=["torch", "cuda", "gpu-on-gloo-is-not-asked"],
-)
-def test_ranks_that_differ_are_named_by_value(
-    run_ranks: RunRanks, lie: str, argv: str | None
-) -> None:
-    job = run_ranks(LIE.replace("{}", lie, 1), ranks=3)
-    if argv is None:
-        assert (job.code, job.messages()) == (0, [])
-        return
-    import torch
-
-    argv = argv.replace("torch_version", str(torch.__version__))
-    assert f"RuntimeError: ranks differ: {argv}. Give all ranks the same" in job.err
-    assert (job.code, job.out) == (1, "")
 
 
 def test_every_rank_is_refused_when_ranks_differ(run_ranks: RunRanks) -> None:
@@ -154,9 +97,19 @@ except RuntimeError as error:
     raise SystemExit(0)
 """,
     )
-    script = f"{WITHOUT_CUDA}if os.environ['RANK'] == '2': torch.version.cuda = 'x'\n{refused}"
+    lie = "torch.version.cuda = 'x'; torch.__version__ = '2.0.0'"
+    script = f"{WITHOUT_CUDA}if os.environ['RANK'] == '2': {lie}\n{refused}"
     job = run_ranks(script, ranks=3)
-    assert job.out.count("refused ranks differ: rank 2 has CUDA x, ranks 0-1 have none.") == 3
+    torch = importlib.metadata.version("torch")
+    said = f"rank 2 has torch 2.0.0, ranks 0-1 have {torch}; rank 2 has CUDA x, ranks 0-1 have none"
+    assert job.out.count(f"refused ranks differ: {said}. Give all ranks the same") == 3
+
+
+def test_on_gloo_no_gpu_is_asked_for(run_ranks: RunRanks) -> None:
+    lie = "torch.cuda.is_initialized = lambda: True; torch.cuda.device_count = lambda: 0"
+    lie += "; torch.cuda.get_device_name = lambda: 'NVIDIA B200'"
+    job = run_ranks(LIE.replace("{}", lie, 1), ranks=3)
+    assert (job.code, job.messages()) == (0, [])
 
 
 def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks: RunRanks) -> None:
@@ -176,20 +129,13 @@ def test_each_rank_writes_which_nccl_it_has_and_how_many_ranks_there_are(
     assert found == [(0, 2, "2.32.3"), (1, 2, "2.32.3")], job.err
 
 
-def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks: RunRanks) -> None:
+@pytest.mark.parametrize("agree", ["warn", "off"])
+def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks: RunRanks, agree: str) -> None:
     script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
-    job = run_ranks(script, ranks=3, init={"agree": "warn"})
-    assert job.messages() == ["saferun: ranks differ: rank 2 has CUDA 11.8, ranks 0-1 have none"]
+    job = run_ranks(script, ranks=3, init={"agree": agree})
+    said = "saferun: ranks differ: rank 2 has CUDA 11.8, ranks 0-1 have none"
+    assert job.messages() == [said] * (agree == "warn")
     assert (job.code, job.out.count("sum 3.0")) == (0, 3)
-
-
-def test_agree_off_reports_nothing_and_still_names_missing_ranks(run_ranks: RunRanks) -> None:
-    script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
-    job = run_ranks(script, ranks=3, init={"agree": "off"})
-    assert (job.code, job.messages()) == (0, [])
-    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
-    job = run_ranks(script, init={"agree": "off", "timeout_s": 1})
-    assert job.messages("rank 1 of 2 did not reach")
 
 
 def test_other_arguments_only_warn_in_one_line(run_ranks: RunRanks) -> None:
@@ -198,12 +144,6 @@ def test_other_arguments_only_warn_in_one_line(run_ranks: RunRanks) -> None:
     warning = "saferun: rank 1 was started with other arguments than rank 0: 0.1 against 0.2"
     assert job.messages() == [warning]
     assert (job.code, job.out.count("sum 2.0")) == (0, 2)
-
-
-def test_rank_arguments_may_differ(run_ranks: RunRanks) -> None:
-    script = "import os, sys\nsys.argv += ['--local_rank=' + os.environ['RANK']]\n" + PLAIN
-    job = run_ranks(script)
-    assert (job.code, job.messages()) == (0, [])
 
 
 # Whatever name it goes by
@@ -224,18 +164,6 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("call", few(NAMES, "from-import", "distributed_c10d", "init_device_mesh"))
-def test_the_check_in_happens_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
-    if "accelerate" in call:
-        pytest.importorskip("accelerate")
-    script = f"import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n{call}\n"
-    job = with_limits(
-        lambda s: run_ranks(script, init={"timeout_s": s}),
-        lambda job: "rank 1 of 2 did not" in "".join(job.messages()),
-    )
-    assert len(job.messages()) == 1
-
-
 @pytest.mark.parametrize("call", few(NAMES, "from-import", "init_device_mesh", "mesh-by-keyword"))
 def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
     if "accelerate" in call:
@@ -247,18 +175,6 @@ def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, 
     assert all(line["world_size"] == 2 and line["check_in_s"] is not None for line in applied(job))
 
 
-def test_signature_and_docstring_are_torchs_own(run_ranks: RunRanks) -> None:
-    script = """
-import inspect
-from torch.distributed import init_process_group as ours
-torchs = inspect.unwrap(ours)
-print(ours is not torchs, inspect.signature(ours) == inspect.signature(torchs), ours.__name__)
-print(ours.__doc__ == torchs.__doc__, ours.__module__ == torchs.__module__)
-"""
-    job = run_ranks(script, ranks=1)
-    assert job.out == "True True init_process_group\nTrue True\n"
-
-
 # Without an agent's store: agreement afterwards
 
 
@@ -268,48 +184,27 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-ELSEWHERE = {
-    "file": {},
-    "custom-store": {},
-    "store-in-rank-0": {"TORCHELASTIC_USE_AGENT_STORE": "False"},
-}
-
-
-def meet_elsewhere(run_ranks: RunRanks, place: str, **cuda: str) -> Job:
-    environ = {**ELSEWHERE[place], "PLACE": place, "MASTER_PORT": free_port(), **cuda}
-    return run_ranks(source("inject/meet_elsewhere"), environ=environ)
-
-
-@pytest.mark.parametrize("place", ELSEWHERE)
-def test_without_an_agents_store_ranks_agree_afterwards(run_ranks: RunRanks, place: str) -> None:
-    job = meet_elsewhere(run_ranks, place, CUDA="11.8")
-    assert job.code == 1
-    assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
-    assert "through" not in job.out
-
-
-@pytest.mark.parametrize("place", ELSEWHERE)
-def test_without_an_agents_store_equal_ranks_run_in_silence(
-    run_ranks: RunRanks, place: str
+@pytest.mark.parametrize("cuda", ["11.8", ""], ids=["different", "equal"])
+@pytest.mark.parametrize(
+    "place", ["file", "custom-store", "store-in-rank-0", *slow("torch.multiprocessing.spawn")]
+)
+def test_without_an_agents_store_ranks_agree_afterwards(
+    run_ranks: RunRanks, tmp_path: Path, place: str, cuda: str
 ) -> None:
-    job = meet_elsewhere(run_ranks, place)
-    assert (job.code, job.out.count("through"), job.messages()) == (0, 2, [])
-    assert sorted(line["rank"] for line in applied(job)) == [0, 1]
-
-
-@pytest.mark.slow
-def test_ranks_of_mp_spawn_agree_afterwards(tmp_path: Path) -> None:
-    argv = {"launcher": (sys.executable,), "environ": {"CUDA": "11.8"}}
-    job = launch(tmp_path, source("inject/spawned_ranks"), **argv)
-    assert (job.code, "through" in job.out, job.orphans) == (1, False, [])
-    assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
-
-
-@pytest.mark.slow
-def test_equal_ranks_of_mp_spawn_run_in_silence(tmp_path: Path) -> None:
-    job = launch(tmp_path, source("inject/spawned_ranks"), launcher=(sys.executable,))
-    assert (job.code, job.out.count("through"), job.messages()) == (0, 2, [])
-    assert sorted(line["rank"] for line in applied(job)) == [0, 1]
+    environ = {"PLACE": place, "MASTER_PORT": free_port(), **({"CUDA": cuda} if cuda else {})}
+    if place == "store-in-rank-0":
+        environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    if "spawn" in place:
+        script, python = source("inject/spawned_ranks"), (sys.executable,)
+        job = launch(tmp_path, script, launcher=python, environ=environ)
+    else:
+        job = run_ranks(source("inject/meet_elsewhere"), environ=environ)
+    assert (job.code, job.out.count("through"), job.orphans) == ((1, 0, []) if cuda else (0, 2, []))
+    if cuda:
+        assert "RuntimeError: ranks differ: rank 1 has CUDA 11.8, rank 0 has none" in job.err
+    else:
+        assert job.messages() == []
+        assert sorted(line["rank"] for line in applied(job)) == [0, 1]
 
 
 def test_a_second_init_after_destroy_works(run_ranks: RunRanks) -> None:

@@ -62,26 +62,6 @@ def test_nothing_of_a_trial_out_of_memory_is_alive_when_the_cache_is_cleared(
     assert ran.out == "True\nTrue\n", ran.err
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python puts the entry back")
-def test_no_frame_of_ours_is_in_what_optuna_logs_and_raises(interpreters: Interpreters) -> None:
-    script = """
-import traceback
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-def objective(trial):
-    raise ValueError("the scripts own")
-study = optuna.create_study()
-for arguments in ((objective, 1), (objective, -1.5)):
-    try:
-        study.optimize(*arguments)
-    except Exception as error:
-        print("inject" in "".join(traceback.format_exception(error)))
-"""
-    hooks = {**ON, "memory": {"clear_between_trials": True}}
-    ran = interpreters.run(HEAD + script, hooks=hooks)
-    assert "in objective" in ran.err
-    assert ("inject" in ran.err, "True" in ran.out) == (False, False), ran.err
-
-
 def test_an_exception_that_is_no_cuda_error_is_the_scripts_own(interpreters: Interpreters) -> None:
     script = """
 def objective(trial):
@@ -147,18 +127,6 @@ finally:
     assert [state for state, _ in states] == ["COMPLETE"] * 3 + ["FAIL"]
     assert states[3][1]["cuda_error_type"] == "RuntimeError"
     assert "\nAcceleratorError: CUDA error: device-side" in states[3][1]["cuda_error_msg"]
-
-
-def test_without_the_hook_optuna_is_as_it_is(interpreters: Interpreters) -> None:
-    script = """
-def objective(trial):
-    raise OutOfMemoryError("CUDA out of memory")
-optuna.create_study().optimize(objective, n_trials=2)
-"""
-    ran = interpreters.run(HEAD + script, hooks={})
-    assert ran.code == 1
-    assert "CUDA out of memory" in ran.err
-    assert "saferun" not in ran.err
 
 
 def test_between_trials_the_cache_is_cleared_where_the_profile_says_so(

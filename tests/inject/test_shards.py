@@ -79,39 +79,6 @@ def test_ranks_that_differ_in_model_dimensions_alone_may_share(
     assert shard_findings.same(fingerprints(*letters), [found], []) == expected
 
 
-def test_ranks_of_a_group_of_the_scripts_own_may_share() -> None:
-    texts = fingerprints(*"aabb")
-    assert shard_findings.same(texts, [], [{0, 1}, {2, 3}]) == []
-    assert shard_findings.same(texts, [], [{0, 2}, {1, 3}]) == [0, 1]
-
-
-class Sampler:
-    """One that takes a part, as DistributedSampler names it."""
-
-    def __init__(self, rank: int, num_replicas: int) -> None:
-        self.rank = rank
-        self.num_replicas = num_replicas
-
-
-def test_ranks_whose_samplers_take_different_parts_are_not_alike() -> None:
-    def texts(*parts: tuple[int, int]) -> dict[int, str]:
-        taken = [shard_findings.part([None, Sampler(*part)]) for part in parts]
-        return {rank: shard_findings.encode(part, ["a", "b"]) for rank, part in enumerate(taken)}
-
-    assert shard_findings.same(texts((0, 2), (1, 2)), [], []) == []
-    assert shard_findings.same(texts((0, 2), (0, 2)), [], []) == [0, 1]  # a rank that is fixed
-    assert shard_findings.same(texts((0, 1), (0, 1)), [], []) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("prints", "tells"),
-    [(["a", "b", "c"], True), (["a", "b", None], False), (["a", "a", "a"], False)],
-)
-def test_batches_that_tell_nothing_are_published_as_nothing(prints: list, tells: bool) -> None:
-    assert bool(shard_findings.encode("", prints)) is tells
-    assert shard_findings.same({0: "", 1: ""}, [], []) == []
-
-
 def test_in_a_large_job_a_rank_looks_at_few_others() -> None:
     assert shard_findings.peers(3, 8) == list(range(8))
     assert len(shard_findings.peers(3, 4096)) < 16
