@@ -109,25 +109,13 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
     assert len(receipts) == 1, os.listdir(tmp_path)
 
 
-def test_a_bash_script_can_be_made_from_the_wheel(alone, tmp_path):
-    done = subprocess.run(
-        [alone, "-m", "saferun", "gen-shell", "--profile", "h100", "-o", "run.sh", "--", "t.py"],
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+def test_its_profiles_and_parts_of_scripts_are_found(alone, tmp_path):
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+    def ran(*argv: str) -> str:
+        command = [alone, "-m", "saferun", *argv]
+        return subprocess.check_output(command, env=environ, text=True, cwd=tmp_path)
+
+    ran("gen-shell", "--profile", "h100", "-o", "run.sh", "--", "t.py")
     assert "\njob torchrun t.py" in (tmp_path / "run.sh").read_text()
-
-
-def test_the_shipped_profiles_are_found(alone, tmp_path):
-    done = subprocess.run(
-        [alone, "-m", "saferun", "plan", "--profile", "h100", "t.py"],
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nproc-per-node=gpu" in done.stdout
+    assert "nproc-per-node=gpu" in ran("plan", "--profile", "h100", "t.py")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import Forks, Job, runner
+from ranks import Forks, Job, launch, runner
 from repo import source
 
 Run = Callable[..., Job]
@@ -54,27 +55,20 @@ def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
     assert sorted(entry["max_autotune"] for entry in entries) == [False, False, True, True]
 
 
-ARTIFACTS = (
-    PROBE
-    + """
-import os, pathlib
-kept = pathlib.Path(os.environ["KEPT"])
-if kept.exists(): torch.compiler.load_cache_artifacts(kept.read_bytes())
-torch.compile(body, mode="max-autotune")(x).backward(dx)
-if not kept.exists(): kept.write_bytes(torch.compiler.save_cache_artifacts()[0])
-show([graph["max_autotune"] for graph in lowered])
-"""
-)
-
-
 @pytest.mark.slow
-def test_artifacts_that_were_made_without_the_policy_are_not_used_under_it(
-    run: Run, tmp_path: Path
-) -> None:
-    for number, (setting, expected) in enumerate([(KEEP, [True, True]), (OFF, [False, False])]):
-        place = {
-            "KEPT": str(tmp_path / "kept"),
-            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / str(number)),
-        }
-        ran = run(ARTIFACTS, setting, **place)
-        assert json.loads(ran.out) == expected, ran.err
+def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path: Path) -> None:
+    """Under the mitigation fresh-compile-cache, below the directories that the launcher made."""
+    base = tmp_path / "fresh"
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    environ = dict.fromkeys(names, str(base))
+    script, mitigations = source("inject/show_caches"), ("fresh-compile-cache",)
+    job = launch(tmp_path, script, environ=environ, mitigations=mitigations)
+    own = [f"{base}/rank{n}/inductor {base}/rank{n}/triton" for n in (0, 1)]
+    expected = [f"{kind} {paths}" for kind in ("helper", "rank") for paths in own]
+    assert sorted(job.out.splitlines()) == expected, job.err
+    for rank in (0, 1):
+        folder = base / f"rank{rank}"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert any((folder / "inductor").iterdir())
+    reported = [line["rank"] for line in job.hook("compile") if line.get("part") == "caches"]
+    assert sorted(reported) == [0, 1]

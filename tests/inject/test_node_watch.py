@@ -13,24 +13,11 @@ from saferun.inject.node_watch import LOST_S, Beats, every_s, first_beat_s
 
 
 def test_a_node_whose_counter_stands_still_is_silent():
-    beats = Beats(3, now=100.0)
-    assert beats.silent(["1", "1", "1"], 101.0) == []
-    assert beats.silent(["2", "1", "2"], 101.0 + LOST_S) == []
-    assert beats.silent(["3", "1", "3"], 101.1 + LOST_S) == [1]
-
-
-def test_a_node_that_beats_again_is_not_silent():
-    """The network was cut, and has healed."""
-    beats = Beats(2, now=0.0)
-    assert beats.silent(["1", "1"], 1.0) == []
-    assert beats.silent(["9", "1"], 39.0) == []
-    assert beats.silent(["10", "20"], 40.0) == []
-    assert beats.silent(["20", "21"], 60.0) == []
-
-
-def test_a_node_that_never_beat_is_silent():
-    beats = Beats(2, now=0.0)
-    assert beats.silent(["1", "0"], LOST_S + 0.1) == [1]
+    beats = Beats(4, now=100.0)
+    assert beats.silent(["1", "1", "1", "0"], 101.0) == []
+    assert beats.silent(["2", "1", "2", "0"], 101.0 + LOST_S) == [3]  # it never beat
+    assert beats.silent(["3", "1", "3", "0"], 101.1 + LOST_S) == [1, 3]
+    assert beats.silent(["4", "9", "4", "0"], 102.0 + LOST_S) == [3]  # a cut that has healed
 
 
 @pytest.mark.parametrize("size", [20, 200, 1000])
@@ -42,12 +29,7 @@ def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
     ]
     assert sum(tenths) == size
     assert max(tenths) <= size // 10 + 1
-
-
-def test_a_thousand_nodes_beat_seldom_enough_for_the_host_and_often_enough_to_live():
-    assert every_s(2) < 2.1
-    assert 1000 / every_s(1000) <= 100
-    assert 3 * every_s(100_000) < LOST_S
+    assert 3 * every_s(size) < LOST_S
 
 
 @pytest.mark.slow

@@ -44,16 +44,16 @@ def start(evidence: int, *offers: nodes.Offer, at: int = 0, **keys: Any) -> dict
     return {"start": {**whole, "keys": keys, "free": []}}
 
 
-def test_nodes_that_begin_alike_begin():
+def test_a_node_that_comes_new_takes_the_number_and_the_mitigations_of_the_others():
     found = nodes.agree({0: fact("h0"), 1: fact("h1")})
     assert (found["action"], found["attempt"], found["root"]) == (nodes.BEGIN, 1, None)
     assert found["hosts"] == {"0": "h0", "1": "h1"}
-
-
-def test_a_node_that_comes_new_takes_the_number_and_the_mitigations_of_the_others():
     found = nodes.agree({0: fact("h0"), 1: fact("h1", 3, mitigations=["nccl-p2p-off"])})
     assert (found["action"], found["attempt"]) == (nodes.REGROUP, 3)
     assert found["mitigations"] == ["nccl-p2p-off"]
+    facts = {0: fact("h0", 2, mitigations=["a"]), 1: fact("h1", 2, mitigations=["b", "a"])}
+    found = nodes.agree(facts)
+    assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["a", "b"])
 
 
 def test_the_mitigation_of_the_node_where_it_began_becomes_that_of_all():
@@ -66,12 +66,6 @@ def test_the_mitigation_of_the_node_where_it_began_becomes_that_of_all():
     assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["nccl-p2p-off"])
     again = {node: fact(f"h{node}", 2, mitigations=["nccl-p2p-off"]) for node in (0, 1)}
     assert nodes.agree(again)["action"] == nodes.BEGIN
-
-
-def test_mitigations_of_several_nodes_apply_to_all():
-    facts = {0: fact("h0", 2, mitigations=["a"]), 1: fact("h1", 2, mitigations=["b", "a"])}
-    found = nodes.agree(facts)
-    assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["a", "b"])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
@@ -105,18 +99,18 @@ def test_a_report_of_an_earlier_attempt_is_no_root():
     assert found["root"]["host"] == "h1"
 
 
-@pytest.mark.parametrize(
-    ("key", "other", "says"),
-    [
-        ("saferun", "2", "saferun differs: 1 on h0; 2 on h1"),
-        ("torch", "2.9", "torch differs: 2.13 on h0; 2.9 on h1"),
-        ("nnodes", "3", "--nnodes differs: 2 on h0; 3 on h1"),
-        ("script", "eval.py", "script differs: train.py on h0; eval.py on h1"),
-    ],
-)
-def test_nodes_that_do_not_fit_are_refused_by_name(key: str, other: str, says: str):
-    found = nodes.agree({0: fact("h0"), 1: fact("h1", **{key: other})})
-    assert (found["action"], found["why"]) == (nodes.REFUSE, says)
+def test_nodes_that_do_not_fit_are_refused_by_name():
+    values = {
+        "saferun": "1 2",
+        "torch": "2.13 2.9",
+        "--nnodes": "2 3",
+        "script": "train.py eval.py",
+    }
+    for name, pair in values.items():
+        ours, other = pair.split()
+        found = nodes.agree({0: fact("h0"), 1: fact("h1", **{name.strip("-"): other})})
+        assert found["action"] == nodes.REFUSE
+        assert found["why"] == f"{name} differs: {ours} on h0; {other} on h1"
 
 
 def test_a_script_that_is_another_one_on_some_nodes_is_named_and_not_refused():
@@ -128,19 +122,15 @@ def test_a_script_that_is_another_one_on_some_nodes_is_named_and_not_refused():
     assert nodes.agree({0: fact("h0", content="aa"), 1: fact("h1", content="")})["warning"] == ""
 
 
-def test_a_directory_that_not_all_nodes_see_is_not_used():
-    facts = {0: fact("h0", shared="a"), 1: fact("h1", shared="b")}
-    assert nodes.agree(facts)["shared"] == "a"
-    assert (nodes.agree(facts, [1])["shared"], nodes.agree(facts, [1])["warning"]) == ("", "")
-
-
-def test_a_given_run_directory_that_not_all_nodes_see_is_named():
+def test_a_run_directory_that_not_all_nodes_see_is_not_used_and_named_where_it_was_given():
     facts = {0: fact("h0", shared="a", run_dir="/n"), 1: fact("h1", shared="b", run_dir="/n")}
     expected = "the run directory of h1 (/n) is not seen by all nodes: they tell each other by the"
-    assert nodes.agree(facts, [1])["warning"] == f"{expected} rendezvous"
-    assert nodes.agree(facts)["warning"] == ""
-    again = {node: {**one, "attempt": 2} for node, one in facts.items()}
-    assert nodes.agree(again, [1])["warning"] == ""
+    apart, together = nodes.agree(facts, [1]), nodes.agree(facts)
+    assert (apart["shared"], apart["warning"]) == ("", f"{expected} rendezvous")
+    assert (together["shared"], together["warning"]) == ("a", "")
+    for more in ({"attempt": 2}, {"run_dir": ""}):
+        others = {node: {**one, **more} for node, one in facts.items()}
+        assert nodes.agree(others, [1])["warning"] == ""
 
 
 A, B = offer(20), offer(10)

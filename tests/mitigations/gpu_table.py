@@ -56,7 +56,8 @@ def old_ptxas(folder: Path) -> Iterator[Setup]:
     path = folder / "ptxas"
     path.write_text(OLD_PTXAS)
     path.chmod(0o755)
-    yield Setup(env={"TRITON_PTXAS_PATH": str(path), "TRITON_PTXAS_BLACKWELL_PATH": str(path)})
+    names = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+    yield Setup(args=("cuda",), env=dict.fromkeys(names, str(path)))
 
 
 def compiled(kind: str, program: str, *mitigations: str, around: Around | None = None) -> Case:
@@ -127,12 +128,13 @@ LIGHT = [  # all at a time
     compiled("cudagraph-output-overwritten", "gpu_overwritten.py", "cudagraphs-off"),
     Case(
         "triton-ptxas-arch",
-        "gpu_wave.py",
+        "compile_one.py",
         ("compile-off",),  # newer-ptxas where the machine has a toolkit, which this one has not
         "mean 1",
         "the result",
         old_ptxas,
         ranks=1,
+        healthy=nothing(args=("cuda",)),
         gpus=1,
     ),
     passing("cuda-launch-failure", nothing(args=("trap",)), "done after 1"),

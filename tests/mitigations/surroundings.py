@@ -91,12 +91,12 @@ def earlier_cache(damaged: str = "") -> Around:
     @contextlib.contextmanager
     def around(folder: Path) -> Iterator[Setup]:
         env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-        run_to_the_end([sys.executable, str(HERE / "inductor_cache_race.py")], env)
+        run_to_the_end([sys.executable, str(HERE / "compile_one.py"), "cpu"], env)
         found = list((folder / "inductor").rglob(damaged)) if damaged else []
         assert bool(found) == bool(damaged)
         for library in found:
             library.write_bytes(b"")
-        yield Setup(env=env)
+        yield Setup(args=("cpu",), env=env)
 
     return around
 
@@ -108,7 +108,7 @@ def no_compiler(folder: Path) -> Iterator[Setup]:
     tools.mkdir()
     for name in ("sh", "ls", "uname", "cat"):
         (tools / name).symlink_to(f"/bin/{name}")
-    yield Setup(env={"PATH": f"{os.path.dirname(sys.executable)}:{tools}"})
+    yield Setup(args=("cpu",), env={"PATH": f"{os.path.dirname(sys.executable)}:{tools}"})
 
 
 def foreign_store(after_s: float) -> Around:

@@ -111,32 +111,27 @@ CASES = [
         closed_rendezvous,
         healthy=foreign_store(after_s=0.0),
     ),
-    Case(
-        "inductor-cache-race",
-        "inductor_cache_race.py",
-        ("fresh-compile-cache",),
-        "compiled 1 graph",
-        "it stays compiled",
-        earlier_cache(damaged="*.main.so"),
-        healthy=earlier_cache(),
-    ),
-    Case(
-        "cpp-compile-error",
-        "inductor_cache_race.py",
-        ("fresh-compile-cache",),
-        "compiled 1 graph",
-        "it stays compiled",
-        earlier_cache(damaged="*.so"),
-        healthy=earlier_cache(),
+    *(
+        Case(
+            kind,
+            "compile_one.py",
+            ("fresh-compile-cache",),
+            "compiled 1 graph",
+            "it stays compiled",
+            earlier_cache(damaged=damaged),
+            healthy=earlier_cache(),
+        )
+        for kind, damaged in (("inductor-cache-race", "*.main.so"), ("cpp-compile-error", "*.so"))
     ),
     Case(
         "compile-toolchain-missing",
-        "compile_toolchain_missing.py",
+        "compile_one.py",
         ("compile-off",),
-        "sum 64",
+        "mean 1",
         "the result",
         no_compiler,
         ranks=1,
+        healthy=nothing(args=("cpu",)),
     ),
     Case(
         "inductor-autotune-error",
@@ -198,31 +193,20 @@ CASES = [
         needs=is_root,
         healthy=looked_up_file(replaced=False),
     ),
-    *(
-        Case(kind, kind.replace("-", "_") + ".py", (), "met 2", "every setting", nothing())
-        for kind in (
-            "segfault",
-            "bus-error",
-            "abort-unknown",
-            "ended-by-signal",
-            "killed-from-outside",
-            "peer-lost",
-            "nccl-timeout",
-        )
-    ),
+    Case("peer-lost", "peer_lost.py", (), "met 2", "every setting", nothing()),
     *(
         Case(
             kind,
-            "agent_asked_to_end.py",
-            mitigations,
+            "rank_fails.py",
+            ("new-session",) if kind == "sighup-terminal-closed" else (),
             "met 2",
             "every setting",
-            nothing(args=(name,)),
-            healthy=nothing(args=(name,)),
+            nothing(args=(kind,)),
+            healthy=nothing(args=(kind,)),
         )
-        for kind, name, mitigations in (
-            ("sigterm-preempted", "SIGTERM", ()),
-            ("sighup-terminal-closed", "SIGHUP", ("new-session",)),
+        for kind in (
+            *("segfault", "bus-error", "abort-unknown", "ended-by-signal", "killed-from-outside"),
+            *("nccl-timeout", "sigterm-preempted", "sighup-terminal-closed"),
         )
     ),
     Case(

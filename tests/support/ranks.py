@@ -62,14 +62,15 @@ def hooks(
     return changed({"excepthook": "off", "init": init or {}, "order": order or {}})
 
 
-def environment(settings: dict[str, Any] | None, receipts: Path) -> dict[str, str]:
-    """The environment of a job; without `settings`, one that no hook is in."""
+def environment(
+    settings: dict[str, Any], receipts: Path, mitigations: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """The environment of a job."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED) and k not in _RANK}
     kept |= {"PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
-    if settings is not None:
-        kept["SAFERUN_INJECT"] = contract.encode(
-            run="test", attempt=1, hooks=settings, mitigations=(), receipts=str(receipts)
-        )
+    kept["SAFERUN_INJECT"] = contract.encode(
+        run="test", attempt=1, hooks=settings, mitigations=mitigations, receipts=str(receipts)
+    )
     return kept
 
 
@@ -81,12 +82,13 @@ def launch(
     init: dict[str, Any] | None = None,
     launcher: tuple[str, ...] | None = None,
     environ: dict[str, str] | None = None,
+    mitigations: tuple[str, ...] = (),
 ) -> Job:
     """Run `script` as `ranks` ranks under torchrun (or under `launcher`) and wait for its end."""
     path = folder / "train.py"
     path.write_text(script)
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
-    kept = environment(hooks(init), folder / "receipts")
+    kept = environment(hooks(init), folder / "receipts", mitigations)
     kept |= environ or {}
     code, out, err = _finish([*command, str(path), *arguments], kept, folder)
     return Job(code, _without_gloo(out), err, read_receipts(folder), orphans(kept[MARK]))

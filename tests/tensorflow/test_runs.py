@@ -55,12 +55,6 @@ def test_nccl_that_fails_is_replaced_also_where_the_script_passes_it(supervised:
         assert "done" in job.out.splitlines()
 
 
-def test_without_its_mitigation_nccl_fails(supervised: Supervised):
-    with supervised("nccl", "--retries=1", "--set=mitigate.enabled=false") as job:
-        assert job.end(LIMIT_S) == 1
-        assert "No OpKernel was registered to support Op 'NcclAllReduce'" in job.err
-
-
 def test_what_xla_cannot_compile_runs_without_it(supervised: Supervised):
     with supervised("xla") as job:
         assert job.end(LIMIT_S) == 0, job.err

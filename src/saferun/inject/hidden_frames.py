@@ -72,6 +72,24 @@ def replace(
     return put
 
 
+def follow(holder: "Any", name: str, act: "Callable[[Any, FrameType], object]") -> None:
+    """Call `act` with the object and the caller's frame after each call of a class's method.
+
+    Args:
+        holder: the class.
+        name: of the method.
+        act: never raises.
+    """
+
+    @replace(holder, name)
+    def following(
+        original: "Callable[..., Any]", self: "Any", /, *args: "Any", **kw: "Any"
+    ) -> "Any":
+        result = original(self, *args, **kw)
+        act(self, caller())
+        return result
+
+
 def caller() -> "FrameType":
     """Return the frame that called the function in whose place the caller of this one stands."""
     return sys._getframe(3)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,6 @@ from .. import contract, hidden_frames
 from ..context import Context
 
 _HOOK = "memory"
-_CALLBACKS = 5  # the place of `callbacks` among the arguments behind self
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -41,19 +41,13 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         _hold_call(module, context)
         return
 
+    signature = inspect.signature(module.Study.optimize)
+
     @hidden_frames.replace(module.Study, "optimize", hidden_frames.hide_all)
-    def optimize(
-        original: Callable[..., Any], self: Any, func: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        if len(args) >= _CALLBACKS:
-            args = (
-                *args[: _CALLBACKS - 1],
-                _with_ours(args[_CALLBACKS - 1], context),
-                *args[_CALLBACKS:],
-            )
-        else:
-            kwargs["callbacks"] = _with_ours(kwargs.get("callbacks"), context)
-        return original(self, func, *args, **kwargs)
+    def optimize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        clear = [lambda study, trial: clear_cache(context)]
+        return original(**{**arguments, "callbacks": [*(arguments.get("callbacks") or ()), *clear]})
 
     context.receipt(_HOOK, contract.APPLIED)
 
@@ -127,7 +121,3 @@ def _reserved(cuda: Any) -> int:
         return int(cuda.memory_reserved())
     except Exception:
         return 0
-
-
-def _with_ours(callbacks: Any, context: Context) -> list[Any]:
-    return [*(callbacks or ()), lambda study, trial: clear_cache(context)]

@@ -133,10 +133,11 @@ class InitCall:
         self._earlier = earlier
         self._backend = str(arguments.get("backend") or "undefined").lower()
         self._device_id = arguments.get("device_id")
-        self._timeout_s = bound_s(settings.timeout_s, arguments.get("timeout"))
+        given = getattr(arguments.get("timeout"), "total_seconds", None)  # the script's own wins
+        self._timeout_s = float(settings.timeout_s) if given is None else given()
         self._world = environment.world_of(arguments, os.environ)
-        lazy = environment.inits_lazily(os.environ)
-        self._wanted = wants_meeting(self._backend, settings) and not lazy
+        off = settings.barrier == settings.agree == "off" or environment.inits_lazily(os.environ)
+        self._wanted = is_real(self._backend) and not off
         self._agent: Any = None  # our own connection to the agent's store, during the call only
         self._compared = False
         self._check_in_s: float | None = None
@@ -148,7 +149,10 @@ class InitCall:
         Returns itself, as `after` does.
         """
         if self._settings.set_device and self._device_id is None:
-            self._device = _set_device(self._backend)
+            cuda = sys.modules["torch"].cuda
+            self._device = device_to_set(self._backend, os.environ.get("LOCAL_RANK"), cuda)
+            if self._device is not None:
+                cuda.set_device(self._device)
         if self._world and (version := _nccl_version(self._backend)):
             rank, size = self._world
             self._context.receipt(
@@ -277,25 +281,13 @@ class InitCall:
             "start": self._context.start or "the script's own way",
             "host": os.uname().nodename,
             "argv": agreement.comparable_arguments(sys.argv),
-            "local": os.environ.get("LOCAL_RANK", ""),
+            "places": [os.environ.get(name, "") for name in ("LOCAL_RANK", "GROUP_RANK")],
         }
         _add_versions(facts, sys.modules["torch"], self._backend)
         return facts
 
 
 # What the call says.
-
-
-def bound_s(timeout_s: float, given: object) -> float:
-    """Return our bound in seconds: the script's own where it gives one, else the profile's."""
-    seconds: Callable[[], float] | None = getattr(given, "total_seconds", None)
-    return float(timeout_s) if seconds is None else seconds()
-
-
-def wants_meeting(backend: str, settings: InitHook) -> bool:
-    """Tell whether ranks should meet: the backend is a real one, and the settings ask for it."""
-    off = settings.barrier == "off" and settings.agree == "off"
-    return not off and is_real(backend)
 
 
 def is_real(backend: str) -> bool:
@@ -352,14 +344,6 @@ def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
 def _torch_distributed() -> ModuleType:
     # torch.distributed has the names of all stores, distributed_c10d has not.
     return sys.modules["torch.distributed"]
-
-
-def _set_device(backend: str) -> int | None:
-    cuda = sys.modules["torch"].cuda
-    index = device_to_set(backend, os.environ.get("LOCAL_RANK"), cuda)
-    if index is not None:
-        cuda.set_device(index)
-    return index
 
 
 def _add_versions(facts: agreement.RankFacts, torch: ModuleType, backend: str) -> None:

@@ -100,7 +100,6 @@ class Account:
         self.state = state
         self._file = files.file_name(study.study_name)
         self._running: dict[int, float] = {}  # ids of trials; when each began
-        self._starts: dict[int, str] = {}  # by the id of a template
         self.began = time.monotonic()
         self.is_closed = False
         self.n_trials = n_trials  # of all processes: what the first one's script has given, or more

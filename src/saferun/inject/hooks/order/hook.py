@@ -18,6 +18,7 @@ shard loaders afterwards).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -102,14 +103,8 @@ def _patch_loaders(module: ModuleType, watch: OrderWatch) -> None:
     samplers = sys.modules.get("torch.utils.data.sampler")
     for name in SHUFFLING:
         if hasattr(samplers, name):
-            _patch_sampler(getattr(samplers, name), watch)
-
-
-def _patch_sampler(cls: Any, watch: OrderWatch) -> None:
-    @hidden_frames.replace(cls, "__init__")
-    def make(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        watch.guard(watch.saw_sampler, self, hidden_frames.caller())
+            saw = functools.partial(watch.guard, watch.saw_sampler)
+            hidden_frames.follow(getattr(samplers, name), "__init__", saw)
 
 
 def _patch_ddp(cls: Any, watch: OrderWatch, barrier: WrapBarrier) -> None:

@@ -15,6 +15,7 @@ are off where they are taken.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import weakref
@@ -64,15 +65,11 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 
 
 def _note_meshes(cls: Any, context: Context) -> None:
-    def note(mesh: Any) -> None:
+    def note(mesh: Any, frame: FrameType) -> None:
         names = mesh.mesh_dim_names or (None,) * mesh.mesh.ndim
         _meshes.append(shard_findings.mesh(mesh.mesh.tolist(), names))
 
-    # A script may give `mesh=` by name, as torch 2.4 does itself.
-    @hidden_frames.replace(cls, "__init__")
-    def make(original: Callable[..., None], mesh: Any, /, *args: Any, **kwargs: Any) -> None:
-        original(mesh, *args, **kwargs)
-        context.guard(_HOOK, note, mesh)
+    hidden_frames.follow(cls, "__init__", functools.partial(context.guard, _HOOK, note))
 
 
 def _outside(loader: Any, frame: FrameType) -> FrameType:
@@ -120,10 +117,8 @@ class Loaders:
     def watch_class(self, cls: Any) -> None:
         """Note where the loaders of a class are made."""
 
-        @hidden_frames.replace(cls, "__init__")
-        def make(original: Callable[..., None], loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            original(loader, *args, **kwargs)
-            self._guard(self._note_place, loader, hidden_frames.caller())
+        note = functools.partial(self._guard, self._note_place)
+        hidden_frames.follow(cls, "__init__", note)
 
     def watch_iterators(self) -> None:
         """Watch the first iterator of each loader."""

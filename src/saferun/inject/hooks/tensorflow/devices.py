@@ -13,6 +13,7 @@ Delete when TensorFlow reports a variable that came too late.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from types import FrameType, ModuleType
@@ -52,8 +53,8 @@ class Devices:
             why = f"no Context.{missing[0]} in this TensorFlow"
             self._context.receipt("tensorflow", contract.NOT_NEEDED, part="devices", why=why)
             return
-        _follow(cls, names[0], self._saw_look, self._watch)
-        _follow(cls, names[1], self._saw_initialised, self._watch)
+        for name, saw in zip(names, (self._saw_look, self._saw_initialised)):
+            hidden_frames.follow(cls, name, functools.partial(self._watch.guard, saw))
 
     def patch_config(self, module: ModuleType) -> None:
         """Report a choice of devices that TensorFlow refuses because it comes too late."""
@@ -116,16 +117,6 @@ class Devices:
             f" its devices ({first}) and changes nothing; call it first"
         )
         self._watch.report("choice-late", text)
-
-
-def _follow(cls: Any, name: str, step: Callable[..., None], watch: DeviceWatch) -> None:
-    """Call `step` with the object and the caller's frame after each call of a method."""
-
-    @hidden_frames.replace(cls, name)
-    def initialise(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        watch.guard(step, self, hidden_frames.caller())
-        return result
 
 
 def _follow_variables(step: Callable[..., None], watch: DeviceWatch) -> None:
