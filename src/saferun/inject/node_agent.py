@@ -52,31 +52,24 @@ CLOSE_S = 5.0  # the time to close the rendezvous: its host may have lost its po
 LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # whose stores are torch's own
 
-_party: NodeParticipant | None = None
-
 
 def start() -> None:
     """Read SAFERUN_NODES, which the ranks do not get, and hook what is or will be imported."""
-    global _party
     text = os.environ.pop(VARIABLE, "")
-    if not text or _party is not None:
+    if not text:
         return
-    _party = NodeParticipant(json.loads(text))
-    for name in (AGENT_API, REGISTRY):
+    party = NodeParticipant(json.loads(text))
+    hooks: dict[str, Callable[[ModuleType], None]] = {
+        REGISTRY: party.hook_registry,
+        AGENT_API: lambda module: party.hook_agent(module.SimpleElasticAgent),
+    }
+    for name, hook in hooks.items():
         if name in sys.modules:
-            _hook(name, sys.modules[name])
+            hook(sys.modules[name])
     if REGISTRY not in sys.modules:
         from . import finder
 
-        finder.watch((AGENT_API, REGISTRY), _hook)
-
-
-def _hook(name: str, module: ModuleType) -> None:
-    assert _party is not None
-    if name == REGISTRY:
-        _party.hook_registry(module)
-    else:
-        _party.hook_agent(module.SimpleElasticAgent)
+        finder.watch(hooks, lambda name, module: hooks[name](module))
 
 
 def outcome_name(attempt: int) -> str:

@@ -14,6 +14,7 @@ that breaks tells at once that the host's agent has ended.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -274,19 +275,12 @@ def end_process(is_ending: Callable[[], bool], ranks: Callable[[], list[int]]) -
         if is_ending():
             return
         time.sleep(ENDING_LOOK_S)
-    for pid in ranks():
-        _signal(pid, signal.SIGTERM)
-    time.sleep(TERM_S)
-    for pid in ranks():
-        _signal(pid, signal.SIGKILL)
+    for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, 0.0)):
+        for pid in ranks():
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(wait_s)
     os._exit(1)
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return
 
 
 def _beat(node: int) -> str:

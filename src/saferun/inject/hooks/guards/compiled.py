@@ -98,14 +98,12 @@ def _in_range(
     """Raise IndexError where an index is not in 0 … count-1; return a copy of the indices."""
     import torch
 
-    if not (indices.is_cuda and torch.cuda.is_current_stream_capturing()):
-        try:
-            index_checks.check_range(name, indices, count, ignored)
-        except index_checks.FindingError as finding:
-            text = f"{finding}, compiled from {place}"
-            context.receipt(_HOOK, contract.OBSERVED, finding=text)
-            context.activate()
-            raise IndexError(text) from None
+    capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not capturing and (finding := index_checks.check_range(name, indices, count, ignored)):
+        text = f"{finding}, compiled from {place}"
+        context.receipt(_HOOK, contract.OBSERVED, finding=text)
+        context.activate()
+        raise IndexError(text)
     return indices.clone(memory_format=torch.contiguous_format)
 
 

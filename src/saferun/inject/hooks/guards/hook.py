@@ -25,9 +25,9 @@ from ... import contract, hidden_frames
 from ...context import Context
 from .. import cuda_failures
 from . import compiled
-from .index_checks import FindingError, check_range, on_rank
+from .index_checks import check_range, on_rank
 
-Check = Callable[[str, Mapping[str, Any]], None]
+Check = Callable[[str, Mapping[str, Any]], "Exception | None"]
 
 _HOOK = "guards"
 _failed: list[bool] = []  # a check has failed: the GPU is not asked again
@@ -72,16 +72,16 @@ def _guard(module: ModuleType, name: str, checks: list[Check], context: Context)
     @hidden_frames.replace(module, name)
     def guarded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not _failed and not cuda_failures.unusable:
+            finding = None
             try:
                 arguments = {**dict(zip(names, args)), **kwargs}
-                for check in checks:
-                    check(name, arguments)
-            except FindingError as finding:
-                context.receipt(_HOOK, contract.OBSERVED, finding=str(finding))
-                context.activate()
-                raise finding.error from None
+                finding = next(filter(None, (check(name, arguments) for check in checks)), None)
             except Exception as error:
                 _note(context, error)
+            if finding is not None:
+                context.receipt(_HOOK, contract.OBSERVED, finding=str(finding))
+                context.activate()
+                raise finding
         return original(*args, **kwargs)
 
     # Dynamo, torch.jit.script and torch.jit.trace take torch's own for a function marked so.
@@ -100,43 +100,43 @@ def _note(context: Context, error: Exception) -> None:
 # The checks.
 
 
-def _check_labels(name: str, arguments: Mapping[str, Any]) -> None:
+def _check_labels(name: str, arguments: Mapping[str, Any]) -> Exception | None:
     """Check that labels lie in 0 … classes-1 or are `ignore_index`; probabilities have no range."""
     logits: Any = arguments.get("input")
     labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
-        return
+        return None
     if labels.is_floating_point() or labels.is_complex() or not labels.numel():
-        return
+        return None
     classes = logits.shape[1 if logits.dim() > 1 else 0]
-    check_range(name, labels, classes, arguments.get("ignore_index", -100))
+    return check_range(name, labels, classes, arguments.get("ignore_index", -100))
 
 
-def _check_indices(name: str, arguments: Mapping[str, Any]) -> None:
+def _check_indices(name: str, arguments: Mapping[str, Any]) -> Exception | None:
     """Check that indices lie in 0 … rows-1 of the table."""
     indices: Any = arguments.get("input")
     table: Any = arguments.get("weight")
     if not _is_plain(indices) or not hasattr(table, "shape") or not indices.numel():
-        return
+        return None
     if indices.is_floating_point():  # embedding_bag's older order of arguments: (weight, input)
-        return
-    check_range(name, indices, table.shape[0], None)
+        return None
+    return check_range(name, indices, table.shape[0], None)
 
 
-def _check_shapes(name: str, arguments: Mapping[str, Any]) -> None:
+def _check_shapes(name: str, arguments: Mapping[str, Any]) -> Exception | None:
     """Check the labels' shape: (N, d1, …) for logits (N, C, d1, …), or that of the logits."""
     logits: Any = arguments.get("input")
     labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
-        return
+        return None
     shape, found = tuple(logits.shape), tuple(labels.shape)
     expected = () if len(shape) == 1 else (shape[0], *shape[2:])
     if found in (expected, shape) or (name == "nll_loss" and len(shape) < 2):
-        return
+        return None
     text = f"{name}: logits of shape {shape} go with labels of shape {expected}, not {found}"
     if len(shape) > 2 and found == shape[:-1]:
         text += "; the classes come second: logits.transpose(1, -1)"
-    raise FindingError(ValueError(text + on_rank()))
+    return ValueError(text + on_rank())
 
 
 def _is_plain(value: Any) -> bool:

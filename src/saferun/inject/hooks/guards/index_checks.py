@@ -9,15 +9,7 @@ from ... import rank
 _SHOWN = 5  # offending values that a message names
 
 
-class FindingError(Exception):
-    """A value is wrong; `error` is the exception that the script sees."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def check_range(name: str, values: Any, count: int, ignored: int | None) -> None:
+def check_range(name: str, values: Any, count: int, ignored: int | None) -> IndexError | None:
     """Check on their own device that values lie in a range, and wait for the answer.
 
     Args:
@@ -26,14 +18,14 @@ def check_range(name: str, values: Any, count: int, ignored: int | None) -> None
         count: the range is 0 … count-1.
         ignored: a label that may be anything; None for indices, which have none.
 
-    Raises:
-        FindingError: a value is out of range.
+    Returns:
+        The exception for the script where a value is out of range.
     """
     wrong = (values < 0) | (values >= count)
     if ignored is not None:
         wrong &= values != ignored
     if not wrong.any().item():
-        return
+        return None
     found = values[wrong]
     some = ", ".join(str(value) for value in found.unique()[:_SHOWN].tolist())
     more = ", …" if found.unique().numel() > _SHOWN else ""
@@ -46,7 +38,7 @@ def check_range(name: str, values: Any, count: int, ignored: int | None) -> None
     )
     error = IndexError(text + on_rank())
     vars(error)["saferun_kind"] = "device-side-assert"  # cuda_failures.judged reads it
-    raise FindingError(error)
+    return error
 
 
 def on_rank() -> str:
