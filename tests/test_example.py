@@ -33,12 +33,10 @@ def import_torch() -> None:
     torch = pytest.importorskip("torch")
 
 
-def command(ranks: int, *arguments: str) -> list[str]:
-    """The example under a real torchrun, or under plain Python for one rank."""
-    if ranks == 1:
-        return [sys.executable, str(EXAMPLE), *SMALL, *arguments]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    return [*torchrun, str(ranks), str(EXAMPLE), *SMALL, *arguments]
+def command(*arguments: str) -> list[str]:
+    """Two ranks of the example under a real torchrun."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node=2", str(EXAMPLE), *SMALL, *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -46,10 +44,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def train(ranks: int, out: Path, *arguments: str) -> str:
+def train(out: Path, *arguments: str) -> str:
     """Train to the end; return what was printed."""
     done = subprocess.run(
-        command(ranks, "--out", str(out), *arguments),
+        command("--out", str(out), *arguments),
         env=environment(),
         capture_output=True,
         text=True,
@@ -114,7 +112,7 @@ def trainer(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
 @pytest.mark.slow
 def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(tmp_path):
-    printed = train(2, tmp_path, "--steps", "60", "--lr", "1e-2", "--eval-every", "30")
+    printed = train(tmp_path, "--steps", "60", "--lr", "1e-2", "--eval-every", "30")
     trajectory = losses(printed)
     assert list(trajectory) == list(range(1, 61))
     step, train_loss, held_out = DONE.match(printed.splitlines()[-1]).groups()
@@ -125,10 +123,10 @@ def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(
     assert "step 30 held-out loss" in printed
 
 
-def interrupt(ranks: int, out: Path, after_step: int, *arguments: str) -> str:
+def interrupt(out: Path, after_step: int, *arguments: str) -> str:
     """Start a run and SIGKILL one rank as soon as it prints that step; return what it printed."""
     run = subprocess.Popen(
-        command(ranks, "--out", str(out), *arguments),
+        command("--out", str(out), *arguments),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -141,7 +139,7 @@ def interrupt(ranks: int, out: Path, after_step: int, *arguments: str) -> str:
         for line in run.stdout:
             printed += line
             if line.startswith(f"step {after_step} loss"):
-                os.kill(rank_pid(run.pid, ranks), signal.SIGKILL)
+                os.kill(last_rank(run.pid), signal.SIGKILL)
         assert run.wait() != 0
     finally:
         run.stdout.close()
@@ -151,30 +149,21 @@ def interrupt(ranks: int, out: Path, after_step: int, *arguments: str) -> str:
     return printed
 
 
-def rank_pid(pid: int, ranks: int) -> int:
-    """The pid of the last rank: the process itself without torchrun."""
-    if ranks == 1:
-        return pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ranked = [child for child in children if f"RANK={ranks - 1}" in environ_of(child)]
-    return int(ranked[0])
-
-
-def environ_of(pid: str) -> list[str]:
-    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+def last_rank(agent: int) -> int:
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    marked = (pid for pid in children if "\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_text())
+    return int(next(marked))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0)])
-def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path, ranks, workers):
-    arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1"]
-    arguments += ["--workers", str(workers)]
-    whole = train(ranks, tmp_path / "whole", *arguments)
-    killed = interrupt(ranks, tmp_path / "killed", 8, *arguments)
+def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path):
+    arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1", "--workers", "1"]
+    whole = train(tmp_path / "whole", *arguments)
+    killed = interrupt(tmp_path / "killed", 8, *arguments)
     assert "done" not in killed
     saved = checkpoint(tmp_path / "killed")["step"]
     assert 5 <= saved < 60
-    resumed = train(ranks, tmp_path / "killed", *arguments, "--resume")
+    resumed = train(tmp_path / "killed", *arguments, "--resume")
     assert min(losses(resumed)) == saved + 1
     assert losses(resumed).items() <= losses(whole).items()
     assert resumed.splitlines()[-1] == whole.splitlines()[-1]
@@ -227,7 +216,7 @@ def test_the_time_limit_ends_a_run_cleanly_and_saves(trainer, tmp_path, capsys):
 def test_two_ranks_save_without_numpy_which_torch_does_not_bring(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('hidden', name='numpy')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    train(2, tmp_path / "out", "--steps", "2")
+    train(tmp_path / "out", "--steps", "2")
     assert len(checkpoint(tmp_path / "out")["random"]) == 2
 
 
@@ -244,14 +233,6 @@ def test_ranks_read_disjoint_data_and_a_resumed_sampler_the_rest_of_it(example):
     assert len(set().union(*shares)) == sum(map(len, shares)) == 99
     assert [picked(rank, skip=20) for rank in range(3)] == [share[20:] for share in shares]
     assert picked(0, epoch=4) != shares[0]
-
-
-def test_the_target_of_a_window_is_its_text_one_character_on(example):
-    windows = example.Windows(torch.arange(101), 10)
-    assert len(windows) == 10
-    x, y = windows[9]
-    assert x.tolist() == list(range(90, 100))
-    assert y.tolist() == list(range(91, 101))
 
 
 def test_no_character_sees_a_later_one(example):

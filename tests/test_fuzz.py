@@ -23,10 +23,6 @@ def endless(content: bytes) -> None:
         pass
 
 
-def crashing(content: bytes) -> None:
-    assert content != b"7" * 10
-
-
 def steepest(run):
     target = fuzz.Target(lambda pick: b"7" * pick.choice((10, 11)), run, fuzz.repeated)
     return fuzz.tried("any", target, range(0, 40), float("inf"))
@@ -42,12 +38,3 @@ def test_work_without_end_is_ended(monkeypatch):
     monkeypatch.setattr(fuzz, "MOST_LINES", 10_000)
     with pytest.raises(fuzz.EndlessError):
         fuzz.lines_of(endless, b"x", 1)
-
-
-def test_a_miss_says_how_it_is_repeated():
-    target = fuzz.Target(lambda pick: b"7" * pick.choice((10, 11)), crashing)
-    misses = steepest(crashing).misses
-    assert len(misses) == 5, "which are enough"
-    for miss in misses:
-        number = int(miss.partition("--first ")[2].partition(" --count 1:")[0])
-        assert fuzz.tried("any", target, range(number, number + 1), float("inf")).misses == [miss]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from interpreters import SITE, Interpreters, Ran
+from interpreters import SITE, Interpreters, Ran, fake_torch
 from repo import source
 
 from saferun.diagnosis import signatures
@@ -154,9 +154,7 @@ def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) 
 def test_faulthandler_is_on_in_a_rank_and_off_is_off(
     interpreters: Interpreters, hooks: dict, enabled: bool
 ) -> None:
-    fake = interpreters.folder / "fake"
-    fake.mkdir()
-    (fake / "torch.py").write_text("compile = len")
+    fake = fake_torch(interpreters.folder)
     script = "import torch, faulthandler; print(faulthandler.is_enabled())"
     ran = rank(interpreters, script + "; raise KeyError", hooks, PYTHONPATH=f"{SITE}:{fake}")
     assert (ran.out, bool(recorded(interpreters))) == (f"{enabled}\n", enabled), ran.err
@@ -216,9 +214,7 @@ mine.start(); mine.join()
 def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
     interpreters: Interpreters,
 ) -> None:
-    fake = interpreters.folder / "fake"
-    fake.mkdir()
-    (fake / "torch.py").write_text("compile = len")
+    fake = fake_torch(interpreters.folder)
     ran = rank(interpreters, THREAD, ON, PYTHONPATH=f"{SITE}:{fake}")
     assert ran.err.count("Exception in thread loader-3:") == 1
     assert "inject" not in ran.err

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from interpreters import SITE, Interpreters
+from interpreters import SITE, Interpreters, fake_torch
 from ranks import RunRanks
 from repo import source
 
@@ -33,16 +33,11 @@ def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
     assert not [line for line in lines if not line.endswith(" False")]
 
 
-IMPORT = "raise OSError('broken torch')"
-
-
 @OLDER
 def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(
     interpreters: Interpreters,
 ) -> None:
-    fake = interpreters.folder / "fake"
-    fake.mkdir()
-    (fake / "torch.py").write_text(IMPORT)
+    fake = fake_torch(interpreters.folder, "raise OSError('broken torch')")
     script = "import torch"
     bare = interpreters.run(script, PYTHONPATH=str(fake))
     ours = interpreters.run(script, hooks={"excepthook": "on"}, PYTHONPATH=f"{SITE}:{fake}")
