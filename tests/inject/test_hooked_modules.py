@@ -30,7 +30,7 @@ print(type(torch.__spec__.loader).__name__)
     ], ran.err
 
 
-def test_a_hooked_package_may_come_from_a_zip_or_be_a_namespace(
+def test_a_hooked_package_may_come_from_a_zip(
     interpreters: Interpreters,
 ) -> None:
     fake = fake_torch(interpreters.folder)
@@ -42,18 +42,6 @@ def test_a_hooked_package_may_come_from_a_zip_or_be_a_namespace(
         PYTHONPATH=both(SITE, packed),
     )
     assert ran.out == f"{packed}/torch/__init__.py zipimporter\n"
-    bare = interpreters.folder / "bare"
-    (bare / "torch").mkdir(parents=True)
-    alone = interpreters.folder / "alone"  # a Python that has no torch
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", alone], check=True)
-    ran = interpreters.run(
-        "import torch; print(torch.__file__)",
-        hooks=NEUTRAL,
-        flags=("-s",),
-        python=str(alone / "bin" / "python"),
-        PYTHONPATH=both(SITE, bare),
-    )
-    assert (ran.code, ran.out) == (0, "None\n")
 
 
 @pytest.mark.parametrize(

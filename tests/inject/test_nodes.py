@@ -190,3 +190,8 @@ def test_settings_are_those_of_the_first_node_and_variables_may_be_of_a_machine(
     assert (found["action"], found["start"]["free"]) == (nodes.REGROUP, ["env.A"])
     assert nodes.differing(keys[0], found["start"]) == []
     assert nodes.differing(keys[1], found["start"]) == ["hooks.shards"]
+
+
+def test_a_refusal_for_another_reason_has_no_root():
+    found = nodes.refusal(fact("h0", 2, report=report("h0", nodes.ROOT)), {"0": "h0"}, "the clock")
+    assert (found["action"], found["why"], found["root"]) == (nodes.REFUSE, "the clock", None)

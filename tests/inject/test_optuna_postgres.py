@@ -22,7 +22,7 @@ from studies import check_account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 SEARCH = PROGRAMS / "optuna" / "search.py"
-WAIT = PROGRAMS / "optuna" / "wait_in_trial.py"
+STAY = PROGRAMS / "optuna" / "stay_in_trial.py"
 HPO = [
     *("--profile=cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"),
     *("--set=retry.backoff_s=[0, 0]", "--set=retry.attempts_total=1000"),
@@ -101,7 +101,7 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
 def test_a_server_that_is_restarted_in_a_trial_loses_nothing(
     tmp_path: Path, server: Server
 ) -> None:
-    with run(tmp_path, *HPO, str(WAIT), server.address, stdin=subprocess.PIPE) as job:
+    with run(tmp_path, *HPO, str(STAY), server.address, stdin=subprocess.PIPE) as job:
         assert job.process.stdout.readline() == b"here\n"
         server.stop()
         server.start()

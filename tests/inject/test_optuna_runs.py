@@ -287,7 +287,8 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
 
 @pytest.mark.parametrize("place", ["journal", *slow("sqlite")])
 def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
-    with hpo(folder, STAY, place) as job:
+    address = "sqlite:///study.db" if place == "sqlite" else place
+    with hpo(folder, STAY, address) as job:
         assert job.process.stdout.readline() == b"here\n"
         job.process.terminate()
         assert job.end() == 128 + 15, job.err

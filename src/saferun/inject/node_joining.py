@@ -111,7 +111,7 @@ class Joining:
         pair: Any = {0: first, 1: self._facts}
         hosts = {str(node): fact["host"] for node, fact in pair.items()}
         if why := nodes.differences(pair, hosts):
-            self._tell(nodes.refusal(hosts, why))
+            self._tell(nodes.refusal(self._facts, hosts, why))
 
     def _look_at_state(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
@@ -137,7 +137,7 @@ class Joining:
                 here = self._facts["host"]
                 why = f"the clock of {node.addr} is {durations.seconds(abs(late_s))} "
                 why += f"{'ahead of' if late_s < 0 else 'behind'} that of {here}"
-                self._tell(nodes.refusal({"0": here, "1": node.addr}, why))
+                self._tell(nodes.refusal(self._facts, {"0": here, "1": node.addr}, why))
 
     def _tell(self, refusal: nodes.Agreement) -> None:
         """Refuse, and have the others do so, too."""

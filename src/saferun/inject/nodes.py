@@ -181,22 +181,10 @@ def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreeme
     }
 
 
-def refusal(hosts: dict[str, str], why: str) -> Agreement:
+def refusal(facts: NodeFacts, hosts: dict[str, str], why: str) -> Agreement:
     """Return that nodes do not fit, for a reason of which facts say nothing."""
-    return {
-        "action": REFUSE,
-        "attempt": 1,
-        "mitigations": [],
-        "root": None,
-        "why": why,
-        "warning": "",
-        "hosts": hosts,
-        "shared": "",
-        "beats": False,
-        "start": None,
-        "unfit": [],
-        "holder": "",
-    }
+    alone = agree({0: {**facts, "report": None}})
+    return {**alone, "action": REFUSE, "why": why, "hosts": hosts}
 
 
 def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) -> bool:
