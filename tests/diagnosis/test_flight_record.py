@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from runs import program
 
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.flight_record import Dump, cause, compare, read
+from saferun.diagnosis.flight_record import Dump, Finding, cause, compare, read
 
 C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -40,13 +41,18 @@ def calls(*entries: dict[str, Any], **more: Any) -> Dump:
     return found
 
 
+def told(dumps: dict[int, Dump], asked: Collection[int] = ()) -> Finding:
+    found = compare(dumps, asked)
+    assert found is not None
+    return found
+
+
 DONE = [entry(1), entry(2)]
 WAITS = entry(3, state="started")
 
 
 def test_the_rank_that_did_not_enter_a_collective_is_behind():
-    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE), 2: calls(*DONE, WAITS)})
-    assert found is not None
+    found = told({0: calls(*DONE, WAITS), 1: calls(*DONE), 2: calls(*DONE, WAITS)})
     assert (found.kind, found.ranks) == ("hang", (1,))
     assert found.line == (
         "rank 1 has not entered all_reduce number 3 of group default_pg, "
@@ -57,8 +63,7 @@ def test_the_rank_that_did_not_enter_a_collective_is_behind():
 
 def test_of_many_ranks_the_first_are_named_and_a_place_only_where_it_is_known():
     waits = entry(3, state="started", frames=[])
-    found = compare({0: calls(*DONE, waits), **{rank: calls(*DONE) for rank in range(1, 7)}})
-    assert found is not None
+    found = told({0: calls(*DONE, waits), **{rank: calls(*DONE) for rank in range(1, 7)}})
     assert found.line == (
         "ranks 1, 2, 3, 4 and 2 more have not entered all_reduce number 3 of group default_pg, "
         "in which rank 0 waits"
@@ -67,21 +72,18 @@ def test_of_many_ranks_the_first_are_named_and_a_place_only_where_it_is_known():
 
 def test_the_rank_whose_gpu_has_not_begun_a_collective_is_behind():
     queued = entry(3, state="scheduled")
-    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, queued)})
-    assert found is not None
+    found = told({0: calls(*DONE, WAITS), 1: calls(*DONE, queued)})
     assert (found.kind, found.ranks) == ("hang", (1,))
     assert found.line.endswith("number 3 of group default_pg: the GPU is at something before it")
 
 
 def test_a_collective_that_all_have_entered_and_none_has_left_is_told_without_a_rank():
-    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, WAITS)})
-    assert found is not None
+    found = told({0: calls(*DONE, WAITS), 1: calls(*DONE, WAITS)})
     assert (found.kind, found.ranks) == ("hang", ())
     assert "all_reduce number 3 of group default_pg, and none has left it" in found.line
     other = {"process_group": ("7", "mesh_dp"), "state": "started"}
     ahead = calls(*DONE, WAITS, entry(1, **other), entry(2, **other))
-    also = compare({0: ahead, 1: calls(*DONE, WAITS, entry(1, **other))})
-    assert also is not None
+    also = told({0: ahead, 1: calls(*DONE, WAITS, entry(1, **other))})
     assert also.ranks == (1,), "who is behind tells more"
 
 
@@ -89,13 +91,11 @@ def test_a_collective_that_all_have_entered_and_none_has_left_is_told_without_a_
     "other", [entry(3, "broadcast", state="started"), entry(3, state="started", input_sizes=[[8]])]
 )
 def test_different_collectives_under_one_number_are_a_mismatch(other):
-    found = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, other), 2: calls(*DONE, WAITS)})
-    assert found is not None
+    found = told({0: calls(*DONE, WAITS), 1: calls(*DONE, other), 2: calls(*DONE, WAITS)})
     assert (found.kind, found.ranks) == ("collective-mismatch", (1,))
     assert found.line.startswith("number 3 of group default_pg: rank 1 calls ")
     assert "rank 0 calls all_reduce of [[4]] at /w/train.py:33 in step" in found.line
-    two = compare({0: calls(*DONE, WAITS), 1: calls(*DONE, other)})
-    assert two is not None
+    two = told({0: calls(*DONE, WAITS), 1: calls(*DONE, other)})
     assert two.ranks == (), "of two, nobody can say which one is wrong"
 
 
@@ -107,9 +107,8 @@ def test_groups_are_compared_apart_and_sends_not_at_all():
     assert compare({0: here, 1: calls(*DONE, entry(5, **other))}) is None
     apart = {"process_group": ("8", "mesh_dp"), "state": "started"}
     assert compare({0: calls(*DONE, entry(1, **apart)), 1: calls(*DONE, entry(2, **other))}) is None
-    found = compare({0: calls(*DONE, entry(1, **other), entry(2, state="started", **other)),
+    found = told({0: calls(*DONE, entry(1, **other), entry(2, state="started", **other)),
                      1: calls(*DONE, entry(1, **other))})  # fmt: skip
-    assert found is not None
     assert "number 2 of group 7:mesh_dp" in found.line
 
 
@@ -120,16 +119,14 @@ def test_a_rank_that_is_ahead_by_what_it_has_completed_waits_for_nobody():
 
 
 def test_the_recorder_forgets_the_oldest():
-    found = compare({0: calls(entry(2), WAITS), 1: calls(*DONE)})
-    assert found is not None
+    found = told({0: calls(entry(2), WAITS), 1: calls(*DONE)})
     assert found.ranks == (1,)
 
 
 def test_numbers_may_have_gaps_and_any_size():
     far = entry(1 << 60)
     assert compare({0: calls(entry(1), far), 1: calls(entry(1), far)}) is None
-    found = compare({0: calls(*DONE), 1: calls(*DONE, entry(7, state="started"))})
-    assert found is not None
+    found = told({0: calls(*DONE), 1: calls(*DONE, entry(7, state="started"))})
     assert "rank 0 has not entered all_reduce number 7" in found.line
 
 
@@ -147,25 +144,21 @@ def test_a_rank_that_has_recorded_nothing_in_a_group_is_behind_in_it():
     config = of_groups(g0="[0, 1, 2]", g5="[0, 2]")
     waits = entry(1, state="started")
     dumps = {0: calls(waits, **config), 1: calls(**config), 2: calls(waits, **config)}
-    found = compare(dumps)
-    assert found is not None
+    found = told(dumps)
     assert (found.kind, found.ranks, found.call) == ("hang", (1,), "all_reduce")
     assert found.line.startswith("rank 1 has not entered all_reduce number 1 of group default_pg")
     apart = {"process_group": ("5", "tp")}
     started = entry(1, record_id=0), entry(1, state="started", **apart)
     dumps = {0: calls(*started, **config), 1: calls(entry(1, record_id=0), **config)}
-    found = compare(dumps)
-    assert found is not None
+    found = told(dumps)
     assert (found.ranks, found.awaited) == ((), (2,)), "rank 1 is not in that group"
     assert found.line == (
         "rank 0 waits in all_reduce number 1 of group 5:tp; of rank 2 there is no record here"
     )
-    found = compare(dumps, asked=[0, 1, 2])
-    assert found is not None
+    found = told(dumps, asked=[0, 1, 2])
     assert found.ranks == (2,), "rank 2 was asked, and has not answered"
     assert found.line.startswith("rank 2 has recorded nothing of all_reduce number 1 of group 5:tp")
-    found = compare({**dumps, 2: calls(entry(1, record_id=0), **config)})
-    assert found is not None
+    found = told({**dumps, 2: calls(entry(1, record_id=0), **config)})
     assert found.ranks == (2,)
     assert "of group 5:tp, in which rank 0 waits" in found.line
 
@@ -175,8 +168,7 @@ def test_a_rank_that_may_have_forgotten_its_calls_is_behind_only_where_the_dump_
     apart = {"process_group": ("5", "tp"), "state": "started"}
     here = calls(entry(7, record_id=90), entry(4, **apart), **config)
     there = entry(7, record_id=90)
-    unknown = compare({0: here, 1: calls(there, **config)})
-    assert unknown is not None
+    unknown = told({0: here, 1: calls(there, **config)})
     assert (unknown.ranks, unknown.awaited) == ((), (1,))
     for last, ranks in ((3, (1,)), (4, None)):
         status = {"pg_status": {"5": {"last_enqueued_collective": last}}}
@@ -198,15 +190,13 @@ def of_two_groups(rank: int, first: str, second: str, *, peer: bool = False) -> 
 def test_a_rank_that_waits_in_another_group_is_no_cause():
     """Rank 2 waits for rank 1, which waits for rank 0."""
     idle, in_second = of_two_groups(0, "", ""), of_two_groups(1, "", "started")
-    found = compare({0: idle, 1: in_second, 2: of_two_groups(2, "started", "")})
-    assert found is not None
+    found = told({0: idle, 1: in_second, 2: of_two_groups(2, "started", "")})
     assert found.ranks == (0,)
     assert found.awaited == (0, 1)
 
 
 def test_ranks_that_wait_for_each_other_are_told_and_none_is_named():
-    found = compare({0: of_two_groups(0, "started", ""), 1: of_two_groups(1, "", "started")})
-    assert found is not None
+    found = told({0: of_two_groups(0, "started", ""), 1: of_two_groups(1, "", "started")})
     assert found.ranks == ()
     assert "rank 1 has not entered all_reduce number 2 of group default_pg" in found.line
     assert "; rank 0 has not entered all_reduce number 2 of group 5:tp" in found.line
@@ -215,11 +205,9 @@ def test_ranks_that_wait_for_each_other_are_told_and_none_is_named():
 def test_a_rank_that_waits_for_a_peer_is_named_only_where_no_other_one_is_behind():
     waits = of_two_groups(2, "started", "")
     alone = {0: of_two_groups(0, "", "", peer=True), 1: of_two_groups(1, "started", ""), 2: waits}
-    found = compare(alone)
-    assert found is not None
+    found = told(alone)
     assert found.ranks == (0,)
-    found = compare({**alone, 1: of_two_groups(1, "", "")})
-    assert found is not None
+    found = told({**alone, 1: of_two_groups(1, "", "")})
     assert found.ranks == (1,)
 
 
@@ -232,8 +220,7 @@ def test_groups_of_one_name_and_other_ranks_are_apart():
         2: calls(entry(1, **row), **first[1]),
         3: calls(**first[1]),
     }
-    found = compare(dumps)
-    assert found is not None
+    found = told(dumps)
     assert (found.kind, found.ranks) == ("hang", (3,))
 
 
@@ -248,8 +235,7 @@ def test_ranks_that_give_no_record_are_named_where_they_are_few_and_no_other_is_
         compare({0: waits, 1: waits}, [0, 1]),
     ]
     assert [one.ranks if one else None for one in found] == [(2,), (1,), None, ()]
-    two = compare({0: calls(*DONE, WAITS, **of_groups(g0="[0, 1]"))}, [0, 1])
-    assert two is not None
+    two = told({0: calls(*DONE, WAITS, **of_groups(g0="[0, 1]"))}, [0, 1])
     assert two.ranks == (1,)
 
 
@@ -322,8 +308,7 @@ def test_dumps_of_a_real_recorder_name_the_rank_that_is_behind(tmp_path, way):
     environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
     subprocess.run(command, env=environ, check=True, capture_output=True, timeout=300)
     dumps = {rank: read((tmp_path / f"{rank}").read_bytes()) for rank in (0, 1)}
-    found = compare({rank: dump for rank, dump in dumps.items() if dump})
-    assert found is not None
+    found = told({rank: dump for rank, dump in dumps.items() if dump})
     assert found.ranks == (1,)
     at = f" at {program('recorded_rank')}:" if way == "pickle" else ""  # JSON has no frames
     assert f"all_reduce number 4 of group default_pg, in which rank 0 waits{at}" in found.line

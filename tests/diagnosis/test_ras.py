@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.ras import compare, read
 
 PIDS = {100: 0, 101: 1, 102: 2}
@@ -37,10 +38,16 @@ def answer(*ranks: dict[str, Any], gone: tuple[dict[str, Any], ...] = ()) -> Any
     return found
 
 
+def told(stands: Any, pids: dict[int, int] = PIDS, world: int = 0) -> Finding:
+    """Return who is behind where an answer comes twice."""
+    found = compare(stands, stands, pids, world)
+    assert found is not None
+    return found
+
+
 def test_the_rank_that_launched_fewer_collectives_twice_is_behind():
     stands = answer(member(0, 41), member(1, 40), member(2, 41))
-    found = compare(stands, stands, PIDS)
-    assert found is not None
+    found = told(stands)
     assert (found.kind, found.ranks) == ("hang", (1,))
     assert found.line == "rank 1 launched 40 collectives, others of its group 41"
 
@@ -56,8 +63,7 @@ def test_what_moves_or_is_equal_tells_nothing():
 def test_a_rank_that_is_dead_or_does_not_answer_is_behind():
     for status in ({"considered_dead": True}, {"unresponsive": True}):
         stands = answer(member(0, 41), member(2, 41), gone=(missing(1, **status),))
-        found = compare(stands, stands, PIDS)
-        assert found is not None
+        found = told(stands)
         assert found.ranks == (1,)
         assert found.line == "rank 1: dead, or gives no answer"
     alive = answer(member(0, 41), member(2, 41), gone=(missing(1, unresponsive=False),))
@@ -68,34 +74,29 @@ def test_an_answer_of_another_job_tells_nothing():
     other = answer(member(0, 41, pid=7), member(1, 40, pid=8))
     assert compare(other, other, PIDS) is None
     far = answer(member(0, 41), member(1, 40, pid=7))
-    found = compare(far, far, PIDS)
-    assert found is not None
+    found = told(far)
     assert (found.ranks, found.line.partition(" launched")[0]) == ((), "pid 7 on 10.0.0.1")
 
 
 def test_a_rank_of_another_machine_or_one_that_has_ended_has_its_number_where_all_are_together():
     here = {100: 0, 102: 2}
     stands = answer(member(0, 41), member(2, 41), gone=(missing(1, considered_dead=True),))
-    found = compare(stands, stands, here, 3)
-    assert found is not None
+    found = told(stands, here, 3)
     assert (found.ranks, found.gone) == ((), (1,))
     assert found.line == "rank 1 on 10.0.0.1: dead, or gives no answer"
     slow = answer(member(0, 41), member(1, 40), member(2, 41))
-    found = compare(slow, slow, here, 3)
-    assert found is not None
+    found = told(slow, here, 3)
     assert (found.ranks, found.gone) == ((), ())
     assert found.line == "rank 1 on 10.0.0.1 launched 40 collectives, others of its group 41"
     for pids, world in ((here, 4), ({100: 4, 102: 6}, 3)):
-        found = compare(stands, stands, pids, world)
-        assert found is not None
+        found = told(stands, pids, world)
         assert (found.ranks, found.gone) == ((), ()), "a communicator of some has other numbers"
         assert found.line == "pid 101 on 10.0.0.1: dead, or gives no answer"
 
 
 def test_a_rank_that_is_gone_counts_before_one_that_is_behind():
     stands = answer(member(0, 41), member(2, 40), gone=(missing(1, considered_dead=True),))
-    found = compare(stands, stands, PIDS)
-    assert found is not None
+    found = told(stands)
     assert (found.ranks, found.gone) == ((1,), (1,))
 
 
