@@ -109,11 +109,6 @@ def test_of_a_process_that_ends_so_several_times_the_first_sign_counts():
     ]
 
 
-def test_the_launchers_root_cause_block_names_rank_and_signal():
-    found = diagnose(SUMMARY.format(rank=5, code=-9))
-    assert (found.kind, found.root_rank) == ("host-oom-killed", 5)
-
-
 MOMENTS = [  # when the root failed, when the other rank was killed, kind and rank of the diagnosis
     ("01_10:00:25", "01_10:00:26", "host-oom-killed", 1),
     ("01_10:00:00", "01_10:00:02", "host-oom-killed", 1),
@@ -163,12 +158,9 @@ def test_a_crash_belongs_to_its_rank_where_the_launcher_names_a_peer_first():
     assert (found.kind, found.root_rank) == ("segfault", 1)
 
 
-def test_a_launcher_that_ends_the_other_ranks_with_sigkill_is_not_the_machine_out_of_memory():
+def test_a_rank_that_the_launcher_killed_is_not_the_machine_out_of_memory():
     killing = "W0920 api.py:900] Sending process 85005 closing signal SIGKILL\n"
     assert diagnose(killing + SUMMARY.format(rank=1, code=1)).kind == "child-failed-no-root"
-
-
-def test_a_rank_that_the_launcher_killed_after_the_root_is_not_the_machine_out_of_memory():
     killed_after = SUMMARY.replace("-15", "-9").format(rank=1, code=1)
     assert diagnose(killed_after, oom_kills=0).kind == "child-failed-no-root"
 
@@ -194,28 +186,37 @@ def test_the_machines_counters_decide_what_a_signal_means(where):
         failures = (RankFailure(rank=1, exit_code=code),) if where == "rank" else ()
         exit_code = code if where == "command" else 1
         found = diagnose(log, failures=failures, exit_code=exit_code, **known)
-        assert found.kind == kind
+        assert (found.kind, found.root_rank) == (kind, None if where == "command" else 1)
 
     check_cases(COUNTERS, check)
 
 
-@pytest.mark.parametrize(
-    ("signal", "known", "kind"),
-    [
-        ("Killed", {"oom_kills": None}, "host-oom-killed"),
-        ("Killed", {"oom_kills": 1}, "host-oom-killed"),
-        ("Killed", {"oom_kills": 0}, "killed-from-outside"),
-        ("Bus error", {"shm_ample": False}, "dataloader-shm-full"),
-        ("Bus error", {"shm_ample": True}, "bus-error"),
-        ("Alarm clock", {"oom_kills": 0}, "ended-by-signal"),
-        ("Aborted", {"oom_kills": 0}, "ended-by-signal"),
-        ("Aborted", {"oom_kills": 1}, "dataloader-worker-died"),
-        ("User defined signal 1", {"oom_kills": 0}, "ended-by-signal"),
-    ],
-)
-def test_the_machines_counters_decide_why_a_dataloader_worker_died(signal, known, kind):
-    line = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}. \n"
-    assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
+OF_WORKERS = [  # the signal's name, what the machine knows, kind
+    ("Killed", {"oom_kills": None}, "host-oom-killed"),
+    ("Killed", {"oom_kills": 1}, "host-oom-killed"),
+    ("Killed", {"oom_kills": 0}, "killed-from-outside"),
+    ("Bus error", {"shm_ample": False}, "dataloader-shm-full"),
+    ("Bus error", {"shm_ample": True}, "bus-error"),
+    ("Alarm clock", {"oom_kills": 0}, "ended-by-signal"),
+    ("Aborted", {"oom_kills": 0}, "ended-by-signal"),
+    ("Aborted", {"oom_kills": 1}, "dataloader-worker-died"),
+]
+
+
+def test_the_machines_counters_decide_why_a_dataloader_worker_died():
+    def check(signal, known, kind):
+        line = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}. \n"
+        assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
+
+    check_cases(OF_WORKERS, check)
+    gone = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
+    log = f"Epoch 41/50: 12%|# | 108/900 [00:16<02:00, 6.60it/s]\n{gone}"
+    assert diagnose(log, oom_kills=1).kind == "host-oom-killed"
+    assert diagnose(log, oom_kills=0).kind == "ended-by-signal"
+    line = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
+    ended = f"{line}{TRACEBACK}ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    for ample, kind in ((True, "bus-error"), (None, "dataloader-shm-full")):
+        assert diagnose(ended, exit_code=1, shm_ample=ample).kind == kind
 
 
 def test_the_end_of_a_worker_counts_wherever_its_signal_came():
@@ -243,49 +244,17 @@ def test_the_end_of_a_worker_counts_wherever_its_signal_came():
     assert diagnose(log, exit_code=1, oom_kills=0).kind == "dataloader-worker-died"
 
 
-def test_a_worker_that_is_gone_was_killed_where_the_kernel_says_so():
-    log = "Epoch 41/50: 12%|# | 108/900 [00:16<02:00, 6.60it/s]\nRuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
-    assert diagnose(log, oom_kills=1).kind == "host-oom-killed"
-    assert diagnose(log, oom_kills=0).kind == "ended-by-signal"
-
-
-@pytest.mark.parametrize(
-    ("ample", "kind"),
-    [(True, "bus-error"), (False, "dataloader-shm-full"), (None, "dataloader-shm-full")],
-)
-def test_a_bus_error_that_a_worker_reports_itself_is_asked_of_the_machine_too(ample, kind):
-    line = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
-    ended = TRACEBACK + "ConnectionResetError: [Errno 104] Connection reset by peer\n"
-    assert diagnose(line + ended, exit_code=1, shm_ample=ample).kind == kind
-
-
-def test_a_killed_rank_is_known_from_its_status_alone():
-    failures = (RankFailure(rank=6, exit_code=-9),)
-    found = diagnose("", failures=failures, exit_code=1)
-    assert (found.kind, found.root_rank) == ("host-oom-killed", 6)
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [(-9, "host-oom-killed"), (137, "host-oom-killed"), (139, "segfault"), (134, "abort-unknown"),
-     (143, "sigterm-preempted"), (129, "sighup-terminal-closed"), (130, "interrupted"), (7, "child-failed-no-root")],
-)  # fmt: skip
-def test_without_a_log_the_exit_status_is_what_is_known(code, kind):
-    assert diagnose("", exit_code=code).kind == kind
-
-
-SIGNALS = {
-    6: ("SIGABRT", "abort-unknown"),
-    3: ("SIGQUIT", "abort-unknown"),
-    15: ("SIGTERM", "sigterm-preempted"),
-    14: ("SIGALRM", "ended-by-signal"),
-    26: ("SIGVTALRM", "ended-by-signal"),
-    34: ("SIGRTMIN", "ended-by-signal"),
-}
+SIGNALS = [
+    (6, "SIGABRT", "abort-unknown"),
+    (3, "SIGQUIT", "abort-unknown"),
+    (15, "SIGTERM", "sigterm-preempted"),
+    (14, "SIGALRM", "ended-by-signal"),
+    (34, "SIGRTMIN", "ended-by-signal"),
+]
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["beside a peer's error", "alone"])
-@pytest.mark.parametrize(("number", "name", "kind"), [(n, *v) for n, v in SIGNALS.items()])
+@pytest.mark.parametrize(("number", "name", "kind"), SIGNALS)
 def test_the_signal_that_the_first_rank_died_of_outweighs_torchruns_own_error(
     number, name, kind, alone
 ):

@@ -38,13 +38,9 @@ def test_what_takes_weight_from_a_line_is_said():
     lived_on = ("the job lived on: many lines follow", "the job made steps after it")
     assert why["disk-full"] == (0, lived_on)
     assert why["user-exception"] == (50, ())
-
-
-def test_a_kind_that_numbers_decided_names_the_one_that_its_message_has():
     log = FULL_CARD.replace("has 22.53 GiB", "has 0.53 GiB").replace("21.70 GiB", "0.40 GiB")
     (one,) = explained(log).lines
-    assert one.kind == "cuda-oom-other-process"
-    assert one.why == ("its message is that of cuda-oom",)
+    assert (one.kind, one.why) == ("cuda-oom-other-process", ("its message is that of cuda-oom",))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +97,6 @@ def test_an_exit_status_weighs_beside_the_log():
     found = explained("hello\n", exit_code=-11)
     assert [(one.kind, one.line, one.by) for one in found.lines] == [("segfault", 0, "exit code")]
     assert "beside the log" in "\n".join(as_lines(found))
-
-
-def test_a_log_without_any_failure_says_so():
     assert list(as_lines(explained("all is well\n"))) == ["nothing in it weighed anything"]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import check_cases
 from job_logs import TIMEOUT, diagnose
 
 from saferun.diagnosis.explaining import failure_report
@@ -48,73 +49,61 @@ def test_a_stack_of_faulthandler_begins_with_its_innermost_frame(tmp_path):
     assert found == f"{script}:4"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/usr/lib/python3.12/threading.py",
-        "/v/site-packages/torch/x.py",
-        "<string>",
-        "/v/bin/torchrun",
-    ],
+OTHERS = (
+    "/usr/lib/python3.12/threading.py",
+    "/v/site-packages/torch/x.py",
+    "<string>",
+    "/v/bin/torchrun",
 )
-def test_a_stack_without_code_of_the_users_has_no_such_frame(path):
-    log = f'Traceback (most recent call last):\n  File "{path}", line 5, in run\n'
-    assert user_frame.innermost(log_reader.of_text(log).lines) == ""
 
 
-def test_a_sign_that_nearly_fits_is_named_with_what_speaks_against_it():
-    found = diagnose("node7:1:2 [0] NCCL INFO Failed to open libibverbs.so[.1]\nbye\n")
-    assert found.kind == "unknown"
-    (near,) = found.nearest
-    assert (near.kind, near.line) == ("nccl-ib-error", 1)
-    assert "as information" in near.against
-    assert failure_report.half_answer(found) == [
-        f"nearest is nccl-ib-error; against it: {near.against} (line 1)"
-    ]
+def test_a_stack_without_code_of_the_users_has_no_such_frame():
+    for path in OTHERS:
+        log = f'Traceback (most recent call last):\n  File "{path}", line 5, in run\n'
+        assert user_frame.innermost(log_reader.of_text(log).lines) == ""
 
 
-def test_what_weighs_less_than_an_unknown_end_is_near_with_what_took_its_weight():
-    found = diagnose(CUT + "WARNING: stale file handle\n")
-    assert (found.kind, found.nearest[0].kind) == ("unknown", "stale-file-handle")
-    assert found.nearest[0].against == "a warning"
+IB = "node7:1:2 [0] NCCL INFO Failed to open libibverbs.so[.1]\n"
+STALE = "WARNING: stale file handle\n"
+STOPPED = "NCCL INFO via P2P\nstep 3\nE: dataset worker stopped unexpectedly, giving up\n"
+NEAREST = {  # a log, the kind that is nearest, its line, what speaks against it
+    "a sign that nearly fits": (f"{IB}bye\n", "nccl-ib-error", 1, "as information"),
+    "what weighs little": (f"{CUT}{STALE}", "stale-file-handle", 8, "a warning"),
+    "words of a phrase": (
+        "foo failed: the connection was refused by the store\n",
+        "rendezvous-connect-failed", 1, "connection, refused",
+    ),
+    "a last line without a word of failure": (STOPPED, "dataloader-worker-died", 3, "worker"),
+    "the longest phrase": (
+        f"{IB}node7:1:2 [0] NCCL INFO Connection timed out\n", "nccl-ib-error", 1, "libibverbs",
+    ),
+}  # fmt: skip
 
 
-def test_a_line_that_shares_most_words_of_a_phrase_is_near():
-    found = diagnose("foo failed: the connection was refused by the store\n")
-    assert found.kind == "unknown"
-    assert "rendezvous-connect-failed" in [near.kind for near in found.nearest]
-    assert "connection, refused" in found.nearest[0].against
+def test_the_nearest_kind_of_an_unknown_failure_is_named_with_what_speaks_against_it():
+    def check(log, kind, line, against):
+        found = diagnose(log)
+        near = found.nearest[0]
+        assert (found.kind, near.kind, near.line) == ("unknown", kind, line)
+        assert against in near.against
+        shown = f"nearest is {kind}; against it: {near.against} (line {line})"
+        assert failure_report.half_answer(found)[0] == shown
 
-
-def test_last_lines_without_a_word_of_failure_are_compared_too():
-    log = "NCCL INFO via P2P\nstep 3\nE: dataset worker stopped unexpectedly, giving up\n"
-    near = diagnose(log).nearest[0]
-    assert (near.kind, near.line) == ("dataloader-worker-died", 3)
+    check_cases(NEAREST, check)
 
 
 def test_at_most_two_kinds_are_named_each_once():
     row = "foo {} failed: connection was refused, peer has closed it, timed out at the barrier"
-    log = "\n".join(row.format(number) for number in range(9))
-    assert len({near.kind for near in diagnose(log).nearest}) == 2
-    assert len(diagnose(log).nearest) == 2
+    near = diagnose("\n".join(row.format(number) for number in range(9))).nearest
+    assert len({one.kind for one in near}) == len(near) == 2
 
 
-def test_a_log_like_no_failure_has_no_near_kind():
-    found = diagnose("hello\nworld\n")
-    assert (found.kind, found.nearest, found.user_frame) == ("unknown", (), "")
-
-
-def test_a_known_failure_needs_no_half_answer():
-    found = diagnose(TIMEOUT)
-    assert (found.nearest, found.user_frame, failure_report.half_answer(found)) == ((), "", [])
-
-
-def test_the_longest_phrase_is_the_nearest():
-    row = "node7:1:2 [0] NCCL INFO {}\n"
-    log = row.format("Failed to open libibverbs.so") + row.format("Connection timed out")
-    longest = max(diagnose(log).nearest, key=lambda near: len(near.phrase))
-    assert diagnose(log).nearest[0] == longest
-    assert longest.phrase == "failed to open libibverbs"
+@pytest.mark.parametrize(
+    ("log", "kind"), [("hello\nworld\n", "unknown"), (TIMEOUT, "nccl-timeout")]
+)
+def test_a_log_like_no_failure_and_a_known_one_have_no_half_answer(log, kind):
+    found = diagnose(log)
+    assert (found.kind, found.nearest, found.user_frame) == (kind, (), "")
 
 
 def test_a_cut_traceback_weighs_less_than_any_other_word_of_the_cause():

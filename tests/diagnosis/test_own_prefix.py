@@ -14,7 +14,6 @@ TRACEBACK = [
     "KeyError: 'mask'",
 ]
 PREFIXES = {
-    "an unknown rank": "[rankx]: ",
     "a node": "node07> ",
     "a job and its host": "job=77 host=n3 | ",
     "a name": "(trainer) ",
@@ -42,6 +41,7 @@ def test_a_log_means_the_same_behind_a_prefix_that_its_traceback_shows(prefix):
 def test_lines_without_the_prefix_stay_as_they_are():
     log = log_reader.of_text("step 1\n" + carried(TRACEBACK, "node07> ") + "\nnode: done")
     assert [line.text for line in log.lines] == ["step 1", *TRACEBACK, "node: done"]
+    assert log.lines[4].raw == "node07> KeyError: 'mask'"
 
 
 FRAME = '  File "/w/fit.py", line {}, in main'
@@ -60,20 +60,16 @@ def test_a_prefix_is_shown_by_two_frames_or_a_head_with_what_follows(rows):
     assert [line.text for line in log_reader.of_text("\n".join(rows)).lines] == bare
 
 
-@pytest.mark.parametrize("rows", [[f"n> {TRACEBACK[0]}", "x"], ["n> " + FRAME.format(1)]])
+ALONE = [
+    [f"n> {TRACEBACK[0]}", "x"],
+    ["n> " + FRAME.format(1)],
+    [f"ERROR root: {TRACEBACK[0]}", *TRACEBACK[1:]],
+]
+
+
+@pytest.mark.parametrize("rows", ALONE)
 def test_a_single_line_shows_no_prefix(rows):
     assert [line.text for line in log_reader.of_text("\n".join(rows)).lines] == rows
-
-
-def test_the_raw_lines_keep_their_prefix():
-    log = log_reader.of_text(carried(TRACEBACK, "node07> "))
-    assert log.lines[3].raw == "node07> KeyError: 'mask'"
-
-
-def test_what_stands_before_a_head_alone_is_no_prefix():
-    rows = ["ERROR root: " + TRACEBACK[0], *TRACEBACK[1:]]
-    log = log_reader.of_text("\n".join(rows))
-    assert [line.text for line in log.lines] == rows
 
 
 def test_a_progress_bar_before_a_head_is_no_prefix():

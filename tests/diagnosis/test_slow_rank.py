@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 import random
 from collections.abc import Mapping
@@ -80,13 +79,9 @@ def test_equal_ranks_with_noise_are_not_named(how, ranks, noise):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_rank_slower_by_less_than_a_tenth_is_not_named(how):
+def test_a_rank_slower_by_less_than_a_tenth_and_two_slow_ones_are_not_named(how):
     for seed in range(4):
         assert slow_rank.judge(drawn(seed, slower={3: 0.08}, noise=0.01, how=how)) is None
-
-
-def test_two_slow_ranks_are_not_one():
-    for seed in range(4):
         assert slow_rank.judge(drawn(seed, slower={1: 0.5, 2: 0.5})) is None
 
 
@@ -121,20 +116,14 @@ def test_of_two_groups_whom_a_slow_rank_holds_up_is_not_named():
     assert found.rank == 1
 
 
-def test_a_pipeline_has_no_slow_rank():
-    times = drawn(0, slower={1: 0.5})
-    assert slow_rank.judge({r: one._replace(sends=r == 0) for r, one in times.items()}) is None
-
-
-def test_a_short_record_one_rank_and_none_tell_nothing():
+def test_a_pipeline_a_short_record_one_rank_and_none_tell_nothing():
     times = drawn(0, slower={1: 0.5})
     short = {
         rank: Times({"0": dict(itertools.islice(one.groups["0"].items(), 150))})
         for rank, one in times.items()
     }
-    assert slow_rank.judge(short) is None
-    assert slow_rank.judge({1: times[1]}) is None
-    assert slow_rank.judge({}) is None
+    sends = {rank: one._replace(sends=rank == 0) for rank, one in times.items()}
+    assert [slow_rank.judge(one) for one in (sends, short, {1: times[1]}, {})] == [None] * 4
 
 
 def entry(number: int, **changed: object) -> dict[str, object]:
@@ -169,37 +158,23 @@ def test_a_dump_is_read_as_torch_writes_it():
     assert (found.is_nccl, found.sends) == (True, True)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        pickle.dumps([]),
-        pickle.dumps({"entries": 3}),
-        pickle.dumps({"entries": [entry(1)]})[:-20],
-        pickle.dumps({"entries": [os.getpid]}),
-    ],
-)
+@pytest.mark.parametrize("content", [b"{", pickle.dumps({"entries": [entry(1)]})[:-20]])
 def test_what_is_no_dump_is_none(content):
     assert slow_rank.read(content) is None
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"collective_seq_id": "x"},
-        {"time_created_ns": -1},
-        {"time_created_ns": None},
-        {"profiling_name": 7},
-        {"process_group": None},
-        {"input_sizes": None},
-        {"duration_ms": "long"},
-    ],
+BROKEN = (
+    *({"collective_seq_id": "x"}, {"time_created_ns": -1}, {"time_created_ns": None}),
+    *({"profiling_name": 7}, {"process_group": None}, {"input_sizes": None}),
+    {"duration_ms": "long"},
 )
-def test_entries_that_are_broken_do_no_harm(changed):
-    found = slow_rank.read(pickle.dumps({"entries": [entry(1, **changed), 3, {}]}))
-    assert found is not None
-    assert slow_rank.judge({0: found, 1: found}) is None
+
+
+def test_entries_that_are_broken_do_no_harm():
+    for changed in BROKEN:
+        found = slow_rank.read(pickle.dumps({"entries": [entry(1, **changed), 3, {}]}))
+        assert found is not None
+        assert slow_rank.judge({0: found, 1: found}) is None
 
 
 def test_the_line_says_who_and_what_it_costs():

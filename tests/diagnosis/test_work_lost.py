@@ -7,38 +7,25 @@ import pytest
 from saferun.diagnosis.work_lost import better_interval_s, interval_s, lost
 from saferun.model import Checkpoint
 
+CHECKPOINTS = {  # what is lost since then: seconds, steps
+    "all of it": (None, 600.0, 130),
+    "since the checkpoint": (Checkpoint("out/checkpoint-100", 100, 1480.06), 119.9, 30),
+    "epochs are no steps": (Checkpoint("out/step/epoch_3", 3, 1480.0), 120.0, None),
+    "a step beside an epoch": (Checkpoint("out/epoch=3-step=100.ckpt", 100, 1480.0), 120.0, 30),
+    "no number": (Checkpoint("out/ckpt.pt", -1, 1480.0), 120.0, None),
+    "not more than the attempt": (Checkpoint("out/checkpoint-100", 100, 500.0), 600.0, 30),
+    "a file server ahead of us": (Checkpoint("out/checkpoint-100", 100, 9000.0), 0.0, 30),
+    "a number beyond the steps": (Checkpoint("out/checkpoint-900", 900, 1480.0), 120.0, None),
+    "before the first step": (Checkpoint("out/checkpoint-0", 0, 1480.0), 120.0, 130),
+    "at the last step": (Checkpoint("out/checkpoint-130", 130, 1480.0), 120.0, 0),
+}
 
-@pytest.mark.parametrize(
-    ("checkpoint", "s", "steps"),
-    [
-        (None, 600.0, 130),
-        (Checkpoint("out/checkpoint-100", 100, 1480.06), 119.9, 30),
-        (Checkpoint("out/step/epoch_3", 3, 1480.0), 120.0, None),
-        (Checkpoint("out/epoch=3-step=100.ckpt", 100, 1480.0), 120.0, 30),
-        (Checkpoint("out/ckpt.pt", -1, 1480.0), 120.0, None),
-        (Checkpoint("out/checkpoint-100", 100, 500.0), 600.0, 30),
-        (Checkpoint("out/checkpoint-100", 100, 9000.0), 0.0, 30),
-        (Checkpoint("out/checkpoint-900", 900, 1480.0), 120.0, None),
-        (Checkpoint("out/checkpoint-0", 0, 1480.0), 120.0, 130),
-        (Checkpoint("out/checkpoint-130", 130, 1480.0), 120.0, 0),
-    ],
-    ids=[
-        "all of it",
-        "since the checkpoint",
-        "epochs are no steps",
-        "the step beside an epoch",
-        "no number",
-        "not more than the attempt",
-        "a file server ahead of us",
-        "a number beyond the steps",
-        "before the first step",
-        "at the last step",
-    ],
-)
+
+@pytest.mark.parametrize(("checkpoint", "s", "steps"), CHECKPOINTS.values(), ids=CHECKPOINTS)
 def test_lost_is_what_came_after_the_checkpoint(checkpoint, s, steps):
     found = lost(130, 1000.0, 600.0, checkpoint, gpus=8)
-    assert (found.s, found.steps) == (s, steps)
-    assert found.checkpoint == (checkpoint.path if checkpoint else "")
+    path = checkpoint.path if checkpoint else ""
+    assert (found.s, found.steps, found.checkpoint) == (s, steps, path)
     assert found.gpu_hours == pytest.approx(s * 8 / 3600, abs=1e-4)
     assert found.gpu_hours == round(found.gpu_hours, 4)
 
