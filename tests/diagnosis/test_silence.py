@@ -76,34 +76,25 @@ def asking(at_s: float) -> Look:
     return Look(at_s, (-1,), tuple(r._replace(waits_in=TERMINAL) for r in ranks("S", "S")))
 
 
+# A look at a time; when it is told without a limit, and with one of 30 s.
 WEAKER = {
-    "CPU time of what the ranks have started": lambda at: look(at, -1)._replace(cpu_s=0.2 * at),
-    "bytes of other programs": lambda at: look(at, -1)._replace(beside=int(1e6 * at)),
-    "a sleep": slept,
-    "a sleep of another program": lambda at: look(at, -1)._replace(naps=True),
+    "CPU time of what the ranks have started": (
+        lambda at: look(at, -1)._replace(cpu_s=0.2 * at),
+        7200,
+    ),
+    "bytes of other programs": (lambda at: look(at, -1)._replace(beside=int(1e6 * at)), 7200),
+    "a sleep": (slept, 7200),
+    "a sleep of another program": (lambda at: look(at, -1)._replace(naps=True), 7200),
+    "none after a while": (lambda at: look(at, -1, min(at, 1500) * 0.5), 2100),
+    "too little of other programs": (lambda at: look(at, -1)._replace(beside=1000 * int(at)), 600),
+    "a person at the terminal": (asking, None),
 }
 
 
-@pytest.mark.parametrize("of", WEAKER.values(), ids=WEAKER)
-def test_a_weaker_sign_of_work_lengthens_the_limit_of_the_jobs_own_rhythm_only(of):
+@pytest.mark.parametrize(("of", "told_s"), WEAKER.values(), ids=WEAKER)
+def test_a_weaker_sign_of_work_lengthens_the_limit_of_the_jobs_own_rhythm_only(of, told_s):
     looks = [of(float(at)) for at in range(0, 8000, 15)]
-    assert first_alarm(Silence(None), looks) == 7200
-    assert first_alarm(Silence(30.0), looks) == 30
-
-
-def test_after_the_last_weaker_sign_the_limit_itself_holds():
-    looks = [look(float(at), -1, min(at, 1500) * 0.5) for at in range(0, 4000, 15)]
-    assert first_alarm(Silence(None), looks) == 2100
-
-
-def test_little_traffic_beside_the_ranks_is_no_sign_of_work():
-    looks = [look(float(at), -1)._replace(beside=1000 * at) for at in range(0, 900, 15)]
-    assert first_alarm(Silence(None), looks) == 600
-
-
-def test_a_person_at_the_terminal_is_waited_for_unless_a_limit_is_given():
-    looks = [asking(float(at)) for at in range(0, 90_000, 15)]
-    assert first_alarm(Silence(None), looks) is None
+    assert first_alarm(Silence(None), looks) == told_s
     assert first_alarm(Silence(30.0), looks) == 30
 
 
@@ -166,16 +157,45 @@ def odd(states: str, stacks: dict[int, str], *, gone: int | None = None, cores: 
     return found, [place.rank for place in found if place.odd]
 
 
-def test_a_rank_that_is_stopped_gone_or_in_the_kernel_is_elsewhere():
-    found, elsewhere = odd("STS", {})
-    assert elsewhere == [1]
-    assert "is stopped" in found[1].what
-    found, elsewhere = odd("SSD", {})
-    assert elsewhere == [2]
-    assert found[2].what == "waits in futex_do_wait, and no signal can end it"
-    found, elsewhere = odd("SSS", {}, gone=0)
-    assert elsewhere == [0]
-    assert found[0].what == "has ended"
+def at(line: int, *calls: str) -> str:
+    """Return the stack of a rank in a line of the script, in some calls of torch."""
+    return stack(*calls, TRAIN.format(line))
+
+
+ELSEWHERE = {  # states, stacks, more; the ranks that are elsewhere, and what the first of them does
+    "stopped": ("STS", {}, {}, [1], "is stopped, by a signal or a debugger"),
+    "in the kernel": ("SSD", {}, {}, [2], "waits in futex_do_wait, and no signal can end it"),
+    "gone": ("SSS", {}, {"gone": 0}, [0], "has ended"),
+    "one computes": ("SSSS", {}, {"cores": 1.0}, [1], "computes on 1.0 cores"),
+    "all are together": ("SSSS", {}, {}, [], ""),
+    "one is in no collective": (
+        "SS", {100: at(33, REDUCE), 101: at(12)}, {}, [1], "waits in futex_do_wait",
+    ),
+    "one computes, one waits for its GPU": (
+        "SS", {100: at(33, SYNC), 101: at(12)}, {"cores": 0.2}, [1], "computes on 0.2 cores",
+    ),
+    "a kernel that may never end": (
+        "SS", {100: at(33, SYNC), 101: at(12, REDUCE)}, {}, [0], "waits for its GPU",
+    ),
+    "one alone is at another collective": (
+        "SSS", {100: at(33, SYNC), 101: at(12, REDUCE), 102: at(33, SYNC)}, {}, [1],
+        "waits in futex_do_wait",
+    ),
+    "one is at another line": (
+        "SSS", {100: at(33, REDUCE), 101: at(40, REDUCE), 102: at(33, REDUCE)}, {}, [1],
+        "waits in futex_do_wait",
+    ),
+    "two at two lines": ("SS", {100: at(33, REDUCE), 101: at(40, REDUCE)}, {}, [], ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("states", "stacks", "more", "elsewhere", "what"), ELSEWHERE.values(), ids=ELSEWHERE
+)
+def test_who_is_elsewhere_and_what_it_does(states, stacks, more, elsewhere, what):
+    found, ranks_elsewhere = odd(states, stacks, **more)
+    assert ranks_elsewhere == elsewhere
+    assert [place.what for place in found if place.odd][:1] == ([what] if what else [])
 
 
 def test_a_rank_that_had_ended_before_the_silence_began_is_elsewhere():
@@ -204,12 +224,19 @@ def test_the_worker_that_a_rank_waits_for_is_shown_and_no_idle_one():
     assert cause(found).line == f"waits in futex_do_wait at /w/train.py:12 in step; {told}"
 
 
-def test_the_frame_shown_is_none_of_our_own():
-    ours = '  File "/v/saferun/inject/hooks/shards.py", line 2 in following\n'
-    copied = '  File "/h/runs/1/hooks/inject/hooks/shards.py", line 2 in following\n'
-    for own in (ours, copied):
-        found, _ = odd("SS", {100: stack(own, TRAIN.format(33))})
+COMPILED = "/tmp/torchinductor_u/sd/csd5eytmxtb7ig3ioxvecjlnlprhi2wq3nch7ac56mbefrf3fgqx.py"
+OF_OTHERS = (
+    *("/v/saferun/inject/hooks/shards.py", "/h/runs/1/hooks/inject/hooks/shards.py", COMPILED),
+)
+
+
+def test_the_frame_shown_is_none_of_our_own_nor_of_what_inductor_has_compiled():
+    for path in OF_OTHERS:
+        found, _ = odd(
+            "SS", {100: at(33, f'  File "{path}", line 2 in following\n'), 101: stack(REDUCE)}
+        )
         assert found[0].frame == "/w/train.py:33 in step"
+        assert functions(found) == {"/w/train.py in step"}
 
 
 def test_the_rank_that_is_behind_by_torchs_record_is_elsewhere():
@@ -221,34 +248,6 @@ def test_the_rank_that_is_behind_by_torchs_record_is_elsewhere():
     assert cause(found, told).rank == 2
     mismatch = Hang("collective-mismatch", 2, "number 3")
     assert cause(found, mismatch) == mismatch
-
-
-def test_without_stacks_the_one_that_computes_among_several_is_elsewhere():
-    found, elsewhere = odd("SSSS", {}, cores=1.0)
-    assert elsewhere == [1]
-    assert found[1].what == "computes on 1.0 cores"
-    assert odd("SSSS", {})[1] == []
-
-
-def test_who_is_in_no_collective_is_elsewhere_and_its_own_line_is_shown():
-    stacks = {100: stack(REDUCE, TRAIN.format(33)), 101: stack(TRAIN.format(12))}
-    found, elsewhere = odd("SS", stacks)
-    assert elsewhere == [1]
-    assert [place.frame for place in found] == [
-        "/w/train.py:33 in step",
-        "/w/train.py:12 in step",
-    ]
-
-
-def test_who_waits_for_its_gpu_is_not_elsewhere_where_another_computes_or_sleeps():
-    stacks = {100: stack(SYNC, TRAIN.format(33)), 101: stack(TRAIN.format(12))}
-    found, elsewhere = odd("SS", stacks, cores=0.2)
-    assert elsewhere == [1]
-    assert [place.what for place in found] == ["waits for its GPU", "computes on 0.2 cores"]
-    stacks[101] = stack(REDUCE, TRAIN.format(12))
-    assert odd("SS", stacks)[1] == [0]  # its kernel may never end
-    stacks[102] = stacks[100]
-    assert odd("SSS", stacks)[1] == [1]  # it alone is at another collective
 
 
 def test_a_call_that_waits_for_a_gpu_is_found_in_the_stack_of_cpp():
@@ -264,12 +263,6 @@ def test_a_call_that_waits_for_a_gpu_is_found_in_the_stack_of_cpp():
     calls = ("cuCtxSynchronize_v2", "cudaStreamSynchronize", "cudaLaunchKernel", "cuMemcpyDtoH_v2")
     assert all(waits_for_gpu(spied.format(call)) for call in calls)
     assert not waits_for_gpu(spied.format("clock_nanosleep"))
-
-
-def test_among_several_in_collectives_the_one_at_another_line_is_elsewhere():
-    same, other = (stack(REDUCE, TRAIN.format(line)) for line in (33, 40))
-    assert odd("SSS", {100: same, 101: other, 102: same})[1] == [1]
-    assert odd("SS", {100: same, 101: other})[1] == []  # both are shown, with their lines
 
 
 def test_the_cause_is_the_rank_that_is_elsewhere_or_a_mismatch_of_collectives():
@@ -358,18 +351,6 @@ def test_a_rank_of_another_machine_for_which_all_of_these_wait_is_told():
     assert waiting(here, "52 s", elsewhere=far) == f"{far}; 2 ranks wait here in all_reduce (52 s)"
     away, _ = odd("SS", {100: waits, 101: stack(TRAIN.format(88))})
     assert waiting(away, "52 s", elsewhere=far).startswith("rank 1 is at ")
-
-
-def test_what_inductor_has_compiled_is_no_code_of_the_script():
-    made = "/tmp/torchinductor_u/sd/csd5eytmxtb7ig3ioxvecjlnlprhi2wq3nch7ac56mbefrf3fgqx.py"
-    kernel = f'  File "{made}", line 33 in call\n'
-    found, _ = odd("SS", {100: stack(REDUCE), 101: stack(kernel, TRAIN.format(88))})
-    assert found[1].frame == "/w/train.py:88 in step"
-
-
-def test_the_function_of_the_awaited_rank_is_known_at_whatever_line_it_is():
-    away, _ = odd("SS", {100: stack(REDUCE), 101: stack(TRAIN.format(88))})
-    assert functions(away) == {"/w/train.py in step"}
 
 
 def worked(state: str = "S", waits_in: str = "", cpu_s: float = 0.0, **more: Any) -> bool:
