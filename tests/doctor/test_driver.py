@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from cases import with_limits
+from cases import check_cases, with_limits
 from fake_nvml import FILES, answer, bus, gpu
 
 from saferun.doctor.checks import checks_driver
@@ -19,82 +19,62 @@ from saferun.system import command as bounded
 
 
 TORCH = Torch("torchrun", python="3.11", torch="2.9.1", cuda="12.8", archs=("sm_90",))
+WITH_CUDA = {  # what torch was built with, what libcuda supports (0: there is none, so NVML says)
+    "newer": ("12.8", 13000, OK, "has CUDA 13.0"),
+    "newer, by NVML": ("12.8", 0, OK, "has CUDA 13.0"),
+    "major too old": ("13.0", 12080, PROBLEM, "too old"),
+    "minor too old": ("12.8", 12040, NOTE, "has CUDA 12.4"),
+}
+OF_THE_RIGHT_KIND = {
+    "fits": (TORCH, True, OK),
+    "CPU build with GPUs": (TORCH._replace(cuda=None), True, PROBLEM),
+    "CPU build without": (TORCH._replace(cuda=None), False, OK),
+    "none": (Torch(trouble="there is no torchrun"), True, PROBLEM),
+    "slow disk": (Torch("torchrun", unknown="it did not end within 15 s"), True, NOTE),
+}
 
 
-@pytest.mark.parametrize(
-    ("build", "driver", "level", "clause"),
-    [
-        ("12.8", 13000, OK, "has CUDA 13.0"),
-        ("13.0", 12080, PROBLEM, "too old"),
-        ("12.8", 12040, NOTE, "has CUDA 12.4"),
-        ("12.8", 12080, OK, "has CUDA 12.8"),
-        ("11.8", 13000, OK, "has CUDA 13.0"),
-    ],
-    ids=["newer", "major too old", "minor too old", "the same", "older build"],
-)
-def test_the_driver_must_support_the_cuda_of_torch(build, driver, level, clause):
-    cuda = Cuda(driver=driver)
-    torch = TORCH._replace(cuda=build)
-    found = [f for f in checks_driver.versions(FILES, answer(1), cuda, torch) if f.area == "driver"]
-    assert [(f.level, clause in f.what) for f in found] == [(level, True)], found
-    assert level != PROBLEM or "580" in found[0].fix
+def test_the_driver_must_support_the_cuda_of_torch():
+    def check(build, driver, level, clause):
+        known = Cuda(driver=driver), TORCH._replace(cuda=build)
+        found = [f for f in checks_driver.versions(FILES, answer(1), *known) if f.area == "driver"]
+        assert [(f.level, clause in f.what) for f in found] == [(level, True)], found
+        assert level != PROBLEM or "580" in found[0].fix
+
+    check_cases(WITH_CUDA, check)
 
 
-def test_without_libcuda_the_version_of_nvml_counts():
-    found = [*checks_driver.versions(FILES, answer(1), Cuda(), TORCH)]
-    assert any("has CUDA 13.0" in f.what for f in found)
+def test_torch_must_be_there_and_of_the_right_kind():
+    def check(torch, gpus, level):
+        known = answer(1) if gpus else Answer()
+        every = checks_driver.versions(Files(), known, Cuda(), torch)
+        (found,) = [f for f in every if f.area == "torch"]
+        slow = "python -c 'import torch'"  # a torchrun that is another program's is not the reason
+        assert (found.level, slow in found.fix) == (level, "did not end" in found.what)
+
+    check_cases(OF_THE_RIGHT_KIND, check)
 
 
-@pytest.mark.parametrize(
-    ("torch", "gpus", "level"),
-    [
-        (TORCH, True, OK),
-        (TORCH._replace(cuda=None), True, PROBLEM),
-        (TORCH._replace(cuda=None), False, OK),
-        (Torch(trouble="there is no torchrun"), True, PROBLEM),
-        (Torch("torchrun", "ImportError: libcudart.so.12"), True, PROBLEM),
-        (Torch("torchrun", unknown="it did not end within 15 s"), True, NOTE),
-    ],
-    ids=["fits", "CPU build with GPUs", "CPU build without", "none", "broken", "slow disk"],
-)
-def test_torch_must_be_there_and_of_the_right_kind(torch, gpus, level):
-    known = answer(1) if gpus else Answer()
-    found = [*checks_driver.versions(Files(), known, Cuda(), torch)]
-    assert [f.level for f in found if f.area == "torch"] == [level]
-    slow = "python -c 'import torch'"  # a torchrun that is another program's is not the reason
-    assert all((slow in f.fix) == ("did not end" in f.what) for f in found if f.area == "torch")
+RUNS = {
+    ("9.0", "sm_80 sm_90"): "sm_90",
+    ("8.9", "sm_80 sm_86 sm_90"): "sm_80",
+    ("8.6", "sm_90"): "no",
+    ("12.0", "sm_90 compute_90"): "jit",
+    ("9.0", "sm_90a"): "sm_90a",
+    ("10.3", "sm_100a"): "no",
+    ("10.3", "sm_100f"): "sm_100f",
+    ("7.0", "sm_75 sm_80 compute_90"): "no",
+    ("12.1", "compute_100a"): "no",
+}
 
 
-@pytest.mark.parametrize(
-    ("capability", "archs", "runs"),
-    [
-        ("9.0", "sm_80 sm_90", "sm_90"),
-        ("8.9", "sm_80 sm_86 sm_90", "sm_80"),
-        ("8.6", "sm_90", "no"),
-        ("12.0", "sm_80 sm_90", "no"),
-        ("12.0", "sm_90 compute_90", "jit"),
-        ("9.0", "sm_90a", "sm_90a"),
-        ("10.3", "sm_100", "sm_100"),
-        ("10.3", "sm_100a", "no"),
-        ("10.3", "sm_100f", "sm_100f"),
-        ("7.0", "sm_75 sm_80 compute_90", "no"),
-        ("7.5", "sm_70", "sm_70"),
-        ("12.1", "compute_100a", "no"),
-    ],
-)
-def test_which_code_runs_on_which_gpu(capability, archs, runs):
-    assert checks_driver.how_it_runs(capability, tuple(archs.split())) == runs
-
-
-@pytest.mark.parametrize(
-    ("archs", "level"),
-    [(("sm_90",), OK), (("sm_80", "compute_80"), NOTE), (("sm_100",), PROBLEM), ((), None)],
-    ids=["code", "PTX only", "none", "unknown"],
-)
-def test_torch_must_have_code_for_the_gpus(archs, level):
+def test_torch_must_have_code_for_the_gpus():
+    assert {(c, a): checks_driver.how_it_runs(c, tuple(a.split())) for c, a in RUNS} == RUNS
     seen = answer(1, capabilities={bus(0): "9.0"})
-    found = checks_driver.architectures(seen, Cuda(), TORCH._replace(archs=archs))
-    assert [f.level for f in found] == ([level] if level else [])
+    for archs, level in (("sm_90", OK), ("sm_80 compute_80", NOTE), ("sm_100", PROBLEM)):
+        torch = TORCH._replace(archs=tuple(archs.split()))
+        assert [f.level for f in checks_driver.architectures(seen, Cuda(), torch)] == [level]
+    assert not list(checks_driver.architectures(seen, Cuda(), TORCH._replace(archs=())))
 
 
 # a driver that does not answer
@@ -117,20 +97,19 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("behaviour", "fix"), FAILURES.values(), ids=FAILURES)
-def test_each_way_in_which_nvml_fails_has_a_fix(nvml, behaviour, fix):
-    nvml.reports(**behaviour)
-    (found,) = checks_driver.presence(FILES, asked(nvml), Cuda())
-    assert (found.level, fix in found.fix) == (PROBLEM, True), found
+def test_each_way_in_which_nvml_fails_has_a_fix(nvml):
+    def check(behaviour, fix):
+        nvml.reports(**behaviour)
+        (found,) = checks_driver.presence(FILES, asked(nvml), Cuda())
+        assert (found.level, fix in found.fix) == (PROBLEM, True), found
+
+    check_cases(FAILURES, check)
 
 
-def test_a_library_without_its_driver_is_a_note_on_a_machine_without_gpus(nvml):
+def test_a_library_that_cannot_be_used_is_a_note(nvml):
     nvml.reports(Init_v2="!9")
-    (found,) = checks_driver.presence(Files(), asked(nvml), Cuda())
+    (found,) = checks_driver.presence(Files(), asked(nvml), Cuda())  # a machine without GPUs
     assert (found.level, found.what) == (NOTE, "the driver is not loaded")
-
-
-def test_a_library_that_cannot_be_loaded_is_a_note(nvml):
     (nvml.folder / LIBRARY).unlink()
     (nvml.folder / LIBRARY).write_text("no library")
     (found,) = checks_driver.presence(FILES, asked(nvml), Cuda())
@@ -138,16 +117,30 @@ def test_a_library_that_cannot_be_loaded_is_a_note(nvml):
     assert (found.level, "utility" in found.fix) == (NOTE, True)
 
 
-def test_a_hanging_nvml_is_a_problem():
-    hung = Answer(LIBRARY, status=None, trouble="it did not end within 6 s")
-    found = [*checks_driver.presence(FILES, hung, Cuda())]
-    assert (found[0].level, "did not end" in found[0].what) == (PROBLEM, True)
+HUNG = "it did not end within 6 s"
+SILENT = {  # the answer; of the finding that counts: area, level, what is in its text
+    "it hangs": (Answer(LIBRARY, status=None, trouble=HUNG), "driver", PROBLEM, "did not end"),
+    "its child cannot be started": (
+        *(Answer(LIBRARY, status=None, trouble="cannot be run (Exec format error)"), "driver"),
+        *(PROBLEM, "by hand"),
+    ),
+    "one GPU hangs": (
+        *(answer(1, status=None, trouble=HUNG, silent=(bus(1),)), f"GPU at {bus(1)}"),
+        *(PROBLEM, "the others do"),
+    ),
+    "each GPU answers alone": (
+        answer(2, status=None, trouble=HUNG),
+        *("driver", NOTE, "-pm 1"),
+    ),
+}
 
 
-def test_a_child_that_cannot_be_started_is_not_reported_as_hanging():
-    broken = Answer(LIBRARY, status=None, trouble="cannot be run (Exec format error)")
-    (found,) = checks_driver.presence(FILES, broken, Cuda())
-    assert (found.level, "by hand" in found.fix) == (PROBLEM, True)
+def test_what_does_not_answer_is_named():
+    def check(seen, area, level, clause):
+        found = {f.area: f for f in checks_driver.presence(FILES, seen, Cuda())}[area]
+        assert (found.level, clause in f"{found.what} {found.fix}") == (level, True), found
+
+    check_cases(SILENT, check)
 
 
 def test_a_gpu_whose_information_memory_is_corrupted_is_a_problem_beside_its_report(nvml):
@@ -157,20 +150,17 @@ def test_a_gpu_whose_information_memory_is_corrupted_is_a_problem_beside_its_rep
     assert (found.level, "replaced" in found.fix, len(seen.report.cards)) == (PROBLEM, True, 2)
 
 
-def test_the_only_gpu_that_hangs_is_named():
-    hung = answer(1, status=None, trouble="it did not end within 6 s", silent=(bus(1),))
-    found = {f.area: f for f in checks_driver.presence(FILES, hung, Cuda())}
-    assert found[f"GPU at {bus(1)}"].level == PROBLEM
-
-
-@pytest.mark.parametrize("why", ["15", "999"], ids=["lost", "unknown"])
-def test_a_lost_gpu_is_named_by_its_number_and_the_others_are_kept(nvml, why):
-    nvml.reports(gpu(0), gpu(1, GetHandle=f"!{why}"), gpu(2))
-    seen = asked(nvml, known=[bus(n) for n in range(3)])
-    (found,) = checks_driver.presence(FILES, seen, Cuda())
-    assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))
-    assert seen.report.numbers() == {bus(n): n for n in range(3)}
-    assert seen.peers == {(0, 2): "OK", (2, 0): "OK"}
+def test_a_lost_gpu_is_named_by_its_number_and_the_others_are_kept(nvml):
+    for why in ("15", "999"):  # lost, and for a reason that nobody knows
+        nvml.reports(gpu(0), gpu(1, GetHandle=f"!{why}"), gpu(2))
+        seen = asked(nvml, known=[bus(n) for n in range(3)])
+        (found,) = checks_driver.presence(FILES, seen, Cuda())
+        assert (found.area, found.level, found.detail) == ("GPU 1", PROBLEM, bus(1))
+        assert seen.report.numbers() == {bus(n): n for n in range(3)}
+        assert seen.peers == {(0, 2): "OK", (2, 0): "OK"}
+    nvml.reports(gpu(0, GetHandle="!15"))  # the only one
+    found = {f.area: f for f in checks_driver.presence(FILES, asked(nvml), Cuda())}
+    assert "GPU is lost" in found["GPU 0"].what
 
 
 def test_gpus_that_were_not_given_to_this_container_are_none(nvml):
@@ -180,33 +170,15 @@ def test_gpus_that_were_not_given_to_this_container_are_none(nvml):
     assert [f.level for f in checks_driver.presence(FILES, seen, Cuda())] == [OK]
 
 
-def test_a_machine_whose_only_gpu_is_lost_says_so(nvml):
-    nvml.reports(gpu(0, GetHandle="!15"))
-    seen = asked(nvml)
-    assert seen.report.lost == (Lost("", "GPU is lost", 0),)
-    found = {f.area: f for f in checks_driver.presence(FILES, seen, Cuda())}
-    assert "GPU is lost" in found["GPU 0"].what
-
-
-def test_a_slow_nvml_is_a_note_where_each_gpu_answers_alone():
-    slow = answer(2, status=None, trouble="it did not end within 8 s")
-    (found,) = checks_driver.presence(FILES, slow, Cuda())
-    assert (found.level, "-pm 1" in found.fix) == (NOTE, True)
-
-
-@pytest.mark.parametrize(
-    ("files", "level", "clause"),
-    [
+def test_a_machine_without_a_driver_differs_from_one_without_gpus():
+    for files, level, clause in (
         (Files(), NOTE, "no NVIDIA driver"),
         (Files(amd=True), NOTE, "AMD GPUs"),
         (Files(pci=8), PROBLEM, "8 NVIDIA GPUs on the PCI bus, and no driver"),
         (Files(nodes={"nvidiactl": "ok"}), PROBLEM, "neither NVML nor /proc/driver/nvidia"),
-    ],
-    ids=["nothing", "AMD", "no driver", "nodes alone"],
-)
-def test_a_machine_without_a_driver_differs_from_one_without_gpus(files, level, clause):
-    (found,) = checks_driver.presence(files, Answer(), Cuda())
-    assert (found.level, clause in found.what) == (level, True)
+    ):
+        (found,) = checks_driver.presence(files, Answer(), Cuda())
+        assert (found.level, clause in found.what) == (level, True)
 
 
 # what the driver shows in files
@@ -225,52 +197,40 @@ def seen_in(root):
 
 INFORMATION = "Model: \t\t NVIDIA H200\nDevice Minor: \t 0\n"
 KERNEL = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Mon\n"
+BUS = [  # vendor, class and driver of what is there; two are GPUs that this system may use
+    ("0x10de", "0x030200", None),
+    ("0x10de", "0x030000", "nvidia"),
+    ("0x10de", "0x030000", "vfio-pci"),
+    ("0x10de", "0x040300", None),  # its sound
+    ("0x1002", "0x030000", None),
+]
 
 
 def test_the_drivers_files_are_read(tmp_path):
+    assert seen_in(tmp_path) == Files()
+    written(tmp_path, {"dev/nvidiactl": ""})  # nodes alone, where /proc shows nothing
+    assert seen_in(tmp_path).nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing"}
     written(
         tmp_path,
         {
             "proc/version": KERNEL,
             "proc/gpus/0000:1a:00.0/information": INFORMATION,
-            "dev/nvidiactl": "",
             "dev/nvidia0": "",
             "tasks/71/comm": "nv-fabricmanage\n",
             "pci/0000:1a:00.0/numa_node": "1\n",
         },
     )
-    seen = seen_in(tmp_path)
-    assert (seen.version, seen.gpus, seen.manager) == ("580.95.05", {bus(0): "NVIDIA H200"}, True)
-    assert seen.nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing", "nvidia0": "ok"}
-    assert seen.numa == {bus(0): 1}
-    written(tmp_path, {"pci/0000:1a:00.0/numa_node": "-1\n"})  # the kernel knows of none
-    assert seen_in(tmp_path).numa == {}
-
-
-def test_gpus_are_counted_on_the_bus_without_those_of_virtual_machines(tmp_path):
-    for number, (vendor, kind, driver) in enumerate(
-        [
-            ("0x10de", "0x030200", None),
-            ("0x10de", "0x030000", "nvidia"),
-            ("0x10de", "0x030000", "vfio-pci"),
-            ("0x10de", "0x040300", None),  # its sound
-            ("0x1002", "0x030000", None),
-        ]
-    ):
+    for number, (vendor, kind, driver) in enumerate(BUS):
         base = f"pci/0000:0{number}:00.0"
         written(tmp_path, {f"{base}/vendor": vendor + "\n", f"{base}/class": kind + "\n"})
         if driver:
             (tmp_path / base / "driver").symlink_to(f"/drivers/{driver}")
-    assert seen_in(tmp_path).pci == 2
-
-
-def test_device_nodes_are_seen_where_the_drivers_files_are_not_shown(tmp_path):
-    written(tmp_path, {"dev/nvidiactl": ""})
-    assert seen_in(tmp_path).nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing"}
-
-
-def test_an_empty_machine_shows_nothing(tmp_path):
-    assert seen_in(tmp_path) == Files()
+    seen = seen_in(tmp_path)
+    assert (seen.version, seen.gpus, seen.manager) == ("580.95.05", {bus(0): "NVIDIA H200"}, True)
+    assert seen.nodes == {"nvidiactl": "ok", "nvidia-uvm": "missing", "nvidia0": "ok"}
+    assert (seen.numa, seen.pci) == ({bus(0): 1}, 2)
+    written(tmp_path, {"pci/0000:1a:00.0/numa_node": "-1\n"})  # the kernel knows of none
+    assert seen_in(tmp_path).numa == {}
 
 
 def test_each_gpu_is_asked_alone_if_the_whole_report_does_not_come(nvml, monkeypatch):
@@ -302,7 +262,6 @@ NODES = dict(FILES.nodes)
         ({**NODES, "nvidia0": "missing", "nvidia1": "missing"}, [PROBLEM], "no GPU is given"),
         ({}, [], ""),
     ],
-    ids=["all", "uvm", "control", "one of two", "every GPU", "container", "no driver"],
 )
 def test_the_device_nodes_must_be_there_and_open(nodes, levels, clause):
     found = [*checks_driver.nodes(FILES._replace(nodes=nodes))]

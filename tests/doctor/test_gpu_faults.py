@@ -99,20 +99,16 @@ def test_each_fault_in_the_answers_is_one_finding(judged):
 GEFORCE = {"GetName": "NVIDIA GeForce RTX 4090", "GetEccMode": "0 0", "GetPersistenceMode": "0"}
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"GetCurrentClocksEventReasons": f"{0x04}"},
+def test_normal_values_are_no_fault(judged):
+    for changed in (
+        {"GetCurrentClocksEventReasons": f"{0x04}"},  # capped
         {"GetCurrentClocksEventReasons": "0"},
-        {"used": 570},
+        {"used": 570},  # a desktop
         GEFORCE,
-        {name: "!3" for name in gpu() if name != "GetPciInfo_v3"},
-        {name: "!4" for name in gpu() if name != "GetPciInfo_v3"},
-    ],
-    ids=["capped", "busy", "a desktop", "GeForce", "nothing is supported", "nothing is allowed"],
-)
-def test_normal_values_are_no_fault(judged, changed):
-    assert [found.level for found in judged(**changed)] == [OK]
+        {name: "!3" for name in gpu() if name != "GetPciInfo_v3"},  # nothing is supported
+        {name: "!4" for name in gpu() if name != "GetPciInfo_v3"},  # nothing is allowed
+    ):
+        assert [found.level for found in judged(**changed)] == [OK], changed
 
 
 def test_memory_errors_are_a_problem_unless_the_driver_needs_no_recovery(judged):
@@ -122,12 +118,8 @@ def test_memory_errors_are_a_problem_unless_the_driver_needs_no_recovery(judged)
     assert (well.level, unknown.level) == (NOTE, PROBLEM)
     assert "3 uncorrectable memory errors" in unknown.what
     assert "SRAM Uncorrectable Parity: 3" in unknown.detail
-
-
-def test_an_older_driver_counts_sram_errors_as_one(judged):
-    errors = {"GetSramEccErrorStatus": "!13", "GetMemoryErrorCounter.1.0.7": "5"}
-    (found,) = judged(errors)
-    assert "SRAM Uncorrectable: 5" in found.detail
+    older = {"GetSramEccErrorStatus": "!13", "GetMemoryErrorCounter.1.0.7": "5"}
+    assert "SRAM Uncorrectable: 5" in judged(older)[0].detail
 
 
 def test_a_problem_of_another_jobs_gpu_is_a_note(judged):
@@ -138,23 +130,16 @@ def test_a_problem_of_another_jobs_gpu_is_a_note(judged):
     assert [found.level for found in own] == [PROBLEM]
 
 
-@pytest.mark.parametrize(
-    ("used", "processes", "level", "clause"),
-    [
+def test_taken_memory_is_reported_with_its_processes(judged):
+    for used, processes, level, clause in (
         (70000, f"71 {69000 * MIB}", PROBLEM, "pid 71"),
         (2000, f"71 {1900 * MIB}", NOTE, "pid 71"),
         (70000, "", PROBLEM, "by no process that is visible here"),
         (70000, f"71 {30000 * MIB}", PROBLEM, "40000 MiB by no process"),
-    ],
-    ids=["a job", "a small one", "another container", "both"],
-)
-def test_taken_memory_is_reported_with_its_processes(judged, used, processes, level, clause):
-    (found,) = judged({"GetComputeRunningProcesses_v3": processes}, used=used)
-    assert (found.level, clause in found.detail) == (level, True), found
-
-
-def test_an_older_driver_counts_its_own_memory_as_used(judged):
+    ):
+        (found,) = judged({"GetComputeRunningProcesses_v3": processes}, used=used)
+        assert (found.level, clause in found.detail) == (level, True), found
     sizes = (TOTAL_MIB, TOTAL_MIB - RESERVED_MIB - 70000, RESERVED_MIB + 70000)
     old = {"GetMemoryInfo_v2": "!25", "GetMemoryInfo": " ".join(str(n * MIB) for n in sizes)}
-    (found,) = judged(old)
+    (found,) = judged(old)  # an older driver counts its own memory as used
     assert "70620 of 143771 MiB" in found.what
