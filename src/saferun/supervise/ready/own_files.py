@@ -30,6 +30,8 @@ _KEEPER, _HOOKS = "keeper", "inject"
 _ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
 # What it starts reads its program from the disk, in a Python that may not be ours.
 _NOT_KEPT = ("warm_agent.py",)
+# What other processes execute; the rest is needed here alone, where it may be imported already.
+_EXECUTED = ("", _KEEPER, _HOOKS, "gpu")
 _HOOKS_PLACE = "hooks"  # a folder of the run's directory
 
 # The program of a keeper whose sources come with its command line.
@@ -65,6 +67,8 @@ class OwnFiles:
             return False
         texts, stamps = {}, {}
         for path in _paths():
+            if _module(path) in sys.modules and _room(path) not in _EXECUTED:
+                continue
             with open(path, encoding="utf-8") as file:
                 status = os.fstat(file.fileno())
                 texts[path], stamps[path] = file.read(), _stamp(status)
