@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import stat
 import subprocess
@@ -16,7 +15,8 @@ import filelock
 import pytest
 from repo import ROOT
 
-from saferun.journal import file_lock, mitigation_history
+from saferun.journal import file_lock, history_file, mitigation_history
+from saferun.journal.history_file import HistoryFile
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry, Key
 
 KEY = Key("/w/train.py", "NVIDIA H200", "2.13.0", "570.86")
@@ -42,77 +42,39 @@ def test_what_was_saved_is_there_again(environ):
     path = mitigation_history.path(environ)
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+    many = tuple(entry(f"c{n}", at=NOW + n) for n in range(history_file.ENTRIES + 20))
+    mitigation_history.change(environ, lambda _: many)
+    assert mitigation_history.load(environ) == many[20:]
 
 
-@pytest.mark.parametrize("field", Key._fields)
-def test_another_script_gpu_torch_or_driver_is_another_matter(field):
-    other = KEY._replace(**{field: "other"})
-    assert mitigation_history.recall([entry()], KEY, (), NOW) == (entry(),)
-    assert mitigation_history.recall([entry()], other, (), NOW) == ()
+def test_a_mitigation_is_recalled_for_the_same_case_alone():
+    costs, free = entry(arguments=("--a",)), entry("b", at=NOW + 5)
+    for arguments, later_s, found in (
+        (("--a",), 6.0, (costs, free)),  # in the order in which they were learned
+        (("--a",), RETRY_WITHOUT_S - 1, (costs, free)),
+        (("--a",), RETRY_WITHOUT_S, (free,)),
+        (("--a",), -10.0, (free,)),  # learned in the future
+        (("--b",), 100 * RETRY_WITHOUT_S, (free,)),
+    ):
+        assert mitigation_history.recall([free, costs], KEY, arguments, NOW + later_s) == found
+    for field in Key._fields:
+        other = KEY._replace(**{field: "other"})
+        assert mitigation_history.recall([free], other, (), NOW) == ()
+    anew = entry(arguments=("--a",), at=NOW + 10)
+    assert mitigation_history.merge([costs, free], [anew]) == (anew, free)
 
 
-def test_a_mitigation_that_costs_nothing_holds_for_any_arguments_and_for_good():
-    assert mitigation_history.recall([entry()], KEY, ("--new",), NOW + 100 * RETRY_WITHOUT_S)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "later_s", "found"),
-    [
-        (("--a",), 0.0, True),
-        (("--a",), RETRY_WITHOUT_S - 1, True),
-        (("--a",), RETRY_WITHOUT_S, False),
-        (("--a",), -10.0, False),
-        (("--b",), 0.0, False),
-    ],
-    ids=["same", "within the week", "after it", "learned in the future", "other arguments"],
-)
-def test_a_mitigation_that_costs_holds_for_its_arguments_and_a_week(arguments, later_s, found):
-    costs = entry(arguments=("--a",))
-    assert bool(mitigation_history.recall([costs], KEY, arguments, NOW + later_s)) is found
-
-
-def test_mitigations_come_back_in_the_order_in_which_they_were_learned():
-    first, second = entry("a", at=NOW), entry("b", at=NOW + 5)
-    assert mitigation_history.recall([second, first], KEY, (), NOW + 9) == (first, second)
-
-
-def test_a_mitigation_that_is_learned_anew_has_its_new_time():
-    old, new = entry(arguments=("--a",)), entry(arguments=("--a",), at=NOW + 10)
-    assert mitigation_history.merge([old, entry("b")], [new]) == (new, entry("b"))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"garbage",
-        b"[]",
-        b'{"schema": 2, "mitigations": []}',
-        b'{"schema": 1, "mitigations": [{}]}',
-        b"\xff",
-    ],
-    ids=["empty", "no JSON", "a list", "another schema", "half an entry", "no text"],
-)
-def test_a_broken_file_is_an_empty_history(environ, content):
+def test_a_broken_or_planted_file_is_an_empty_history(environ, tmp_path):
     path = Path(mitigation_history.path(environ))
     path.parent.mkdir(parents=True, mode=0o700)
-    path.write_bytes(content)
+    schema = (b'{"schema": 2, "mitigations": []}', b'{"schema": 1, "mitigations": [{}]}')
+    for content in (b"", b"garbage", b"[]", *schema, b"\xff"):
+        path.write_bytes(content)
+        assert mitigation_history.load(environ) == ()
+    mitigation_history.change(environ, lambda _: (entry(),))
+    path.rename(tmp_path / "theirs.json")
+    path.symlink_to(tmp_path / "theirs.json")
     assert mitigation_history.load(environ) == ()
-
-
-def test_a_planted_link_is_not_read(environ, tmp_path):
-    target = tmp_path / "theirs.json"
-    target.write_text(json.dumps({"schema": 1, "mitigations": []}))
-    path = mitigation_history.path(environ)
-    os.makedirs(os.path.dirname(path), mode=0o700)
-    os.symlink(target, path)
-    assert mitigation_history.load(environ) == ()
-
-
-def test_the_file_does_not_grow_for_ever(environ):
-    many = [entry(f"c{n}", at=NOW + n) for n in range(mitigation_history.ENTRIES + 20)]
-    mitigation_history.change(environ, lambda _: tuple(many))
-    assert mitigation_history.load(environ) == tuple(many[20:])
 
 
 # Two processes at once
@@ -167,7 +129,7 @@ def test_a_node_that_does_not_get_the_lock_is_content_with_what_another_one_wrot
 ):
     mitigation_history.change(environ, lambda _: ())
     path = mitigation_history.path(environ)
-    document = mitigation_history._document([entry()])
+    document = mitigation_history.HISTORY._document((entry(),))
 
     def another_writes(*_):
         Path(path).write_bytes(document)
@@ -182,27 +144,23 @@ def test_a_node_that_does_not_get_the_lock_is_content_with_what_another_one_wrot
 def test_a_lock_that_another_process_keeps_costs_a_bounded_wait(environ, monkeypatch):
     path = mitigation_history.path(environ)
     os.makedirs(os.path.dirname(path), mode=0o700)
-    monkeypatch.setattr(mitigation_history, "LOCK_S", 0.1)
+    monkeypatch.setattr(history_file, "LOCK_S", 0.1)
     with filelock.FileLock(f"{path}.lock"), pytest.raises(file_lock.HeldError):
         learn(environ)
     assert mitigation_history.load(environ) == ()
     learn(environ)
     assert mitigation_history.load(environ) == (entry(),)
+    with pytest.raises(OSError, match="cannot be used"):
+        learn({"HOME": path})  # a file
 
 
 def test_a_disk_that_does_not_answer_costs_a_bounded_wait(environ, monkeypatch):
     answers = threading.Event()
-    monkeypatch.setattr(mitigation_history, "DISK_S", 0.1)
-    monkeypatch.setattr(mitigation_history, "load", lambda _: answers.wait() and ())
+    monkeypatch.setattr(history_file, "DISK_S", 0.1)
+    monkeypatch.setattr(HistoryFile, "load", lambda *_: answers.wait() and ())
     with pytest.raises(OSError, match="does not answer"):
         learn(environ)
     answers.set()
-
-
-def test_a_home_that_cannot_be_written_is_an_error_of_the_disk(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="cannot be used"):
-        learn({"HOME": str(tmp_path / "file")})
 
 
 def test_where_the_file_system_has_no_flock_a_file_is_the_lock(environ, monkeypatch):
@@ -211,7 +169,7 @@ def test_where_the_file_system_has_no_flock_a_file_is_the_lock(environ, monkeypa
 
     monkeypatch.setattr(fcntl, "flock", none)
     path = f"{mitigation_history.path(environ)}.lock"
-    monkeypatch.setattr(mitigation_history, "LOCK_S", 0.1)
+    monkeypatch.setattr(history_file, "LOCK_S", 0.1)
     learn(environ)
     assert mitigation_history.load(environ) == (entry(),)
     with filelock.SoftFileLock(path), pytest.raises(file_lock.HeldError):

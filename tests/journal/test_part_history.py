@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 
 import pytest
+from cases import check_cases
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.errors import UsageError
@@ -44,13 +44,13 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize(("known", "names"), NAMED.values(), ids=NAMED)
-def test_a_part_is_named_after_two_failures_in_its_last_five_runs(known, names):
-    assert [part.name for part in part_history.of(known, "h", [A, B]) if part.is_named] == names
+def test_a_part_is_named_after_two_failures_in_its_last_five_runs():
+    def check(known, names):
+        named = [part.name for part in part_history.of(known, "h", [A, B]) if part.is_named]
+        assert named == names
 
-
-def test_what_is_said_has_the_dates_and_the_runs():
-    (part,) = [one for one in part_history.of(past(ECC, LOST), "h", [A]) if one.is_named]
+    check_cases(NAMED, check)
+    part = part_history.of(past(ECC, LOST), "h", [A])[0]
     said = part_history.sentence(part, 3)
     assert said.startswith(
         f"GPU 3 ({A}) failed in 2 of its last 2 runs: gpu-ecc-uncorrectable on 19"
@@ -88,13 +88,13 @@ def test_failures_are_forgotten_by_gpu_host_or_all(home, name):
         part_history.clear(environ, "GPU-none")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1, "runs": [1]}', '{"schema": 9}'])
-def test_a_file_that_is_not_ours_is_no_history(home, content):
+def test_a_file_that_is_not_ours_is_no_history(home):
     file = part_history.path({"HOME": str(home)})
     os.makedirs(os.path.dirname(file), mode=0o700)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), "w") as opened:
-        opened.write(content)
-    assert part_history.load({"HOME": str(home)}) == ()
+    for content in ("", "{", "[]", '{"schema": 1, "runs": [1]}', '{"schema": 9}'):
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+            opened.write(content)
+        assert part_history.load({"HOME": str(home)}) == ()
 
 
 # --- whose failure it was ------------------------------------------------------------------------
@@ -133,11 +133,3 @@ def test_a_failure_is_the_gpus_that_its_line_or_its_rank_names(home, facts, rank
     assert all(
         (one.run, one.gpus, one.host) == ("run-1", (A, B), os.uname().nodename) for one in kept
     )
-
-
-def test_the_file_is_plain(home):
-    environ = {"HOME": str(home)}
-    part_history.change(environ, lambda _: tuple(past(ECC)))
-    with open(part_history.path(environ)) as file:
-        (run,) = json.load(file)["runs"]
-    assert run == {"run": "run-0", "at": 0.0, "host": "h", "gpus": [A, B], "failed": ECC}

@@ -12,26 +12,37 @@ from users import STRANGER, acting_as, open_place, root
 from saferun.inject import receipts
 
 
-def test_a_link_under_the_runs_name_is_not_followed(begin, base, tmp_path):
-    base.mkdir(parents=True)
+def test_a_link_under_the_runs_name_is_not_followed(begin, base, tmp_path, messages, monkeypatch):
     trap = tmp_path / "trap"
     trap.mkdir()
+    base.mkdir(parents=True)
     (base / "r").symlink_to(trap)
     journal = begin()
     use(journal)
-    assert journal.path == str(base / "r-2")
-    assert list(trap.iterdir()) == []
+    assert (journal.path, messages) == (str(base / "r-2"), [])
+    real = os.mkdir
+
+    def swapped(path, *args, **kwargs):
+        real(path, *args, **kwargs)
+        if path == "s":
+            (base / "s").rmdir()
+            (base / "s").symlink_to(trap)
+
+    monkeypatch.setattr(os, "mkdir", swapped)  # in place of the directory just made
+    use(begin(run="s"))
+    assert (list(trap.iterdir()), len(messages)) == ([], 1)
 
 
-@pytest.mark.parametrize("name", ["plan.json", "attempt-1.stdout", ".plan.json.tmp"])
-def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_path, messages, name):
+def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_path, messages):
     target = tmp_path / "target"
     target.write_text("mine")
     journal = begin()
-    (base / "r" / name).symlink_to(target)
+    planted = [base / "r" / name for name in ("plan.json", "attempt-1.stdout", ".plan.json.tmp")]
+    for path in planted:
+        path.symlink_to(target)
     use(journal)
     assert target.read_text() == "mine"
-    assert not (base / "r" / name).is_symlink()
+    assert not any(path.is_symlink() for path in planted)
     assert (base / "r" / "plan.json").is_file()
     assert messages == []
 
@@ -62,6 +73,9 @@ def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
     assert [p.name for p in (base / "r").rglob("*")] == ["receipts"]
     assert (base / "moved" / "plan.json").is_file()
     assert journal.receipts() is None  # ranks go by the path
+    (base / "r" / "receipts").rmdir()
+    (base / "r" / "receipts").symlink_to(base / "moved" / "receipts")
+    assert journal.receipts() is None
 
 
 @root
@@ -101,32 +115,6 @@ def test_a_run_that_never_began_removes_nothing_by_a_planted_link(begin, tmp_pat
             os.symlink(tmp_path, f"{place}/r")
         journal.discard()
     assert (tmp_path / "mine").exists()
-
-
-def test_a_link_put_in_place_of_the_directory_just_made_gets_nothing(
-    begin, base, tmp_path, messages, monkeypatch
-):
-    trap = tmp_path / "trap"
-    trap.mkdir()
-    real = os.mkdir
-
-    def swapped(path, *args, **kwargs):
-        real(path, *args, **kwargs)
-        if path == "r":
-            (base / "r").rmdir()
-            (base / "r").symlink_to(trap)
-
-    monkeypatch.setattr(os, "mkdir", swapped)
-    use(begin())
-    assert list(trap.iterdir()) == []
-    assert len(messages) == 1
-
-
-def test_receipts_that_became_a_link_are_not_offered(begin, base, tmp_path):
-    journal = begin()
-    (base / "r" / "receipts").rmdir()
-    (base / "r" / "receipts").symlink_to(tmp_path)
-    assert journal.receipts() is None
 
 
 def test_the_users_own_link_to_a_larger_disk_is_followed(begin, base, tmp_path, messages):

@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from cases import check_cases
 
 from saferun.inject import contract
 from saferun.journal import receipts
@@ -45,80 +46,51 @@ def left(rank: int | None, hook: str, outcome: str = "applied", **facts: object)
 
 # reading
 
+READ = ((None, 9), (2, 5), (10, 6))
 
-def test_a_line_comes_back_with_what_the_hook_added(tmp_path: Path) -> None:
-    put(tmp_path, "a2-r1-rank0-pid10.jsonl", line() + line(hook="init", missing=[3]))
-    assert read(str(tmp_path), 2) == (
+
+def test_lines_come_back_by_restart_and_rank_with_what_the_hook_added(tmp_path: Path) -> None:
+    put(tmp_path, "a1-r1-rank0-pid10.jsonl", line() + line(hook="init", missing=[3]))
+    for rank, pid in ((10, 6), (2, 5), (None, 9)):
+        name = f"a1-r0-rank{'none' if rank is None else rank}-pid{pid}.jsonl"
+        put(tmp_path, name, line(rank=rank, pid=pid) + line(hook="cut")[:-1])
+    assert read(str(tmp_path), 1) == (
+        *(Receipt(pid, r, 0, 5.5, "bootstrap", "applied", {}) for r, pid in READ),
         Receipt(10, 0, 1, 5.5, "bootstrap", "applied", {}),
         Receipt(10, 0, 1, 5.5, "init", "applied", {"missing": [3]}),
     )
 
 
-def test_restarts_then_ranks_come_in_order(tmp_path: Path) -> None:
-    for restart, rank, pid in [(1, 0, 7), (0, 10, 6), (0, 2, 5), (0, None, 9)]:
-        name = f"a1-r{restart}-rank{'none' if rank is None else rank}-pid{pid}.jsonl"
-        put(tmp_path, name, line(rank=rank, pid=pid))
-    found = [(r.restart, r.rank, r.pid) for r in read(str(tmp_path), 1)]
-    assert found == [(0, None, 9), (0, 2, 5), (0, 10, 6), (1, 0, 7)]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_other_files_are_not_read(tmp_path: Path) -> None:
+    for name in (
         "a2-r0-rank0-pid10.jsonl",
         "a11-r0-rank0-pid10.jsonl",
         "a1-r0-rank0-pid10.jsonl.swp",
         ".a1-r0-rank0-pid10.jsonl",
         "a1-rX-rank0-pid10.jsonl",
-        "plan.json",
         "a1-r0-rank\N{ARABIC-INDIC DIGIT ONE}-pid10.jsonl",
-    ],
-)
-def test_other_attempts_and_other_files_are_not_read(tmp_path: Path, name: str) -> None:
-    put(tmp_path, name, line())
-    assert read(str(tmp_path), 1) == ()
+    ):
+        put(tmp_path, name, line())
+    if os.geteuid() == 0:
+        os.chown(put(tmp_path, "a1-r0-rank0-pid1.jsonl", line()), 12345, -1)  # another user's
+    for where in (str(tmp_path), None, "/proc/nowhere", "/dev/null", ""):
+        assert read(where, 1) == ()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b"",
-        b"\n",
-        b"\xff\xfe\x00garbage\n",
-        b'{"v": 1, "at": 5.5, "pid": 10, "ra\n',
-        b"[" * 50_000 + b"\n",
-        b"[1, 2]\n",
-        line(v=2),
-        line(pid="10"),
-        line(pid=-1),
-        line(pid=True),
-        line(rank="0"),
-        line(rank=10**12),
-        line(at="now"),
-        line(at=10**400),
-        line(hook=None),
-        line(outcome=["applied"]),
-        b'{"v": 1, "at": ' + b"9" * 5000 + b"}\n",
-    ],
-    ids=lambda value: repr(value[:40]),
-)
-def test_what_is_no_receipt_is_left_out_and_its_neighbours_are_read(
-    tmp_path: Path, bad: str | bytes
-) -> None:
-    bad = bad.encode() if isinstance(bad, str) else bad
-    put(tmp_path, "a1-r0-rank0-pid10.jsonl", line().encode() + bad + line(hook="init").encode())
-    assert [r.hook for r in read(str(tmp_path), 1)] == ["bootstrap", "init"]
+BAD: list[str | bytes] = [
+    *(b"", b"\n", b"\xff\xfe\x00garbage\n", b'{"v": 1, "at": 5.5, "pid": 10, "ra\n'),
+    *(b"[" * 50_000 + b"\n", b"[1, 2]\n", b'{"v": 1, "at": ' + b"9" * 5000 + b"}\n"),
+    *(line(v=2), line(pid="10"), line(pid=-1), line(pid=True), line(rank="0")),
+    *(line(rank=10**12), line(at="now"), line(at=10**400), line(hook=None), line(outcome=["a"])),
+]
 
 
-def test_a_line_without_its_end_is_left_out(tmp_path: Path) -> None:
-    whole = line()
-    put(tmp_path, "a1-r0-rank0-pid10.jsonl", whole + line(hook="init")[:-1])
-    assert [r.hook for r in read(str(tmp_path), 1)] == ["bootstrap"]
-
-
-@pytest.mark.parametrize("where", [None, "/proc/nowhere", "/dev/null", ""])
-def test_a_missing_directory_holds_nothing(where: str | None) -> None:
-    assert read(where, 1) == ()
+def test_what_is_no_receipt_is_left_out_and_its_neighbours_are_read(tmp_path: Path) -> None:
+    for bad in BAD:
+        text = bad.encode() if isinstance(bad, str) else bad
+        whole = line().encode() + text + line(hook="init").encode()
+        put(tmp_path, "a1-r0-rank0-pid10.jsonl", whole)
+        assert [r.hook for r in read(str(tmp_path), 1)] == ["bootstrap", "init"], bad[:40]
 
 
 def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
@@ -135,12 +107,6 @@ def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
     os.close(full)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_files_of_other_users_are_not_believed(tmp_path: Path) -> None:
-    os.chown(put(tmp_path, "a1-r0-rank0-pid1.jsonl", line()), 12345, -1)
-    assert read(str(tmp_path), 1) == ()
-
-
 @pytest.mark.parametrize("files", [1, 200], ids=["one file", "many files"])
 def test_a_hundred_thousand_lines_are_read_up_to_a_bound_and_in_bounded_memory(
     tmp_path: Path, files: int
@@ -148,19 +114,15 @@ def test_a_hundred_thousand_lines_are_read_up_to_a_bound_and_in_bounded_memory(
     text = line(hook="order", text="x" * 100) * (100_000 // files)
     for pid in range(files):
         put(tmp_path, f"a1-r0-rank0-pid{pid}.jsonl", line(pid=pid) + text)
+    put(tmp_path, "a1-r0-rank1-pid999.jsonl", line(rank=1, pid=999))
     tracemalloc.start()
     found = read(str(tmp_path), 1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found[0].hook == "bootstrap"
+    assert files > 1 or found[-1].rank == 1, "a full file hides no other rank"
     assert len(found) <= receipts.MAX_LINES
     assert peak < 64 << 20
-
-
-def test_one_full_file_hides_no_other_rank(tmp_path: Path) -> None:
-    put(tmp_path, "a1-r0-rank0-pid1.jsonl", line() * 100_000)
-    put(tmp_path, "a1-r0-rank1-pid2.jsonl", line(rank=1, pid=2))
-    assert {r.rank for r in read(str(tmp_path), 1)} == {0, 1}
 
 
 # the pids of ranks
@@ -170,58 +132,55 @@ def ended(rank: int, **more: int) -> Receipt:
     return started(rank, **more)._replace(outcome="finished")
 
 
-@pytest.mark.parametrize(
-    ("reported", "finished"),
-    [
+def test_a_job_has_finished_when_each_of_its_ranks_has() -> None:
+    both = (started(0, size=2), started(1, size=2))
+    for reported, finished in (
         ((), False),
-        ((started(0, size=2), started(1, size=2)), False),
-        ((started(0, size=2), ended(0, size=2)), False),
-        ((started(0, size=2), started(1, size=2), ended(1, size=2)), False),
-        ((started(0, size=2), started(1, size=2), ended(0, size=2), ended(1, size=2)), True),
+        (both, False),
+        ((*both, ended(1, size=2)), False),
+        ((started(0, size=2), ended(0, size=2)), False),  # one is unheard of
+        ((*both, ended(0, size=2), ended(1, size=2)), True),
         ((ended(0, size=1), started(0, size=1, restart=1)), False),
-    ],
-    ids=["silence", "begun", "one unheard", "one at work", "all", "a restart began anew"],
-)
-def test_a_job_has_finished_when_each_of_its_ranks_has(
-    reported: tuple[Receipt, ...], finished: bool
-) -> None:
-    assert receipts.finished(reported) is finished
+    ):
+        assert receipts.finished(reported) is finished
+    # A script that numbers its device anew makes no rank of it.
+    end = ended(1, size=2)._replace(facts={"local_rank": 0, "local_world_size": 2})
+    assert judge((*both, end), **KNOWN) == ()
 
 
 # the judgement
 
 
-@pytest.mark.parametrize(
-    ("given", "known", "messages"),
-    [
-        ([], {}, [NOWHERE]),
-        ([], {"expects_hooks": False}, []),
-        ([], {"ranks_ran": False}, []),
-        ([], {"no_python": True}, []),
-        ([left(None, "compile")], {}, [NOWHERE]),
-        ([started(r) for r in range(4)], {}, []),
-        ([started(0), started(2)], {}, ["the hooks did not run in ranks 1, 3, "]),
-        ([started(0), started(2)], {"no_python": True}, ["the hooks did not run in ranks 1, 3, "]),
-        ([started(0), started(2)], {"ranks_ran": False}, []),
-        ([started(0), started(2)], {"expects_hooks": False}, []),
-        ([started(5), started(6), started(7)], {}, ["the hooks did not run in rank 4, "]),
-        ([started(3, size=8)], {}, ["the hooks did not run in ranks 0-2, 4-7, "]),
-        ([started(0, size=2), left(1, "init")], {}, []),
-        ([started(0, size=2), started(1, size=2, restart=1)], {}, []),
-        ([left(0, "init")], {}, []),
-    ],
-    ids=[
-        *("none", "no hooks expected", "no rank ran", "no python"),
-        *("only a process without a rank", "all", "some", "some without python"),
-        *("some, too early to know", "some, no hooks expected", "second machine"),
-        *("rows of ranks", "known by another hook", "known by a restart", "sizes unknown"),
-    ],
-)
-def test_ranks_without_a_word_are_told(
-    given: list[Receipt], known: dict[str, bool], messages: list[str]
-) -> None:
-    lines = judge(given, **{**KNOWN, **known})
-    assert [text[: len(begin)] for text, begin in zip(lines, messages, strict=True)] == messages
+SOME = [started(0), started(2)]
+MISSING = [NOWHERE], ["the hooks did not run in ranks 1, 3, "]
+TOLD = {
+    "none": ([], {}, MISSING[0]),
+    "no hooks expected": ([], {"expects_hooks": False}, []),
+    "no rank ran": ([], {"ranks_ran": False}, []),
+    "no python": ([], {"no_python": True}, []),
+    "only a process without a rank": ([left(None, "compile")], {}, MISSING[0]),
+    "all": ([started(r) for r in range(4)], {}, []),
+    "some": (SOME, {}, MISSING[1]),
+    "some without python": (SOME, {"no_python": True}, MISSING[1]),
+    "some, too early to know": (SOME, {"ranks_ran": False}, []),
+    "rows of ranks": ([started(3, size=8)], {}, ["the hooks did not run in ranks 0-2, 4-7, "]),
+    "known by another hook": ([started(0, size=2), left(1, "init")], {}, []),
+    "known by a restart": ([started(0, size=2), started(1, size=2, restart=1)], {}, []),
+    "sizes unknown": ([left(0, "init")], {}, []),
+    "too many": (
+        [started(0), *(left(0, hook, "failed", error="E") for hook in "abcd")],
+        {},
+        ["the hooks did not run in", "hook a failed in ran", "3 more hooks failed;"],
+    ),
+}
+
+
+def test_ranks_without_a_word_are_told() -> None:
+    def check(given: list[Receipt], known: dict[str, bool], messages: list[str]) -> None:
+        lines = judge(given, **{**KNOWN, **known})
+        assert [t[: len(begin)] for t, begin in zip(lines, messages, strict=True)] == messages
+
+    check_cases(TOLD, check)
 
 
 def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error() -> None:
@@ -231,17 +190,6 @@ def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error() -> None:
     assert (
         messages == "hook compile failed in ranks 1-3 and does not hold there: ValueError: 3 ?[31m"
     )
-
-
-def test_never_more_than_three_lines() -> None:
-    given = [started(0), *(left(0, hook, "failed", error="E") for hook in "abcd")]
-    messages = judge(given, **KNOWN)
-    assert [text[:20] for text in messages] == [
-        "the hooks did not ru",
-        "hook a failed in ran",
-        "3 more hooks failed;",
-    ]
-    assert len(judge(given[1:3], **KNOWN)) == 2
 
 
 # real ranks
@@ -276,11 +224,6 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
     assert judge(found, **KNOWN) == ()
 
 
-def test_a_script_that_numbers_its_device_anew_makes_no_rank_of_it() -> None:
-    end = ended(1, size=2)._replace(facts={"local_rank": 0, "local_world_size": 2})
-    assert judge((started(0, size=2), started(1, size=2), end), **KNOWN) == ()
-
-
 @pytest.mark.slow
 def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
     isolated = python_exec(tmp_path, f'exec {sys.executable} -I "$@"')
@@ -306,31 +249,27 @@ def reported(rank: int | None, state: str, restart: int = 0) -> Receipt:
     return found._replace(facts={"targets": {KERNELS: state, "torch": "applied"}})
 
 
-@pytest.mark.parametrize(
-    ("receipts_", "expected"),
-    [
-        ([reported(0, "applied"), reported(1, "not imported")], {}),
-        ([reported(0, "missed"), reported(2, "missed")], {KERNELS: {0, 2}}),
-        ([reported(None, "missed")], {KERNELS: set()}),
-        ([reported(0, "not imported"), reported(0, "missed")], {KERNELS: {0}}),
-        ([reported(0, "missed"), reported(0, "applied")], {}),
-        ([reported(0, "missed"), reported(0, "applied", restart=1)], {}),
-        ([left(0, "targets", "observed", targets=["missed"])], {}),
-        ([left(0, "targets", "observed", targets={"os": "missed"})], {}),
-    ],
-    ids=["none", "two", "no rank", "later", "hooked later", "restart", "odd", "not ours"],
-)
-def test_what_was_missed_is_the_last_state_of_each_process(
-    receipts_: list[Receipt], expected: dict[str, set[int]]
-) -> None:
-    assert receipts.missed(receipts_) == expected
+MISSED = {
+    "none": ([reported(0, "applied"), reported(1, "not imported")], {}),
+    "two": ([reported(0, "missed"), reported(2, "missed")], {KERNELS: {0, 2}}),
+    "no rank": ([reported(None, "missed")], {KERNELS: set()}),
+    "later": ([reported(0, "not imported"), reported(0, "missed")], {KERNELS: {0}}),
+    "hooked later": ([reported(0, "missed"), reported(0, "applied")], {}),
+    "restart": ([reported(0, "missed"), reported(0, "applied", restart=1)], {}),
+    "odd": ([left(0, "targets", "observed", targets=["missed"])], {}),
+    "not ours": ([left(0, "targets", "observed", targets={"os": "missed"})], {}),
+}
 
 
-@pytest.mark.parametrize("needed", [{KERNELS}, set()])
-def test_a_missed_module_is_reported_where_a_setting_needs_it(needed: set[str]) -> None:
+def test_a_module_that_was_missed_is_reported_where_a_setting_needs_it() -> None:
+    def check(given: list[Receipt], expected: dict[str, set[int]]) -> None:
+        assert receipts.missed(given) == expected
+
+    check_cases(MISSED, check)
     found = [started(0, size=1), reported(0, "missed")]
-    lines = judge(found, **KNOWN, needed=needed)
-    assert [KERNELS in line and "rank 0" in line for line in lines] == [True] * len(needed)
+    assert judge(found, **KNOWN) == ()
+    (line,) = judge(found, **KNOWN, needed={KERNELS})
+    assert (KERNELS in line, "rank 0" in line) == (True, True)
 
 
 # NCCL
@@ -344,19 +283,12 @@ def test_the_version_of_nccl_is_known_where_all_ranks_of_the_job_are_here() -> N
     both = [nccl(0), nccl(1), left(0, "init"), left(1, "init")]
     assert receipts.nccl(both) == ("2.32.3", 2)
     assert receipts.nccl([*both, nccl(0)]) == ("2.32.3", 2), "a group that was made again"
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        pytest.param([], id="no rank has begun"),
-        pytest.param([left(0, "init"), left(1, "init")], id="no NCCL"),
-        pytest.param([nccl(0)], id="a rank has not begun"),
-        pytest.param([nccl(0, size=4), nccl(1, size=4)], id="ranks of another machine"),
-        pytest.param([nccl(0), nccl(1, "2.30.7")], id="two versions"),
-        pytest.param([left(0, "init", "observed", nccl=3, world_size=1)], id="no text"),
-        pytest.param([left(0, "init", "observed", nccl="2.32.3", world_size="x")], id="no count"),
-    ],
-)
-def test_elsewhere_it_is_not(found: list[Receipt]) -> None:
-    assert receipts.nccl(found) == ("", 0)
+    for found in (
+        [left(0, "init"), left(1, "init")],
+        [nccl(0)],  # a rank has not begun
+        [nccl(0, size=4), nccl(1, size=4)],  # others are on another machine
+        [nccl(0), nccl(1, "2.30.7")],
+        [left(0, "init", "observed", nccl=3, world_size=1)],
+        [left(0, "init", "observed", nccl="2.32.3", world_size="x")],
+    ):
+        assert receipts.nccl(found) == ("", 0)

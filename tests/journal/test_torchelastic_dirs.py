@@ -30,13 +30,13 @@ def remove(rank: Path, pid: int = ENDED, hook: str = "bootstrap") -> None:
     torchelastic_dirs.remove([Receipt(pid, 0, 0, 1.0, hook, "applied", facts)])
 
 
-@pytest.mark.parametrize("error", [None, OWN])
-def test_what_saferun_left_there_is_removed(tmp_path, error):
-    rank = directory(tmp_path)
-    if error:
-        (rank / "error.json").write_text(error)
-    remove(rank)
-    assert list(tmp_path.iterdir()) == []
+def test_what_saferun_left_there_is_removed(tmp_path):
+    for error in (None, OWN):
+        rank = directory(tmp_path)
+        if error:
+            (rank / "error.json").write_text(error)
+        remove(rank)
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,15 @@ def test_what_others_left_there_stays(tmp_path, name, content):
     assert (rank / name).read_text() == content
 
 
-@pytest.mark.parametrize("name", ["logs", "torchelastic_abcdefghi", "torchelastic_Abcdefgh"])
-def test_a_directory_that_torchrun_did_not_make_stays(tmp_path, name):
-    rank = directory(tmp_path, name)
-    remove(rank)
-    assert rank.is_dir()
-
-
-def test_a_directory_that_others_can_enter_stays(tmp_path):
+def test_a_directory_that_torchrun_did_not_make_or_that_is_in_use_stays(tmp_path):
+    for name in ("logs", "torchelastic_abcdefghi", "torchelastic_Abcdefgh"):
+        rank = directory(tmp_path, name)
+        remove(rank)
+        assert rank.is_dir()
     rank = directory(tmp_path)
-    (tmp_path / "torchelastic_0a_bcdef").chmod(0o755)
+    remove(rank, os.getpid())  # it lives
+    assert rank.is_dir()
+    (tmp_path / "torchelastic_0a_bcdef").chmod(0o755)  # others can enter it
     remove(rank)
     assert rank.is_dir()
 
@@ -71,12 +70,6 @@ def test_no_link_is_followed(tmp_path):
     rank = directory(aside)
     os.symlink(aside / "torchelastic_0a_bcdef", tmp_path / "torchelastic_aaaaaaaa")
     remove(tmp_path / "torchelastic_aaaaaaaa" / rank.relative_to(aside / "torchelastic_0a_bcdef"))
-    assert rank.is_dir()
-
-
-def test_the_directory_of_a_rank_that_lives_stays(tmp_path):
-    rank = directory(tmp_path)
-    remove(rank, os.getpid())
     assert rank.is_dir()
 
 

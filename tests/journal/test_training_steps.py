@@ -39,16 +39,10 @@ def test_notes_have_what_the_tail_has_lost():
     assert [(p.step, p.loss) for p in found.points] == [(0, None), (20, 7), (50, 4), (60, 3)]
 
 
-def test_an_attempt_that_goes_on_began_one_line_before_its_first_step():
-    assert made(b"step 45 loss 4\nstep 50 loss 3\n", first=45).began == 40
-
-
 def test_other_ranks_and_losses_that_are_no_number_make_no_point_twice():
     found = made(b"step 1 loss 4\nstep 1 loss 5\nstep 2 loss nan\n", first=1)
     assert [(p.step, p.loss) for p in found.points] == [(0, None), (1, 4), (2, None)]
-
-
-def test_an_attempt_without_steps_has_no_points():
+    assert made(b"step 45 loss 4\nstep 50 loss 3\n", first=45).began == 40  # it went on
     assert made(b"hello\n", first=None) == training_steps.Steps()
 
 

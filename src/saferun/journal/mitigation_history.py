@@ -1,34 +1,22 @@
 """The history of mitigations: those that led to success, for the next start of the same script on
 the same machine.
 
-One small file below the user's state directory, `mitigations.json`, read whole and replaced whole.
-Reading takes no lock: a reader sees the old file or the new one. Whoever changes it reads, changes
-and writes under one lock (file_lock.py), or what another run wrote in between would be lost. What
-cannot be read or written fails no run: it starts as the first one did.
+Without it, a run starts as the first one did.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from saferun.errors import UnavailableError, UsageError
-from saferun.journal import file_lock
-from saferun.journal.disk import BoundedDisk
+from saferun.errors import UsageError
+from saferun.journal.history_file import HistoryFile
 from saferun.profile.schema import nearest
-from saferun.system import paths
 from saferun.system.redact import Masker
 
-SCHEMA = 1
-FILE = "mitigations.json"
 RETRY_WITHOUT_S = 7 * 24 * 3600.0  # a mitigation that costs is tried without again after this time
-ENTRIES = 500  # the newest are kept
 KEPT_S = 3600.0  # so long after a mitigation was kept the same one is not kept again
-LOCK_S = 5.0  # the most seconds that a change waits for other processes' changes, which take ms
-DISK_S = 8.0  # … and that it waits for all of it: a dead NFS mount never answers
 
 
 class Key(NamedTuple):
@@ -53,62 +41,15 @@ class Entry(NamedTuple):
 Entries = tuple[Entry, ...]
 
 
-def path(environ: Mapping[str, str]) -> str:
-    """Return where the user's history is kept."""
-    return os.path.join(paths.state_dir(environ), FILE)
+def _entry(item: Mapping[str, Any]) -> Entry:
+    key = Key(**{name: str(item["key"][name]) for name in Key._fields})
+    given = item["arguments"]
+    arguments = None if given is None else tuple(str(word) for word in given)
+    return Entry(key, str(item["mitigation"]), str(item["kind"]), arguments, float(item["at"]))
 
 
-def load(environ: Mapping[str, str]) -> Entries:
-    """Return the whole history; nothing where the file is missing, cut or not ours."""
-    content = paths.read_private(path(environ))
-    try:
-        document = json.loads(content or b"null")
-        if document["schema"] != SCHEMA:
-            return ()
-        return tuple(_entry(item) for item in document["mitigations"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ()
-
-
-def change(environ: Mapping[str, str], edit: Callable[[Entries], Entries]) -> Entries:
-    """Read, change and write the history as one step that no other process divides.
-
-    Args:
-        environ: tells where the history is kept.
-        edit: returns the entries to keep, of those that there are; see change_file.
-
-    Returns:
-        The entries as they were before.
-
-    Raises:
-        OSError: see change_file.
-    """
-    before: list[Entries] = []
-
-    def edited() -> bytes | None:
-        before.append(load(environ))
-        after = edit(before[0])
-        return None if after == before[0] else _document(after)
-
-    change_file(path(environ), edited)
-    return before[0]
-
-
-def change_file(file: str, edited: Callable[[], bytes | None]) -> None:
-    """Replace a small file by what is made of it, as one step that no other process divides.
-
-    Args:
-        file: below the user's state directory.
-        edited: reads it and returns its new content, None for no change; called under the lock, in
-            another thread.
-
-    Raises:
-        OSError: nothing was changed: another process holds the lock (after LOCK_S), the directory
-            cannot be written, or the disk does not answer (after DISK_S).
-    """
-    problem = BoundedDisk().do(lambda: _change(file, edited), DISK_S)
-    if problem:
-        raise problem
+HISTORY = HistoryFile("mitigations", "mitigations", _entry)
+path, load, change = HISTORY.path, HISTORY.load, HISTORY.change
 
 
 def keep(environ: Mapping[str, str], new: Iterable[Entry]) -> None:
@@ -139,28 +80,6 @@ def _holds_all(known: Entries, new: Entries) -> bool:
     kept = {(e.key, e.mitigation, e.arguments): e.at for e in known}
     ages = (abs(e.at - kept.get((e.key, e.mitigation, e.arguments), 0.0)) for e in new)
     return all(age < KEPT_S for age in ages)
-
-
-def _change(file: str, edited: Callable[[], bytes | None]) -> None:
-    if not paths.private_dir(os.path.dirname(file)):
-        raise OSError(errno.EACCES, "its directory cannot be used", os.path.dirname(file))
-    with file_lock.exclusive(f"{file}.lock", LOCK_S):
-        content = edited()
-        if content is not None and not paths.write_private(file, content):
-            raise OSError(errno.EACCES, "it cannot be written", file)
-
-
-def _document(entries: Iterable[Entry]) -> bytes:
-    newest = sorted(entries, key=lambda entry: entry.at)[-ENTRIES:]
-    items = [{**e._asdict(), "key": e.key._asdict()} for e in newest]
-    return json.dumps({"schema": SCHEMA, "mitigations": items}, indent=1).encode()
-
-
-def _entry(item: Mapping[str, Any]) -> Entry:
-    key = Key(**{name: str(item["key"][name]) for name in Key._fields})
-    given = item["arguments"]
-    arguments = None if given is None else tuple(str(word) for word in given)
-    return Entry(key, str(item["mitigation"]), str(item["kind"]), arguments, float(item["at"]))
 
 
 def recall(entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s: float) -> Entries:
@@ -224,11 +143,7 @@ def clear(environ: Mapping[str, str], script: str | None, cwd: str) -> Entries:
     def is_meant(entry: Entry) -> bool:
         return script is None or _is_of(entry.key.script, script, cwd)
 
-    try:
-        before = change(environ, lambda known: tuple(e for e in known if not is_meant(e)))
-    except OSError as error:
-        what = f"mitigations cannot be forgotten: {error.strerror}"
-        raise UnavailableError(what, where=path(environ), fix="fix its mode") from error
+    before = HISTORY.forget(environ, lambda known: tuple(e for e in known if not is_meant(e)))
     gone = tuple(filter(is_meant, before))
     if script is not None and not gone:
         scripts = list(dict.fromkeys(entry.key.script for entry in before))

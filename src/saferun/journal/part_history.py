@@ -1,26 +1,20 @@
 """The history of parts: which GPUs and hosts had failures of the machine in a user's last runs.
 
-A bad card fails again and again, in whatever job gets it. One small file below the user's state
-directory, `parts.json`, read and changed as the history of mitigations is (mitigation_history.py).
+A bad card fails again and again, in whatever job gets it.
 A run is kept where a part of it failed; one that went well is kept where its parts failed before.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from saferun.errors import UnavailableError, UsageError
-from saferun.journal import mitigation_history
+from saferun.errors import UsageError
+from saferun.journal.history_file import HistoryFile
 from saferun.model import NOTE, Finding, Gpu
-from saferun.system import paths
 
-SCHEMA = 1
-FILE = "parts.json"
-RUNS = 500  # the newest are kept
 LAST, BAD = 5, 2  # of its last five runs a part fails in two: it is named
 COUNTS_S = 60.0  # a run that went well counts from this length on: a typo says nothing of a GPU
 # Kinds of failures that are the machine's: of the GPU of the rank, where that is known, or of the
@@ -73,50 +67,14 @@ class Part(NamedTuple):
 Runs = tuple[RunOfParts, ...]
 
 
-def path(environ: Mapping[str, str]) -> str:
-    """Return where the user's history of parts is kept."""
-    return os.path.join(paths.state_dir(environ), FILE)
-
-
-def load(environ: Mapping[str, str]) -> Runs:
-    """Return the whole history; nothing where the file is missing, cut or not ours."""
-    content = paths.read_private(path(environ))
-    try:
-        document = json.loads(content or b"null")
-        if document["schema"] != SCHEMA:
-            return ()
-        return tuple(_run(item) for item in document["runs"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return ()
-
-
 def _run(item: Mapping[str, Any]) -> RunOfParts:
     gpus = tuple(str(gpu) for gpu in item["gpus"])
     failed = {str(gpu): str(kind) for gpu, kind in item["failed"].items()}
     return RunOfParts(str(item["run"]), float(item["at"]), str(item["host"]), gpus, failed)
 
 
-def change(environ: Mapping[str, str], edit: Callable[[Runs], Runs]) -> Runs:
-    """Read, change and write the history as one step; return it as it was before.
-
-    Args:
-        environ: tells where the history is kept.
-        edit: returns the runs to keep, of those that there are.
-
-    Raises:
-        OSError: see mitigation_history.change_file.
-    """
-    before: list[Runs] = []
-
-    def edited() -> bytes | None:
-        before.append(load(environ))
-        after = edit(before[0])
-        newest = sorted(after, key=lambda run: run.at)[-RUNS:]
-        document = {"schema": SCHEMA, "runs": [run._asdict() for run in newest]}
-        return None if after == before[0] else json.dumps(document, indent=1).encode()
-
-    mitigation_history.change_file(path(environ), edited)
-    return before[0]
+HISTORY = HistoryFile("parts", "runs", _run)
+path, load, change = HISTORY.path, HISTORY.load, HISTORY.change
 
 
 def keep(environ: Mapping[str, str], ended: RunOfParts, lived_s: float) -> None:
@@ -222,11 +180,7 @@ def clear(environ: Mapping[str, str], name: str | None) -> Runs:
         failed = {gpu: kind for gpu, kind in run.failed.items() if not is_meant(run, gpu)}
         return run._replace(failed=failed)
 
-    try:
-        before = change(environ, lambda known: tuple(without(run) for run in known))
-    except OSError as error:
-        what = f"parts cannot be forgotten: {error.strerror}"
-        raise UnavailableError(what, where=path(environ), fix="fix its mode") from error
+    before = HISTORY.forget(environ, lambda known: tuple(without(run) for run in known))
     gone = tuple(run for run in before if without(run) != run)
     if name is not None and not gone:
         fix = "`saferun runs parts list` has those that there are"

@@ -11,21 +11,47 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from saferun.diagnosis.evidence import RankFailure, rank_failure
+from saferun.inject import contract
 from saferun.journal import trials
 from saferun.system import paths
 
-ERROR = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}\.error\.json", re.ASCII)
+_NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}(\.[a-z.]+)", re.ASCII)
+RECEIPTS, ERRORS = ".jsonl", ".error.json"  # how names end
 MAX_BYTES = 1 << 20  # the most of each file; what is longer is cut
 _ERROR_FILES = 256  # the most that are read: enough for the earliest exceptions of a large job
-_WRITTEN = re.compile(
-    r"a(\d{1,9})-r\d{1,9}-rank(?:\d{1,9}|none)-pid\d{1,9}\.(?:jsonl|error\.json|recycle\.json)",
-    re.ASCII,
-)
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class RankFile(NamedTuple):
+    """A file of one process."""
+
+    name: str
+    restart: int  # torchrun's own restarts within the attempt
+    rank: int | None  # None: no rank of a group
+
+
+def of_attempt(directory: str | None, attempt: int, *endings: str) -> list[RankFile]:
+    """Return the files that the processes of an attempt have left.
+
+    Args:
+        directory: the one of the receipts; None where there is none.
+        attempt: the number of the attempt.
+        endings: of the names that count.
+    """
+    try:
+        names = os.listdir(directory) if directory else []
+    except OSError:
+        return []
+    found = [match for name in names if (match := _NAME.fullmatch(name)) and match[4] in endings]
+    return [
+        RankFile(one[0], int(one[2]), int(one[3]) if one[3].isdigit() else None)
+        for one in found
+        if int(one[1]) == attempt
+    ]
 
 
 def mask(directory: str | None, attempt: int, masked: Callable[[str], str]) -> None:
@@ -36,8 +62,8 @@ def mask(directory: str | None, attempt: int, masked: Callable[[str], str]) -> N
         attempt: the number of the attempt.
         masked: returns a text without secrets.
     """
-    for name in _names(directory, attempt):
-        path = os.path.join(directory or "", name)
+    for file in of_attempt(directory, attempt, RECEIPTS, ERRORS, contract.RECYCLE):
+        path = os.path.join(directory or "", file.name)
         try:
             _mask(path, masked, 0, MAX_BYTES)
         except (OSError, ValueError, RecursionError):
@@ -69,24 +95,16 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
         directory: the one of the error files; None where there is none.
         attempt: the number of the attempt whose files are read.
     """
-    found: list[tuple[int, RankFailure]] = []
-    matches = [match for name in _names(directory, attempt) if (match := ERROR.fullmatch(name))]
-    matches.sort(key=lambda match: (len(match[3]), match[0]))  # by rank
-    for match in matches[:_ERROR_FILES]:
-        content = paths.read_private(os.path.join(directory or "", match[0]), MAX_BYTES)
+    files = of_attempt(directory, attempt, ERRORS)
+    newest = max((file.restart for file in files), default=0)
+    last = [file for file in files if file.restart == newest]
+    last.sort(key=lambda file: (file.rank is None, file.rank, file.name))
+    found = []
+    for file in last[:_ERROR_FILES]:
+        content = paths.read_private(os.path.join(directory or "", file.name), MAX_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
-        rank = int(match[3]) if match[3].isdigit() else None
-        found.append((int(match[2]), rank_failure(rank, None, text)))
-    newest = max((restart for restart, _ in found), default=0)
-    return tuple(failure for restart, failure in found if restart == newest)
-
-
-def _names(directory: str | None, attempt: int) -> list[str]:
-    try:
-        names = os.listdir(directory) if directory else []
-    except OSError:
-        return []
-    return [n for n in names if (found := _WRITTEN.fullmatch(n)) and int(found[1]) == attempt]
+        found.append(rank_failure(file.rank, None, text))
+    return tuple(found)
 
 
 def _mask(path: str, masked: Callable[[str], str], start: int, most: int) -> int:
@@ -120,8 +138,10 @@ def _clean(content: bytes, masked: Callable[[str], str]) -> bytes:
     lines = content.split(b"\n")
     trees = list(map(_tree, lines))
     if all(isinstance(tree, bytes) for tree in trees):
-        return _text(content, masked)
-    whole = "\n".join(text for tree in trees for text in _texts(tree))
+        return bytes(_walk(content, masked))
+    texts: list[str] = []
+    _walk(trees, lambda text: texts.append(text) or text)  # type: ignore[func-returns-value]
+    whole = "\n".join(texts)
     if masked(whole) == whole:  # nearly always, and 20 times as fast as text by text
         return content
     return b"\n".join(_line(*one, masked) for one in zip(lines, trees, strict=True))
@@ -136,33 +156,17 @@ def _tree(line: bytes) -> Any:
 
 
 def _line(line: bytes, tree: Any, masked: Callable[[str], str]) -> bytes:
-    if isinstance(tree, bytes):
-        return _text(line, masked)
     clean = _walk(tree, masked)
-    return line if clean == tree else json.dumps(clean).encode()
-
-
-def _text(content: bytes, masked: Callable[[str], str]) -> bytes:
-    return masked(content.decode("utf-8", "replace")).encode()
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    if isinstance(tree, bytes):
-        yield tree.decode("utf-8", "replace")
-    elif isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, list):
-        for part in tree:
-            yield from _texts(part)
-    elif isinstance(tree, dict):
-        for key, part in tree.items():
-            yield key
-            yield from _texts(part)
+    if clean == tree:
+        return line
+    return clean if isinstance(clean, bytes) else json.dumps(clean).encode()
 
 
 def _walk(tree: Any, masked: Callable[[str], str]) -> Any:
     if isinstance(tree, str):
         return masked(tree)
+    if isinstance(tree, bytes):
+        return masked(tree.decode("utf-8", "replace")).encode()
     if isinstance(tree, list):
         return [_walk(item, masked) for item in tree]
     if isinstance(tree, dict):

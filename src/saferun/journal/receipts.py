@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple, TypeGuard
 
 from saferun.inject import contract
 from saferun.inject.agreement import ranks_text
 from saferun.inject.targets import TARGETS
+from saferun.journal import rank_files
+from saferun.journal.rank_files import RankFile
 from saferun.system import paths
 from saferun.system.printable import printable
 
@@ -27,7 +28,6 @@ MAX_LINES = 20_000
 MAX_REPORTED = 3
 _MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true
 _MAX_ERROR = 200  # characters of one error that are repeated
-_NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(?:\d{1,9}|none)-pid(\d{1,9})\.jsonl", re.ASCII)
 _HEAD = frozenset({"v", "at", "pid", "rank", "hook", "outcome"})
 
 
@@ -58,13 +58,17 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
     """
     found: list[Receipt] = []
     lines, bytes_left = MAX_LINES, MAX_BYTES
-    for restart, name in _files(directory, attempt) if directory else ():
+    # The latest restart first: it is the one that ended the attempt.
+    files = rank_files.of_attempt(directory, attempt, rank_files.RECEIPTS)
+    for file in sorted(files, key=lambda file: (-file.restart, file.name)):
         if lines <= 0 or bytes_left <= 0:
             break
-        content = _content(os.path.join(directory or "", name), bytes_left)
+        content = _content(directory, file, bytes_left)
         written = content.split(b"\n", lines)[:-1]
         lines, bytes_left = lines - len(written), bytes_left - len(content)
-        found += [receipt for line in written if (receipt := _parse(line, restart)) is not None]
+        found += [
+            receipt for line in written if (receipt := _parse(line, file.restart)) is not None
+        ]
     found.sort(key=lambda receipt: (receipt.restart, _order(receipt.rank), receipt.pid))
     return tuple(found)
 
@@ -116,25 +120,12 @@ def nccl(receipts: Iterable[Receipt]) -> tuple[str, int]:
 
 def unwritten(directory: str | None, attempt: int) -> bool:
     """Return whether a receipt is empty since the disk was full: the hooks ran in its process."""
-    names = [name for _, name in _files(directory, attempt)] if directory else []
-    return any(not _content(os.path.join(directory or "", name), 1) for name in names)
+    files = rank_files.of_attempt(directory, attempt, rank_files.RECEIPTS)
+    return any(not _content(directory, file, 1) for file in files)
 
 
-def _files(directory: str, attempt: int) -> list[tuple[int, str]]:
-    # The latest restart first: it is the one that ended the attempt.
-    found = []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                match = _NAME.fullmatch(entry.name)
-                if match and int(match[1]) == attempt:
-                    found.append((int(match[2]), entry.name))
-    except OSError:
-        return []
-    return sorted(found, key=lambda item: (-item[0], item[1]))
-
-
-def _content(path: str, bytes_left: int) -> bytes:
+def _content(directory: str | None, file: RankFile, bytes_left: int) -> bytes:
+    path = os.path.join(directory or "", file.name)
     return paths.read_private(path, min(MAX_FILE_BYTES, bytes_left)) or b""
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from typing import NamedTuple
 
 from saferun.inject import contract
+from saferun.journal import rank_files
 from saferun.system import paths
 
-_NAME = r"a(\d{1,9})-r\d{1,9}-rank(?:\d{1,9}|none)-pid\d{1,9}" + re.escape(contract.RECYCLE)
 _FILE_BYTES = 1 << 16
 _WHY_CHARS = 300
 
@@ -31,14 +30,11 @@ def request(receipts: str | None, attempt: int) -> Request | None:
         receipts: directory of the receipts; None where nothing could be written.
         attempt: the number of the attempt.
     """
-    try:
-        names = sorted(os.listdir(receipts)) if receipts else []
-    except OSError:
-        return None
-    matches = (re.fullmatch(_NAME, name, re.ASCII) for name in names)
-    mine = [match[0] for match in matches if match and int(match[1]) == attempt]
-    found = (_parse(paths.read_private(os.path.join(receipts or "", n), _FILE_BYTES)) for n in mine)
-    return next((one for one in found if one is not None), None)
+    for file in sorted(rank_files.of_attempt(receipts, attempt, contract.RECYCLE)):
+        path = os.path.join(receipts or "", file.name)
+        if found := _parse(paths.read_private(path, _FILE_BYTES)):
+            return found
+    return None
 
 
 def _parse(content: bytes | None) -> Request | None:

@@ -22,7 +22,6 @@ so for the whole run, and each later write tries again (disk.py bounds the time)
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 import time
@@ -133,7 +132,7 @@ class Journal:
             self.event(PlanChanged(clean))
             return
         content = json.dumps({key: clean[key] for key in document}, indent=2).encode() + b"\n"
-        self._planned = self._try("plan.json", lambda: self._directory().put("plan.json", content))
+        self._planned = self._put("plan.json", content)
 
     def event(self, facts: EventFacts, worker: int | None = None) -> None:
         """Append one line to events.jsonl. Text in `facts` is masked, command lines word by word.
@@ -161,8 +160,7 @@ class Journal:
         """
         for name, data in (("stdout", out), ("stderr", err)):
             if data and self.path:
-                file, content = f"attempt-{attempt}.{name}", self._mask.data(data)
-                self._try(file, functools.partial(self._directory().put, file, content))
+                self._put(f"attempt-{attempt}.{name}", self._mask.data(data))
 
     def steps(self, attempt: int, text: str) -> None:
         """Keep how far an attempt's steps have come; it replaces what was kept before.
@@ -171,8 +169,7 @@ class Journal:
             attempt: its number, from 1.
             text: of training_steps.as_text.
         """
-        file = STEPS_FILE.format(attempt)
-        self._try(file, lambda: self._directory().put(file, text.encode()))
+        self._put(STEPS_FILE.format(attempt), text.encode())
 
     def stacks(self, text: str) -> str | None:
         """Keep the stacks of the ranks of a job that hangs, masked.
@@ -185,9 +182,7 @@ class Journal:
         """
         self._hangs += 1
         file = f"hang-{self._hangs}.txt"
-        content = self._mask.data(text.encode("utf-8", "replace"))
-        written = self._try(file, lambda: self._directory().put(file, content))
-        return file if written else None
+        return file if self._put(file, self._mask.data(text.encode("utf-8", "replace"))) else None
 
     def masked(self, text: str) -> str:
         """Return a text without secrets."""
@@ -275,6 +270,9 @@ class Journal:
         if problem:
             self._complain(os.path.join(self.path, name), problem)
         return problem is None
+
+    def _put(self, name: str, content: bytes) -> bool:
+        return self._try(name, lambda: self._directory().put(name, content))
 
     def _complain(self, where: str, problem: OSError) -> None:
         if self._complained:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 
-from saferun.journal import file_lock, mitigation_history
+from saferun.journal import file_lock, history_file, mitigation_history
 from saferun.journal.mitigation_history import Entry, Key
 
 name, pause = sys.argv[1], sys.argv[2:] == ["pause"]
@@ -23,12 +23,12 @@ def edit(known):
     return mitigation_history.merge(known, [Entry(Key(name, "", "", ""), "m", "k", None, 1.0)])
 
 
-mitigation_history.DISK_S = 150.0
+history_file.DISK_S = 150.0
 try:
-    mitigation_history.LOCK_S = 0.0
+    history_file.LOCK_S = 0.0
     mitigation_history.change(os.environ, edit)
 except file_lock.HeldError:
     print("held", flush=True)
-    mitigation_history.LOCK_S = 120.0
+    history_file.LOCK_S = 120.0
     mitigation_history.change(os.environ, edit)
 print("done", flush=True)
