@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 
 import click
@@ -34,9 +33,8 @@ def command(as_json: bool, full: bool, recover: bool) -> int:
     else:
         # sys.stdout is None where the descriptor is closed.
         at_terminal = sys.stdout is not None and sys.stdout.isatty()
-        columns = shutil.get_terminal_size().columns if at_terminal else view.WIDTH
         colour = at_terminal and not os.environ.get("NO_COLOR")
-        text = view.render(known.findings, colour=colour, columns=columns)
+        text = view.render(known.findings, colour=colour)
         encoding = (sys.stdout and sys.stdout.encoding) or "utf-8"  # a driver's message may not fit
         click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
     return examination.status(known.findings)

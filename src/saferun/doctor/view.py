@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from saferun.inject.agreement import ranks_text
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 WIDTH = 80
-NARROW = 50  # a terminal with fewer columns breaks the lines itself
 AREA = 14  # columns; a longer area has a line of its own
 _FIRM = "\u00a0"  # no-break space: textwrap does not break there
 _TITLES = {PROBLEM: "problems", NOTE: "notes", OK: "fine"}
@@ -48,22 +48,20 @@ def _key(key: Any) -> str:
     return " to ".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-def render(findings: Sequence[Finding], *, colour: bool = False, columns: int = WIDTH) -> str:
+def render(findings: Sequence[Finding], *, colour: bool = False) -> str:
     """Return the report: problems first, then notes, then what is fine.
 
     Args:
         findings: all of them, in their order.
         colour: whether to use ANSI escape sequences.
-        columns: the terminal's.
     """
-    width = max(NARROW, min(WIDTH, columns))
     shown = merged(findings)
     blocks = [_head(shown)]
     for level in (PROBLEM, NOTE, OK):
         here = [finding for finding in shown if finding.level == level]
         if here:
             lines = [_painted(_TITLES[level], _COLOURS[level], colour)]
-            lines += [line for finding in here for line in _lines(finding, width)]
+            lines += [line for finding in here for line in _lines(finding)]
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -82,26 +80,26 @@ def _painted(text: str, code: str, colour: bool) -> str:
     return f"\033[1;{code}m{text}\033[0m" if colour else text
 
 
-def _lines(finding: Finding, width: int) -> Iterator[str]:
+def _lines(finding: Finding) -> Iterator[str]:
     """Yield the lines of a finding: its area in a column, what, then detail and fix below."""
     indent = " " * (AREA + 4)
     first = f"  {finding.area:<{AREA}}  "
     if len(finding.area) > AREA:
         yield f"  {finding.area}"
         first = indent
-    yield from _wrap(finding.what, first, indent, width)
+    yield from _wrap(finding.what, first, indent)
     if finding.detail and finding.level != OK:
-        yield from _wrap(f"({finding.detail})", indent, indent, width)
+        yield from _wrap(f"({finding.detail})", indent, indent)
     if finding.fix:
-        yield from _wrap(f"fix: {finding.fix}", indent, indent + "      ", width)
+        yield from _wrap(f"fix: {finding.fix}", indent, indent + "      ")
 
 
-def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
+def _wrap(text: str, first: str, rest: str) -> list[str]:
     """Fill lines without breaking a URL or a command between backticks."""
     whole = re.sub(r"`[^`]+`", lambda found: found[0].replace(" ", _FIRM), text)
     lines = textwrap.wrap(
         whole,
-        width,
+        WIDTH,
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,
@@ -112,36 +110,12 @@ def _wrap(text: str, first: str, rest: str, width: int) -> list[str]:
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with equal ones of several GPUs merged, at the place of the first."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+    same: dict[Finding, set[int]] = {}
     for finding in findings:
-        number = _gpu(finding)
-        if number is not None:
-            groups.setdefault(_content(finding), []).append(number)
-    shown: list[Finding] = []
-    for finding in findings:
-        numbers = groups.get(_content(finding), [])
-        if _gpu(finding) is None:
-            shown.append(finding)
-        elif _gpu(finding) == numbers[0]:
-            shown.append(finding._replace(area=f"GPU {_ranges(numbers)}"))
-    return shown
-
-
-def _content(finding: Finding) -> tuple[str, ...]:
-    return finding.level, finding.what, finding.detail, finding.fix
-
-
-def _gpu(finding: Finding) -> int | None:
-    found = re.fullmatch(r"GPU (\d+)", finding.area)
-    return int(found[1]) if found else None
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as text: 0, 1, 2, 5 -> "0-2, 5"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)
+        number = re.fullmatch(r"GPU (\d+)", finding.area)
+        key = finding._replace(area="GPU") if number else finding
+        same.setdefault(key, set()).update([int(number[1])] if number else [])
+    return [
+        one._replace(area=f"GPU {ranks_text(numbers).partition(' ')[2]}") if numbers else one
+        for one, numbers in same.items()
+    ]
