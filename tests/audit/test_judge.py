@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from repo import ROOT
+from repo import ROOT, read_yaml
 from requested import TORCH
 
 from saferun.audit import judge
@@ -81,21 +80,14 @@ def test_what_is_not_certain_is_not_called_dead() -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("NCCL_DEBUGS", "NCCL_DEBUG"),
-        ("NCCL_DEBU", "NCCL_DEBUG"),
-        ("NCCL_DEBUH", "NCCL_DEBUG"),
-        ("NCCL_DBEUG", "NCCL_DEBUG"),
-        ("NCCL_DEBUG2", ""),
-        ("NCCL_DBUEG1", ""),
-        ("XCCL_DEBUG", ""),
-    ],
-    ids=["too-many", "missing", "wrong", "swapped", "numbered", "two-slips", "other-family"],
-)
-def test_one_slip_is_recognised_and_no_more(name, meant):
-    assert judge.one_slip_away(name, ["NCCL_ALGO", "NCCL_DEBUG"]) == meant
+SLIPS = {
+    **dict.fromkeys(("NCCL_DEBUGS", "NCCL_DEBU", "NCCL_DEBUH", "NCCL_DBEUG"), "NCCL_DEBUG"),
+    **dict.fromkeys(("NCCL_DEBUG2", "NCCL_DBUEG1", "XCCL_DEBUG"), ""),
+}
+
+
+def test_one_slip_is_recognised_and_no_more():
+    assert {n: judge.one_slip_away(n, ["NCCL_ALGO", "NCCL_DEBUG"]) for n in SLIPS} == SLIPS
 
 
 def test_a_launch_names_all_that_has_no_reader_on_one_line():
@@ -111,25 +103,16 @@ def test_a_launch_names_all_that_has_no_reader_on_one_line():
     )
 
 
-def test_many_names_make_no_long_line():
+def test_a_launch_without_such_settings_prints_nothing_and_with_many_no_long_line():
+    for environ in ({"TORCHINDUCTOR_NOTHING": ""}, {"HOME": "/x", "NCCL_DEBUG": "INFO"}, {}):
+        assert remark(environ) == ""
     line = remark({f"TORCHINDUCTOR_NOTHING_{letter}": "1" for letter in "ABCDEFG"})
     assert line.count("TORCHINDUCTOR") == judge.MOST_SHOWN
     assert " and 3 more have no reader" in line
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [{"TORCHINDUCTOR_NOTHING": ""}, {"HOME": "/x", "NCCL_DEBUG": "INFO"}, {}],
-    ids=["exported-empty", "nothing-wrong", "nothing-set"],
-)
-def test_a_launch_without_such_settings_prints_nothing(environ):
-    assert remark(environ) == ""
-
-
 def test_every_variable_of_the_shipped_profiles_has_a_reader():
-    import yaml
-
     for path in (ROOT / "profiles").glob("*.yaml"):
-        for name in yaml.safe_load(path.read_text()).get("env", {}):
+        for name in read_yaml(path.read_text()).get("env", {}):
             kind = judge.judge(name, TORCH, TEXT).kind
             assert kind not in judge.NO_EFFECT, (path.name, name)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import pytest
+from cases import check_cases
 from releases import torch_before
 from repo import ROOT
 from requested import TORCH, requested
@@ -45,17 +46,13 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
     ({"TORCH_USE_CUDA_DSA": "1"}, "problem", "switch of torch's build"),
     ({"NCCL_TIMEOUT": "1800"}, "note", "init_process_group"),
     ({"NCCL_SOME_THING": "1"}, "note", "not known to us"),
-    ({"NCCL_IB_TIMOUTS": "1"}, "note", "a similar name: NCCL_IB_TIMEOUT"),
     ({"TORCHINDUCTOR_USE_CUDAGRAPHS": "0"}, "note", "a similar name: TORCHINDUCTOR_CUDAGRAPHS"),
     ({"TORCHINDUCTOR_DISABLE": "1"}, "problem", "TORCH_COMPILE_DISABLE=1"),
-    ({"TORCH_NCCL_TIMEOUT": "1800"}, "note", "init_process_group(timeout="),
     ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "note", "turns TORCH_NCCL_ASYNC_ERROR_HANDLING off"),
     ({"NCCL_DEBUG": "DEBUG"}, "problem", "knows no such level"),
     ({"NCCL_NET_GDR_LEVEL": "PBH"}, "problem", "one of LOC, PIX, PXB, PHB, SYS"),
-    ({"NCCL_P2P_LEVEL": "nvl"}, "problem", "knows no such level"),
     ({"NCCL_DISABLE_IB": "1"}, "note", "a similar name: NCCL_IB_DISABLE"),
     ({"CUDA_MAX_CONNECTIONS": "1"}, "problem", "export CUDA_DEVICE_MAX_CONNECTIONS=1"),
-    ({"NCCL_CHECK_DISABLE": "1"}, "problem", "has no reader"),
     ({"PYTORCH_TIMEOUT": "600"}, "problem", "has no reader"),
     ({"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}, "problem", "does nothing | since torch 2.8"),
     ({"TORCHELASTIC_ERORR_FILE": "/e"}, "problem", "if TORCHELASTIC_ERROR_FILE is meant"),
@@ -85,12 +82,10 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
 
 
 def test_a_finding_says_what_is_wrong() -> None:
-    missing = [
-        (environ, level, part, found(environ))
-        for environ, level, part in FINDINGS
-        if not any(one[0] == level and part in one[1] for one in found(environ))
-    ]
-    assert missing == []
+    def check(environ: dict[str, str], level: str, part: str) -> None:
+        assert any(one[0] == level and part in one[1] for one in found(environ)), found(environ)
+
+    check_cases(FINDINGS, check)
 
 
 FINE: tuple[dict[str, str], ...] = (
@@ -124,10 +119,13 @@ def test_a_fine_setting_says_who_reads_it_and_what_it_does():
     assert "_inductor/config.py" in one.detail
 
 
-def test_an_alloc_conf_under_2_9_needs_the_old_name():
+def test_some_settings_have_an_effect_under_some_releases_alone():
     environ = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert "export PYTORCH_CUDA_ALLOC_CONF" in str(found(environ, torch="2.9.1"))
     assert found(environ, torch="2.10.0") == []
+    environ = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
+    assert found(environ, torch="2.7.1+cu126") == []
+    assert found(environ, torch="2.8.0+cu128")[0][0] == "problem"
 
 
 def test_p2p_off_matters_where_gpus_can_copy_to_each_other():
@@ -138,82 +136,43 @@ def test_p2p_off_matters_where_gpus_can_copy_to_each_other():
     assert found({"NCCL_P2P_DISABLE": "0"}, gpus=SXM) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "adapters", "level"),
-    [("1", ["mlx5_0"], "problem"), ("1", [], "ok"), ("0", ["mlx5_0"], "ok")],
+def test_ib_off_matters_where_there_are_cards():
+    for value, cards, level in (("1", ["mlx5_0"], "problem"), ("1", [], "ok"), ("0", ["m"], "ok")):
+        environ = {"NCCL_IB_DISABLE": value}
+        (one,) = audit.findings(environ, MachineFacts(torch=TORCH), adapters=cards)
+        assert one.level == level
+
+
+def test_what_torch_only_records_is_not_read_by_torch():
+    (one,) = audit.findings({"NCCL_IB_TIMEOUT": "20"}, MachineFacts(torch=TORCH))
+    assert ("read by nccl " in one.detail, "torch" in one.detail) == (True, False)
+
+
+INFO, AUTOTUNE, GRAPHS = "NCCL_DEBUG", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_CUDAGRAPHS"
+CONFIG = "import torch._inductor.config as c\nc.triton.cudagraphs = False"
+PARTIAL = '@partial(torch.compile, mode="reduce-overhead")\ndef f(): pass'
+SCRIPTS = (  # what is exported, and a part of the finding; "" for none
+    ('os.environ["NCCL_DEBUG"] = "WARN"', {INFO: "INFO"}, "itself, on line 1"),
+    ('os.environ.update({"NCCL_DEBUG": v})', {INFO: "INFO"}, "itself, on line 1"),
+    ('x\ntorch.compile(m, mode="max-autotune")', {AUTOTUNE: "0"}, '"max-autotune") on line 2'),
+    (PARTIAL, {GRAPHS: "0"}, 'mode="reduce-overhead") on line 1'),
+    ('m.compile(options={"max_autotune": 0})', {AUTOTUNE: "1"}, "sets inductor's max_autotune"),
+    (CONFIG, {GRAPHS: "1"}, "inductor's triton.cudagraphs on line 2"),
+    ("torch.set_num_threads(4)", {"OMP_NUM_THREADS": "8"}, "calls torch.set_num_threads"),
+    ('os.environ.setdefault("NCCL_DEBUG", "WARN")', {INFO: "INFO"}, ""),
+    ('os.environ["NCCL_DEBUG"] = "INFO"', {INFO: "INFO"}, ""),
+    ('torch.compile(m, mode="default")', {AUTOTUNE: "0"}, ""),
+    ('torch.compile(m, mode="max-autotune")', {AUTOTUNE: "1"}, ""),
+    ("this is no Python (", {INFO: "INFO"}, ""),
 )
-def test_ib_off_matters_where_there_are_cards(value: str, adapters: list[str], level: str):
-    environ = {"NCCL_IB_DISABLE": value}
-    (one,) = audit.findings(environ, MachineFacts(torch=TORCH), adapters=adapters)
-    assert one.level == level
 
 
-def test_record_streams_have_an_effect_before_torch_2_8():
-    environ = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}
-    assert found(environ, torch="2.7.1+cu126") == []
-    assert found(environ, torch="2.8.0+cu128")[0][0] == "problem"
+def test_what_the_script_overrules_is_reported_with_its_line() -> None:
+    def check(script: str, environ: dict[str, str], part: str) -> None:
+        texts = " ".join(text for _, text in found(environ, script=script))
+        assert part in texts if part else not texts
 
-
-@pytest.mark.parametrize("name", ["NCCL_IB_TIMEOUT", "NCCL_NTHREADS", "NCCL_SOCKET_IFNAME"])
-def test_what_torch_only_records_is_not_read_by_torch(name: str):
-    (one,) = audit.findings({name: "20"}, MachineFacts(torch=TORCH))
-    assert "read by nccl " in one.detail
-    assert "torch" not in one.detail
-
-
-def test_terraforms_variables_are_not_looked_at():
-    environ = {"TF_CLI_CONFIG_FILE": "a", "TF_VAR_region": "b", "TF_LOG": "INFO"}
-    assert audit.findings(environ, MachineFacts(torch=TORCH)) == ()
-
-
-@pytest.mark.parametrize(
-    ("script", "environ", "part"),
-    [
-        ('os.environ["NCCL_DEBUG"] = "WARN"', {"NCCL_DEBUG": "INFO"}, "itself, on line 1"),
-        ('os.environ.update({"NCCL_DEBUG": v})', {"NCCL_DEBUG": "INFO"}, "itself, on line 1"),
-        (
-            'x\nm = torch.compile(m, mode="max-autotune")',
-            {"TORCHINDUCTOR_MAX_AUTOTUNE": "0"},
-            'mode="max-autotune") on line 2',
-        ),
-        (
-            '@partial(torch.compile, mode="reduce-overhead")\ndef f(): pass',
-            {"TORCHINDUCTOR_CUDAGRAPHS": "0"},
-            'mode="reduce-overhead") on line 1',
-        ),
-        (
-            'm.compile(options={"max_autotune": False})',
-            {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"},
-            "sets inductor's max_autotune",
-        ),
-        (
-            "import torch._inductor.config as c\nc.triton.cudagraphs = False",
-            {"TORCHINDUCTOR_CUDAGRAPHS": "1"},
-            "inductor's triton.cudagraphs on line 2",
-        ),
-        ("torch.set_num_threads(4)", {"OMP_NUM_THREADS": "8"}, "calls torch.set_num_threads"),
-    ],
-    ids=["assigned", "updated", "mode", "partial", "options", "config", "function"],
-)
-def test_what_the_script_overrules_is_reported_with_its_line(
-    script: str, environ: dict[str, str], part: str
-) -> None:
-    assert part in " ".join(text for _, text in found(environ, script=script))
-
-
-@pytest.mark.parametrize(
-    ("script", "environ"),
-    [
-        ('os.environ.setdefault("NCCL_DEBUG", "WARN")', {"NCCL_DEBUG": "INFO"}),
-        ('os.environ["NCCL_DEBUG"] = "INFO"', {"NCCL_DEBUG": "INFO"}),
-        ('torch.compile(m, mode="default")', {"TORCHINDUCTOR_MAX_AUTOTUNE": "0"}),
-        ('torch.compile(m, mode="max-autotune")', {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
-        ("this is no Python (", {"NCCL_DEBUG": "INFO"}),
-    ],
-    ids=["setdefault", "the-same", "another-mode", "the-same-mode", "no-python"],
-)
-def test_a_script_that_agrees_is_left_alone(script, environ):
-    assert found(environ, script=script) == []
+    check_cases(SCRIPTS, check)
 
 
 def test_a_value_is_shown_on_one_line_without_secrets_and_not_endless():
@@ -287,27 +246,19 @@ def place(
 LAUNCH = ("--profile", "cpu", "--retries", "0", "--set", "launcher=python", "t.py")
 
 
-def test_a_launch_reports_once_what_has_no_reader(place):
-    done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1", CUDA_HOME="/usr/local/cuda")
-    assert done.stdout == "done\n"
-    lines = [line for line in done.stderr.splitlines() if "has no reader" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith("saferun: TORCH_COMPILE_DISABLE_CUDAGRAPHS has no reader in torch")
+def test_a_launch_reports_once_what_has_no_reader(place, tmp_path):
+    def remarks(**environ: str) -> list[str]:
+        done = place(*LAUNCH, **environ)
+        assert done.stdout == "done\n"
+        return [line for line in done.stderr.splitlines() if "no reader" in line]
 
-
-def test_a_launch_does_not_report_what_its_script_reads(place, tmp_path):
-    (tmp_path / "t.py").write_text(
-        "import os; print(os.environ['TORCH_COMPILE_DISABLE_CUDAGRAPHS'])\n"
-    )
-    done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1")
-    assert done.stdout == "1\n"
-    assert "no reader" not in done.stderr
-
-
-def test_a_launch_does_not_report_what_a_module_beside_its_script_reads(place, tmp_path):
+    dead = {"TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1"}
+    (line,) = remarks(**dead, CUDA_HOME="/usr/local/cuda")
+    assert line.startswith("saferun: TORCH_COMPILE_DISABLE_CUDAGRAPHS has no reader in torch")
+    for mark in judge.NESTED:  # within a saferun, which has reported it
+        assert remarks(**dead, **{mark: "1"}) == []
     (tmp_path / "model.py").write_text("X = 'NCCL_ALGOS'\n")
-    done = place(*LAUNCH, NCCL_ALGOS="ring", NCCL_DEUBG="INFO")
-    (line,) = [line for line in done.stderr.splitlines() if "no reader" in line]
+    (line,) = remarks(NCCL_ALGOS="ring", NCCL_DEUBG="INFO")
     assert "saferun: NCCL_DEUBG (NCCL_DEBUG?) has no reader" in line
 
 
@@ -318,41 +269,26 @@ def test_a_launch_of_code_that_is_not_here_reports_only_what_no_code_could_mean(
     assert remark == "NCCL_DEUBG (NCCL_DEBUG?) has no reader in torch 2.13.0 (see: saferun doctor)"
 
 
-@pytest.mark.parametrize(
-    ("script", "level"),
-    [
-        ("os.environ.get('{}')", "ok"),
-        ("os.environ['{}'] = '1800'", "note"),
-        ("", "note"),
-    ],
-    ids=["reads-it", "only-sets-it", "knows-nothing-of-it"],
-)
-@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "TORCH_NCCL_OUR_TIMEOUT"])
-def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path, script, level, name):
-    (tmp_path / "t.py").write_text(script.format(name))
-    request, exported = requested("t.py"), {name: "1800"}
-    (one,) = collect.findings(request, MachineFacts(torch=TORCH), exported, str(tmp_path))
-    assert one.level == level
+def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path):
+    for name, script, level in (
+        ("NCCL_TIMEOUT", "os.environ.get('{}')", "ok"),
+        ("TORCH_NCCL_TIMEOUT", "os.environ['{}'] = '1800'", "note"),  # only sets it
+        ("TORCH_NCCL_OUR_TIMEOUT", "os.environ.get('{}')", "ok"),
+        ("TORCH_NCCL_OUR_TIMEOUT", "", "note"),
+    ):
+        (tmp_path / "t.py").write_text(script.format(name))
+        request, exported = requested("t.py"), {name: "1800"}
+        (one,) = collect.findings(request, MachineFacts(torch=TORCH), exported, str(tmp_path))
+        assert one.level == level
 
 
-@pytest.mark.parametrize(
-    ("ours", "silent"),
-    [("PYTORCH_ALLOC_CONF", True), ("PYTORCH_CUDA_ALLOC_CONF", True), ("NCCL_DEBUG", False)],
-    ids=["itself", "by-its-other-name", "something-else"],
-)
-def test_a_launch_does_not_report_what_saferun_sets_too(ours, silent):
+def test_a_launch_does_not_report_what_saferun_sets_too():
     """Under torch 2.8 PYTORCH_ALLOC_CONF does work once a profile takes it into its own name."""
-    set_by_profile = {ours: Setting("x", "profiles/h100.yaml")}
     request, exported = requested(None), {"PYTORCH_ALLOC_CONF": "max_split_size_mb:99"}
-    remark = collect.remark(request, set_by_profile, MachineFacts(torch="2.8.0"), exported, ".")
-    assert (remark == "") is silent
-
-
-@pytest.mark.parametrize("mark", judge.NESTED)
-def test_a_launch_within_a_saferun_does_not_report_again(place, mark):
-    done = place(*LAUNCH, TORCH_COMPILE_DISABLE_CUDAGRAPHS="1", **{mark: "1"})
-    assert done.stdout == "done\n"
-    assert "no reader" not in done.stderr
+    for ours in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_DEBUG"):
+        set_by_profile = {ours: Setting("x", "profiles/h100.yaml")}
+        remark = collect.remark(request, set_by_profile, MachineFacts(torch="2.8.0"), exported, ".")
+        assert bool(remark) == (ours == "NCCL_DEBUG")
 
 
 def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
@@ -367,12 +303,9 @@ def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     other = place("plan", *argv, TF_CLI_CONFIG_FILE="a", NCCL_SOCKET_IFNAME="eth0").stdout
     assert "1 without a remark; `saferun doctor` lists all" in other
     assert "\n  resume             checkpoints none, args []\n" in other
+    assert "your own settings" not in place("plan", *argv, TF_VAR_region="b").stdout
     plain = json.loads(place("plan", "--json", *argv).stdout)
     assert json.loads(place("plan", "--json", *argv, **dead).stdout).keys() == plain.keys()
-
-
-def test_a_plan_without_such_settings_has_no_section_for_them(place):
-    assert "your own settings" not in place("plan", "--profile", "cpu", "t.py").stdout
 
 
 def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-import pytest
+from cases import check_cases
 from requested import requested
 
 from saferun.audit import source_scan
@@ -25,30 +25,24 @@ def write(root: pathlib.Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-@pytest.mark.parametrize(
-    ("files", "given"),
-    [
-        ({"t.py": READS}, line("t.py")),
-        ({"t.py": "", "model.py": READS}, line("t.py")),
-        ({"scripts/t.py": "", "src/ours/a/b.py": READS}, line("scripts/t.py")),
-        ({"ours/train.py": "", "ours/model.py": READS}, line("ours.train", module=True)),
-        ({"train.py": READS}, line("train", module=True)),
-        ({"train": READS}, line("train")),
-        ({"t.py": "", "env/atari.py": READS}, line("t.py")),
-    ],
-    ids=[
-        "script",
-        "beside-it",
-        "elsewhere-in-the-project",
-        "package",
-        "module",
-        "no-py-ending",
-        "env-of-rl",
-    ],
-)
-def test_a_name_is_found_in_the_jobs_code(tmp_path, files, given):
-    write(tmp_path, files)
-    assert source_scan.search([NAME, "NCCL_OTHER"], given, str(tmp_path)) == ({NAME}, True)
+FOUND = {
+    "script": ({"t.py": READS}, line("t.py")),
+    "beside it": ({"t.py": "", "model.py": READS}, line("t.py")),
+    "in the project": ({"scripts/t.py": "", "src/ours/a/b.py": READS}, line("scripts/t.py")),
+    "package": ({"ours/train.py": "", "ours/model.py": READS}, line("ours.train", module=True)),
+    "module": ({"train.py": READS}, line("train", module=True)),
+    "no .py": ({"train": READS}, line("train")),
+    "env of RL": ({"t.py": "", "env/atari.py": READS}, line("t.py")),
+}
+
+
+def test_a_name_is_found_in_the_jobs_code(tmp_path):
+    def check(files, given):
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        write(place, files)
+        assert source_scan.search([NAME, "NCCL_OTHER"], given, str(place)) == ({NAME}, True)
+
+    check_cases(FOUND, check)
 
 
 def test_modules_beside_the_script_are_searched_wherever_the_job_starts(tmp_path):
@@ -57,37 +51,20 @@ def test_modules_beside_the_script_are_searched_wherever_the_job_starts(tmp_path
     assert source_scan.search([NAME], given, str(tmp_path / "elsewhere")) == ({NAME}, True)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"run.sh": f"export {NAME}=1\n"},
-        {"env/lib/m.py": READS, "env/pyvenv.cfg": ""},
-        {"lib/site-packages/torch/m.py": READS},
-        {".git/m.py": READS},
-    ],
-    ids=["shell", "venv", "installed", "hidden"],
-)
-def test_files_that_are_not_code_of_the_job_are_not_searched(tmp_path, files):
-    write(tmp_path, {"t.py": "", **files})
-    assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [line(None), line("nowhere.py"), line("torchtitan.train", module=True)],
-    ids=["no-script", "no-such-script", "installed-module"],
-)
-def test_code_that_is_not_here_makes_the_search_incomplete(tmp_path, given):
-    assert source_scan.search([NAME], given, str(tmp_path)) == (frozenset(), False)
-
-
-def test_a_cycle_of_links_and_unreadable_files_are_skipped(tmp_path):
-    write(tmp_path, {"t.py": "", "a/m.py": "\0\xff"})
+def test_what_is_not_code_of_the_job_is_not_searched(tmp_path):
+    others = ("env/lib/m.py", "lib/site-packages/torch/m.py", ".git/m.py", "a/m.py")
+    write(tmp_path, {"t.py": "", "run.sh": f"export {NAME}=1\n", "env/pyvenv.cfg": ""})
+    write(tmp_path, {**dict.fromkeys(others, READS), "a/m.py": "\0\xff"})
     (tmp_path / "a" / "back").symlink_to(tmp_path)
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.py")
     assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), True)
+
+
+def test_code_that_is_not_here_makes_the_search_incomplete(tmp_path):
+    for given in (line(None), line("nowhere.py"), line("torchtitan.train", module=True)):
+        assert source_scan.search([NAME], given, str(tmp_path)) == (frozenset(), False)
 
 
 def test_a_search_that_is_cut_off_is_incomplete(tmp_path, monkeypatch):

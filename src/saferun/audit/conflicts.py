@@ -147,14 +147,9 @@ def _adapters(environ: Mapping[str, str], adapters: Collection[str]) -> Iterator
 
 
 def _number(text: str) -> int:
-    """Return what C's strtoll(text, NULL, 0) makes of a text, as NCCL does (src/misc/param.cc)."""
-    found = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|\d+)", text)
-    if not found:
-        return 0
-    digits = found[2]
-    base = 16 if digits[:2].lower() == "0x" else 8 if digits[0] == "0" and len(digits) > 1 else 10
-    value = int(digits, base) if base != 8 or not re.search("[89]", digits) else 0
-    return -value if found[1] == "-" else value
+    """Return the number at the start of a text, 0 without one: as NCCL reads it (strtoll)."""
+    found = re.match(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|\d+)", text)
+    return int(found[0], 16 if "x" in found[0].lower() else 10) if found else 0
 
 
 def _numbers(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
