@@ -34,36 +34,27 @@ def log(tmp_path: Path, home: Path) -> str:
     return str(path)
 
 
-def test_a_file_is_diagnosed(log):
-    found = diagnose.run(log, 1)
-    assert (found.kind, found.verdict, found.root_rank) == ("user-missing-file", "stop-user", 2)
+def test_standard_input_is_diagnosed(home, monkeypatch):
+    for path in ("-", None):
+        stdin = types.SimpleNamespace(buffer=io.BytesIO(LOG.encode()))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert diagnose.run(path, None).kind == "user-missing-file"
 
 
-@pytest.mark.parametrize("path", ["-", None], ids=["dash", "nothing"])
-def test_standard_input_is_diagnosed(path, home, monkeypatch):
-    stdin = types.SimpleNamespace(buffer=io.BytesIO(LOG.encode()))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    assert diagnose.run(path, None).kind == "user-missing-file"
+def test_a_log_that_a_windows_shell_redirected_is_read(tmp_path, home):
+    for encoding in ("utf-16-le", "utf-16-be"):
+        path = tmp_path / "out.txt"
+        path.write_bytes(("\ufeff" + LOG.replace("\n", "\r\n")).encode(encoding))
+        found = diagnose.run(str(path), None)
+        assert (found.kind, "träin.bin" in found.root_line) == ("user-missing-file", True)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_a_log_that_a_windows_shell_redirected_is_read(encoding, tmp_path, home):
-    path = tmp_path / "out.txt"
-    path.write_bytes(("\ufeff" + LOG.replace("\n", "\r\n")).encode(encoding))
-    found = diagnose.run(str(path), None)
-    assert (found.kind, "träin.bin" in found.root_line) == ("user-missing-file", True)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda p: None, lambda p: p.mkdir()], ids=["missing", "directory"]
-)
-def test_a_log_that_cannot_be_read_is_an_error_with_a_fix(make, tmp_path, home):
-    path = tmp_path / "train.log"
-    make(path)
-    with pytest.raises(SaferunError) as caught:
-        diagnose.run(str(path), None)
-    assert (caught.value.where, caught.value.code) == (str(path), 69)
-    assert "standard input" in caught.value.fix
+def test_a_log_that_cannot_be_read_is_an_error_with_a_fix(tmp_path, home):
+    for path in (str(tmp_path / "missing"), str(tmp_path)):
+        with pytest.raises(SaferunError) as caught:
+            diagnose.run(path, None)
+        assert (caught.value.where, caught.value.code) == (path, 69)
+        assert "standard input" in caught.value.fix
 
 
 def test_the_json_has_the_keys_that_others_script_against(log):
@@ -101,20 +92,15 @@ def test_a_success_was_not_chosen_among_lines(log):
     assert diagnose.to_text(found).startswith("no-failure: nothing failed\n")
 
 
-def test_an_unknown_failure_is_half_answered(tmp_path, home):
-    path = tmp_path / "a.log"
-    path.write_text("INFO Failed to open libibverbs.so\n")
-    shown = json.loads(diagnose.to_json(diagnose.run(str(path), None)))
-    assert [near["kind"] for near in shown["nearest"]] == ["nccl-ib-error"]
-    assert "nearest is nccl-ib-error; against it: " in diagnose.to_text(
-        diagnose.run(str(path), None)
-    )
-
-
-def test_people_read_the_mitigations(tmp_path, home):
+def test_people_read_the_mitigations_and_half_an_answer(tmp_path, home):
     path = tmp_path / "a.log"
     path.write_text("RuntimeError: Address already in use\n")
     assert "mitigations, in this order: free-port" in diagnose.to_text(diagnose.run(str(path), 1))
+    path.write_text("INFO Failed to open libibverbs.so\n")
+    found = diagnose.run(str(path), None)
+    shown = json.loads(diagnose.to_json(found))
+    assert [near["kind"] for near in shown["nearest"]] == ["nccl-ib-error"]
+    assert "nearest is nccl-ib-error; against it: " in diagnose.to_text(found)
 
 
 def test_an_unusable_home_changes_nothing(log, monkeypatch):

@@ -34,16 +34,14 @@ def test_a_deleted_working_directory_stops_no_command(deleted, capsys, argv):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "source", ["x = a" + ".b()" * 900, "x = " + "-" * 5000 + "1", "x = " + "(" * 5000]
-)
 def test_a_script_that_is_nested_too_deep_is_planned_without_its_calls(
-    home, tmp_path, monkeypatch, capsys, source
+    home, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.py").write_text(source)
-    assert main(["plan", "t.py"]) == 0
-    assert "Traceback" not in capsys.readouterr().err
+    for source in ("x = a" + ".b()" * 900, "x = " + "-" * 5000 + "1", "x = " + "(" * 5000):
+        (tmp_path / "t.py").write_text(source)
+        assert main(["plan", "t.py"]) == 0
+        assert "Traceback" not in capsys.readouterr().err
 
 
 def test_env_leaves_control_sequences_in_values(home, tmp_path):

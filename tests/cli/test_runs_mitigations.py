@@ -42,55 +42,35 @@ KNOWN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("script", "left"),
-    [
-        ("/w/train.py", [1]),
-        ("train.py", [1]),
-        ("pkg.train", [0]),
-        ("-m pkg.train", [0]),
-        (None, []),
-    ],
-)
-def test_the_mitigations_of_a_script_or_all_are_forgotten(home, script, left):
+def test_the_mitigations_of_a_script_or_all_are_forgotten(home):
     environ = {"HOME": str(home)}
-    mitigation_history.change(environ, lambda _: KNOWN)
-    mitigation_history.clear(environ, script, "/w")
-    assert mitigation_history.load(environ) == tuple(KNOWN[n] for n in left)
+    for script, left in (
+        *(("/w/train.py", [1]), ("train.py", [1])),
+        *(("pkg.train", [0]), ("-m pkg.train", [0]), (None, [])),
+    ):
+        mitigation_history.change(environ, lambda _: KNOWN)
+        mitigation_history.clear(environ, script, "/w")
+        assert mitigation_history.load(environ) == tuple(KNOWN[n] for n in left)
 
 
-def test_an_unknown_script_forgets_nothing_and_is_said_with_the_nearest(home):
+def test_what_cannot_be_forgotten_is_said(home):
     environ = {"HOME": str(home)}
     mitigation_history.change(environ, lambda _: KNOWN)
     with pytest.raises(UsageError, match=r"`trian.py`; did you mean `/w/train.py`"):
         mitigation_history.clear(environ, "trian.py", "/w")
     assert mitigation_history.load(environ) == KNOWN
-
-
-def test_mitigations_that_cannot_be_written_are_said(home, monkeypatch):
-    environ = {"HOME": str(home)}
-    mitigation_history.change(environ, lambda _: KNOWN)
-    pathlib.Path(mitigation_history.path(environ)).parent.chmod(
-        0o777
-    )  # not ours alone: nothing is written
+    pathlib.Path(mitigation_history.path(environ)).parent.chmod(0o777)  # not ours alone
     with pytest.raises(SaferunError, match="cannot be forgotten"):
         mitigation_history.clear(environ, None, "/w")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "later_s", "part"),
-    [
+def test_until_when_a_mitigation_holds_is_said():
+    for arguments, later_s, part in (
         (None, 0.0, "holds until the GPU, torch or the driver changes"),
         (("--a",), 0.0, "holds until "),
         (("--a",), mitigation_history.RETRY_WITHOUT_S, "held until "),
-    ],
-    ids=["free of cost", "costs", "is over"],
-)
-def test_until_when_a_mitigation_holds_is_said(arguments, later_s, part):
-    reported = runs_view.mitigations([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
-    assert part in reported
-    assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in reported
-
-
-def test_a_time_that_cannot_be_is_shown_as_unknown():
+    ):
+        reported = runs_view.mitigations([KNOWN[0]._replace(arguments=arguments)], NOW + later_s)
+        assert part in reported
+        assert "on NVIDIA H200, torch 2.13.0, driver 570.86" in reported
     assert "learned ?" in runs_view.mitigations([KNOWN[0]._replace(at=float("inf"))], NOW)

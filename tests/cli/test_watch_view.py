@@ -8,6 +8,7 @@ import os
 import pathlib
 
 import pytest
+from cases import check_cases
 from fake_nvml import MIB, Nvml, gpu
 from rich.console import Console
 from user_machine import NOW, a_run, event, journal
@@ -23,7 +24,6 @@ from saferun.journal.event_types import AttemptBegun, Started
 from saferun.model import Checkpoint
 from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
-from saferun.system.redact import Masker
 
 
 def snapshot(job: Job, **facts) -> Snapshot:
@@ -49,25 +49,20 @@ def test_a_run_shows_its_attempt_its_steps_and_its_silence():
     assert text_of(snapshot(job._replace(quiet_s=14.0)), "silence") == ""
 
 
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        (
-            {"outcome": reader.RUNNING, "mitigations": ("free-port",), "took_s": 8.4},
-            "running for 8.4 s, with free-port",
-        ),
-        ({"outcome": reader.OK, "took_s": 104.0}, "ok; took 1 min 44 s"),
-        (
-            {"outcome": reader.OK, "mitigations": ("free-port",), "took_s": 59.7},
-            "ok, with free-port; took 1 min",
-        ),
-        ({"kind": "cuda-oom", "took_s": 7300.0}, "failed: cuda-oom; took 2 h 1 min"),
-        ({"outcome": reader.UNKNOWN, "took_s": None}, "unknown"),
-    ],
-)
-def test_how_long_a_run_took_is_said_of_the_run(facts, expected):
-    now = Snapshot(a_run(**facts), NOW, (), (), None)
-    assert text_of(now, "run").partition(": ")[2] == expected
+TOOK = {
+    "running for 8.4 s, with free-port": {
+        **{"outcome": reader.RUNNING, "mitigations": ("free-port",), "took_s": 8.4}
+    },
+    "ok; took 1 min 44 s": {"outcome": reader.OK, "took_s": 104.0},
+    "failed: cuda-oom; took 2 h 1 min": {"kind": "cuda-oom", "took_s": 7300.0},
+    "unknown": {"outcome": reader.UNKNOWN, "took_s": None},
+}
+
+
+def test_how_long_a_run_took_is_said_of_the_run():
+    for expected, facts in TOOK.items():
+        now = Snapshot(a_run(**facts), NOW, (), (), None)
+        assert text_of(now, "run").partition(": ")[2] == expected
 
 
 def test_why_the_attempt_before_failed_is_shown(tmp_path):
@@ -104,10 +99,12 @@ RATES = {  # (seconds, step, pids of the ranks) at each look, and the rate after
 }
 
 
-@pytest.mark.parametrize(("looks", "rate"), RATES.values(), ids=RATES)
-def test_the_rate_is_that_of_the_ranks_that_run(looks, rate):
-    watched = Watched(Started(0, 0))
-    assert [watched.rate(*look) for look in looks][-1] == rate
+def test_the_rate_is_that_of_the_ranks_that_run():
+    def check(looks, rate):
+        watched = Watched(Started(0, 0))
+        assert [watched.rate(*look) for look in looks][-1] == rate
+
+    check_cases(RATES, check)
 
 
 def test_the_rates_of_the_last_looks_are_drawn_on_a_terminal_alone():
@@ -115,18 +112,6 @@ def test_the_rates_of_the_last_looks_are_drawn_on_a_terminal_alone():
     assert text_of(now, "rate") == "▁▃▅█"
     assert "▁" not in watch_view.one_line(now)
     assert text_of(snapshot(Job(attempt(1), rates=(1.0, 2.0))), "rate") == ""
-
-
-def test_each_look_adds_its_rate():
-    watched = Watched(Started(0, 0))
-    rates = iter([None, 2.0, 3.0])
-    watched.rate = lambda *_: next(rates)
-    masker = Masker({}, [])
-    assert [watched.with_observed(Job(attempt(1)), masker).rates for _ in range(3)] == [
-        (),
-        (2.0,),
-        (2.0, 3.0),
-    ]
 
 
 def test_what_a_retry_would_do_is_what_the_run_has_recorded():
@@ -171,17 +156,6 @@ def test_a_narrow_terminal_cuts_lines_and_markup_is_text():
     console.print(colour.drawn(watch_view.lines(snapshot(job), "a note " * 20)))
     assert max(map(len, out.getvalue().splitlines())) <= 40
     assert "1 s ago: [red]a?[31m" in " ".join(out.getvalue().split())
-
-
-def test_a_journal_that_is_cut_shows_what_is_left(tmp_path):
-    begun = event("attempt", attempt=1, mitigations=[], by=this_process())
-    place = journal(tmp_path / "runs", "r1", begun)
-    with (place / "events.jsonl").open("a") as file:
-        file.write('{"at": 1, "event": "star')
-    (place / "plan.json").write_text('{"schema": 1, "env')
-    now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
-    assert (now.run.outcome, now.jobs[0].attempt.number, now.jobs[0].step) == ("running", 1, None)
-    assert watch_view.lines(now)
 
 
 def test_the_newest_run_that_goes_on_is_chosen(tmp_path):

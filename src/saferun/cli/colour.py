@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from saferun.cli.options import echo
 from saferun.system.printable import printable
@@ -47,8 +47,14 @@ def is_wanted() -> bool:
     return has_terminal() and not os.environ.get("NO_COLOR")
 
 
-def echo_page(page: str, styles: Mapping[str, str] = PAGE) -> None:
-    """Print a page for people; where colour is wanted, what the patterns find has its style."""
+def echo_page(page: str, styles: Mapping[str, str] = PAGE, *, cut: bool = False) -> None:
+    """Print a page for people.
+
+    Args:
+        page: its text.
+        styles: of what patterns find, where colour is wanted.
+        cut: end lines there at the terminal's edge.
+    """
     if not is_wanted():
         echo(page)
         return
@@ -58,7 +64,8 @@ def echo_page(page: str, styles: Mapping[str, str] = PAGE) -> None:
     text = Text(printable(page, kept="\n\t"))
     for pattern, style in styles.items():
         text.highlight_regex(re.compile(pattern, re.MULTILINE), style)
-    Console().print(text, soft_wrap=True)
+    how: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"} if cut else {"soft_wrap": True}
+    Console().print(text, **how)
 
 
 def echo_table(table: str) -> None:
@@ -66,7 +73,7 @@ def echo_table(table: str) -> None:
     at = table.partition("\n")[0].find("OUTCOME")
     before = rf"^.{{{at}}}"
     styles = {rf"(?<=\n){before[1:]}{word}\b.*": style for word, style in OUTCOMES.items()}
-    echo_page(table, {r"\A.*": "bold", **styles})
+    echo_page(table, {r"\A.*": "bold", **styles}, cut=True)
 
 
 def drawn(lines: Iterable[Line]) -> Text:

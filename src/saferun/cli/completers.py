@@ -13,10 +13,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from saferun.cli import reference
+from saferun.cli.options import runs_dir
 from saferun.journal import reader
-from saferun.planning import inputs
 from saferun.profile import files
-from saferun.system import paths
 from saferun.system.printable import printable
 
 Items: TypeAlias = list[CompletionItem[Any]]
@@ -24,7 +23,7 @@ Items: TypeAlias = list[CompletionItem[Any]]
 
 def run_ids(context: click.Context, *_asked: object) -> Items:
     """Return the ids of the runs, newest first."""
-    base = paths.runs_dir(context.params.get("run_dir"), os.environ, inputs.working_directory())
+    base = context.params.get("base") or runs_dir(context, None, None)
     return [CompletionItem(name) for name in (reader.LAST, *sorted(reader.names(base))[::-1])]
 
 

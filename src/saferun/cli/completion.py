@@ -55,7 +55,7 @@ _TAKES_VALUE = {string for option in OPTIONS if not option.flag for string in op
 # What a shell may insert as it stands: ids and profiles may be named by others.
 _PLAIN = re.compile(r"[\w.:@+=/-]+\Z", re.ASCII)
 # click's own for bash leaves out files where there is another candidate, and none of its own knows
-# a type for scripts: code that can handle one says so by COMP_SCRIPTS, for older code may be kept.
+# a type for scripts: code that can handle one says so by COMP_SCRIPTS.
 _BASH = """\
 %(complete_func)s() {
     local type value file
@@ -86,60 +86,6 @@ _BASH = """\
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-_ZSH = """\
-#compdef %(prog_name)s
-%(complete_func)s() {
-    local -a plain described response
-    local place type key descr
-    (( ! $+commands[%(prog_name)s] )) && return 1
-    response=("${(@f)$(env COMP_SCRIPTS=1 COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
-%(complete_var)s=zsh_complete %(prog_name)s)}")
-    for type key descr in ${response}; do
-        if [[ "$type" != plain ]]; then
-            place="$type"
-        elif [[ "$descr" == _ ]]; then
-            plain+=("$key")
-        else
-            described+=("$key":"$descr")
-        fi
-    done
-    [[ -z "$described" ]] || _describe -V unsorted described -U
-    [[ -z "$plain" ]] || compadd -U -V unsorted -a plain
-    case "$place" in
-        dir) _path_files -/ ;;
-        file) _path_files -f ;;
-        script) _path_files -g '*.py'; _path_files -/ ;;
-    esac
-    (( compstate[nmatches] ))
-}
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    %(complete_func)s "$@"
-else
-    compdef %(complete_func)s %(prog_name)s
-fi
-"""
-_FISH = """\
-function %(complete_func)s;
-    set -l response (env %(complete_var)s=fish_complete COMP_SCRIPTS=1 \\
-COMP_WORDS=(commandline -cp) COMP_CWORD=(commandline -t) %(prog_name)s);
-    for completion in $response;
-        set -l metadata (string split "," $completion);
-        switch $metadata[1];
-            case dir;
-                __fish_complete_directories $metadata[2];
-            case file;
-                __fish_complete_path $metadata[2];
-            case script;
-                __fish_complete_path $metadata[2] | \\
-string match -r '^[^\\t]*(?:\\.py|/)(?:\\t.*)?$';
-            case plain;
-                echo $metadata[2];
-        end;
-    end;
-end;
-complete --no-files --keep-order --command %(prog_name)s --arguments "(%(complete_func)s)";
-"""
-_SOURCES = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def answer(instruction: str) -> int:
@@ -158,8 +104,8 @@ def answer(instruction: str) -> int:
         raise UsageError(f"cannot complete for {instruction!r}", where=VARIABLE, fix=fix)
     asked = known(click.Command("saferun"), {}, "saferun", VARIABLE)
     if what == "source":
-        if shell in _SOURCES:
-            asked.source_template = _SOURCES[shell]  # type: ignore[misc]  # this object's alone
+        if shell == "bash":
+            asked.source_template = _BASH  # type: ignore[misc]  # this object's alone
         click.echo(asked.source())
         return 0
     for item in candidates(*asked.get_completion_args(), environ=os.environ):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import click
 
+from saferun.planning import inputs
+from saferun.system import paths
 from saferun.system.printable import printable
 
 # click passes the arguments of a launch on as they are; planning/torchrun/torchrun_args.py reads
@@ -18,7 +21,19 @@ TORCHRUN_ARGUMENTS = {
 HELP = {"help_option_names": ["-h", "--help"]}
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-RUN_DIR = click.option("--run-dir", metavar="DIR", help="Where runs are; else SAFERUN_RUN_DIR.")
+
+
+def runs_dir(context: click.Context, option: object, given: str | None) -> str:
+    """Return the directory of runs that a command is about."""
+    return paths.runs_dir(given, os.environ, inputs.working_directory())
+
+
+RUN_DIR = click.option(
+    *("--run-dir", "base"),
+    callback=runs_dir,
+    metavar="DIR",
+    help="Where runs are; else SAFERUN_RUN_DIR.",
+)
 
 
 def echo(text: str, *, err: bool = False) -> None:

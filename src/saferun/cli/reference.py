@@ -19,6 +19,7 @@ from saferun.audit import effects, variable_index
 from saferun.cli.commands import command_named
 from saferun.cli.usage import HELP
 from saferun.diagnosis import signatures
+from saferun.diagnosis.signatures import Kind
 from saferun.knowledge import loader
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning import mitigation_catalog
@@ -71,7 +72,6 @@ class Reference:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._kinds = signatures.load(environ).kinds
         self._mitigations = mitigation_catalog.load(environ)
         self._effects = effects.load(environ)
         self._profiles: dict[str, Doc] = {}
@@ -79,15 +79,34 @@ class Reference:
             if one.name not in self._profiles:
                 self._profiles[one.name] = profiles.load(one, environ)
         data = loader.load_words(environ)
-        self._statuses = data["statuses"]
         self._own = {**data["variables"], **VARIABLES}
-        # A line of the glossary may explain several words.
-        lines = data["words"].items()
-        self._words = {name: text for names, text in lines for name in names.split(", ")}
-        self._commands = _all_commands()
-        self._options = _all_options(self._commands)
-        self._named: dict[str, list[str]] = {}  # the names by what `_plain` makes of them
-        for name in itertools.chain.from_iterable(self.words().values()):
+        kinds, commands = signatures.load(environ).kinds, _all_commands()
+        hooks = {name: _hook(name) for name in HOOKS}
+        keys = {key: hooks.get(key.removeprefix("hooks.")) or self._key(key) for key in KEYS}
+        glossary = [
+            (name, text)  # a line of the glossary may explain several words
+            for names, text in data["words"].items()
+            for name in names.split(", ")
+        ]
+        self._all: dict[str, dict[str, Entry]] = {
+            "kinds of failure": {name: _kind(kind) for name, kind in kinds.items()},
+            "mitigations": {n: _mitigation(m, kinds) for n, m in self._mitigations.items()},
+            "hooks": hooks,
+            "profile keys": keys,
+            "variables": {name: self._listed(name) for name in sorted(self._variables())},
+            "sections of profile keys": {name: _section(name) for name in SECTIONS},
+            "profiles": {name: _profile(doc) for name, doc in self._profiles.items()},
+            "verdicts": {name: _verdict(name) for name in VERDICTS},
+            "commands": {name: _command(name, *about) for name, about in commands.items()},
+            "options": {
+                name: Entry(name, "option", tuple(text))
+                for name, text in _all_options(commands).items()
+            },
+            "exit statuses": {name: _status(name, text) for name, text in data["statuses"].items()},
+            "words": {n: Entry(n, "word of saferun's", (_sentence(text),)) for n, text in glossary},
+        }
+        self._named = {f"hooks.{name}": [name] for name in HOOKS}  # by what `_plain` makes of them
+        for name in itertools.chain.from_iterable(self._all.values()):
             self._named.setdefault(_plain(name), []).append(name)
 
     def entries(self, word: str) -> list[Entry]:
@@ -97,13 +116,17 @@ class Reference:
         """
         plain = _plain(word)
         named = self._named.get(plain) or self._named.get(re.sub("-?s$", "", plain), [])
-        makers: list[Callable[[str], Entry | None]]
-        makers = [self._kind, self._mitigation, _hook, self._key, self._variable]
-        makers += [_section, self._profile, _verdict, self._word, self._command, self._option]
-        makers += [self._status, _signal]
         names = dict.fromkeys((*named, word, word.lower(), word.upper()))
-        found = (maker(name) for name in names for maker in makers)
-        return list(dict.fromkeys(entry for entry in found if entry is not None))
+        return list(dict.fromkeys(entry for name in names for entry in self._called(name)))
+
+    def _called(self, name: str) -> Iterator[Entry]:
+        """Yield what has exactly this name; variables, statuses and signals need not be listed."""
+        yield from (section[name] for section in self._all.values() if name in section)
+        if name not in self._all["variables"] and (variable := self._variable(name)):
+            yield variable
+        if name not in self._all["exit statuses"] and _ended_by(name):
+            yield _status(name, "")
+        yield from _signal(name)
 
     def similar(self, word: str) -> dict[str, list[str]]:
         """Return the other names that contain a word, by what they are.
@@ -111,78 +134,43 @@ class Reference:
         Args:
             word: as a user writes it; what begins one of a name's parts with it counts.
         """
-        inside = re.compile(rf"(?:^|[-.]){re.escape(_plain(word))}")
-        found = {
-            what: [
-                name
-                for name in names
-                if inside.search(_plain(name)) and _plain(name) != _plain(word)
-            ]
-            for what, names in self.words().items()
-        }
-        return {what: names for what, names in found.items() if names}
+        plain = _plain(word)
+        inside = re.compile(rf"(?:^|[-.]){re.escape(plain)}")
+        return self._where(lambda n, _: bool(inside.search(_plain(n))) and _plain(n) != plain)
 
     def mentions(self, word: str) -> dict[str, list[str]]:
         """Return the names whose explanation has a word, by what they are; variables excepted."""
         has = re.compile(rf"(?i)(?<![\w-]){re.escape(word)}(?![\w-])")
+        found = self._where(lambda _, entry: bool(has.search(" ".join(entry.paragraphs))))
+        return {what: names for what, names in found.items() if what != "variables"}
+
+    def _where(self, wanted: Callable[[str, Entry], bool]) -> dict[str, list[str]]:
         found = {
-            what: [
-                n for n in names if any(has.search(" ".join(e.paragraphs)) for e in self.entries(n))
-            ]
-            for what, names in self.words().items()
-            if what != "variables"
+            what: [name for name, entry in section.items() if wanted(name, entry)]
+            for what, section in self._all.items()
         }
         return {what: names for what, names in found.items() if names}
 
     def words(self) -> dict[str, list[str]]:
         """Return all words that have an entry, by what they are."""
-        return {
-            "kinds of failure": list(self._kinds),
-            "mitigations": list(self._mitigations),
-            "hooks": list(HOOKS),
-            "profile keys": list(KEYS),
-            "variables": sorted({*self._effects, *self._set_somewhere(), *self._own}),
-            "sections of profile keys": list(SECTIONS),
-            "profiles": list(self._profiles),
-            "verdicts": list(VERDICTS),
-            "commands": list(self._commands),
-            "options": list(self._options),
-            "exit statuses": list(self._statuses),
-            "words": list(self._words),
-        }
+        return {what: list(section) for what, section in self._all.items()}
 
-    # --- one word ----------------------------------------------------------------------------
+    # --- what profiles and variables have to do with it --------------------------------------
 
-    def _kind(self, name: str) -> Entry | None:
-        kind = self._kinds.get(name)
-        if kind is None:
-            return None
-        does = VERDICTS[kind.verdict]
-        if kind.mitigations:
-            does += f" ({', then '.join(kind.mitigations)})"
-        text = [kind.explanation, f"saferun {does}.", kind.advice]
-        return Entry(name, f"kind of failure ({kind.group})", (*text, *_links(kind.references)))
-
-    def _mitigation(self, name: str) -> Entry | None:
-        one = self._mitigations.get(name)
-        if one is None:
-            return None
-        of = [kind.name for kind in self._kinds.values() if name in kind.mitigations]
-        text = [f"Sets {mitigation_catalog.sets(one)}.", f"Why: {one.why}.", f"Cost: {one.cost}."]
-        text += [f"After: {', '.join(of)}."] if of else []
-        text += [f"Not together with {', '.join(one.excludes)}."] if one.excludes else []
-        return Entry(name, "mitigation", (*text, *_links([one.source])))
-
-    def _key(self, name: str) -> Entry | None:
-        if name not in KEYS or name.removeprefix("hooks.") in HOOKS:
-            return None
+    def _key(self, name: str) -> Entry:
         return Entry(name, "profile key", (_setting(name), *self._set_by(name)))
 
-    def _profile(self, name: str) -> Entry | None:
-        if name not in self._profiles:
-            return None
-        about = _sentence(self._profiles[name].description or "a profile")
-        return Entry(name, "profile", (about, f"`saferun profiles show {name}` has all of it."))
+    def _variables(self) -> set[str]:
+        """Return the variables that are listed."""
+        keys = (key for doc in self._profiles.values() for key in doc.leaves)
+        by_profiles = {key[4:] for key in keys if key.startswith("env.")}
+        by_mitigations = {name for one in self._mitigations.values() for name in one.env}
+        return {*self._effects, *self._own, *by_profiles, *by_mitigations}
+
+    def _listed(self, name: str) -> Entry:
+        found = self._variable(name)
+        assert found is not None, name
+        return found
 
     def _variable(self, name: str) -> Entry | None:
         text = loader.variables_text()
@@ -199,29 +187,6 @@ class Reference:
             found.append("No release that was looked at reads it.")
         return Entry(name, "variable", (*found, *by, *_links([effect.source] if effect else [])))
 
-    def _word(self, name: str) -> Entry | None:
-        text = self._words.get(name)
-        return Entry(name, "word of saferun's", (_sentence(text),)) if text else None
-
-    def _command(self, name: str) -> Entry | None:
-        if name not in self._commands:
-            return None
-        does, options = self._commands[name]
-        text = [_sentence(does), *(" ".join(line.split()) for line in options)]
-        return Entry(name, "command", (*text, f"`saferun {name} --help` has all of it."))
-
-    def _option(self, name: str) -> Entry | None:
-        found = self._options.get(name)
-        return Entry(name, "option", tuple(found)) if found else None
-
-    def _status(self, name: str) -> Entry | None:
-        text = self._statuses.get(name)
-        number = int(name) - 128 if name.isdigit() and len(name) < 4 else 0
-        if number in {one.value for one in signal.Signals}:
-            ended = f"128 + {number}: {signal.Signals(number).name} ended the process"
-            text = f"{text}; {ended}" if text else ended
-        return Entry(name, "exit status", (_sentence(text),)) if text else None
-
     def _set_by(self, key: str) -> list[str]:
         found = [(n, doc.leaves[key]) for n, doc in self._profiles.items() if key in doc.leaves]
         return [
@@ -234,41 +199,72 @@ class Reference:
         setting = [one.name for one in found if name in one.env or name in one.computed]
         return [f"Set by mitigations: {', '.join(setting)}."] if setting else []
 
-    def _set_somewhere(self) -> set[str]:
-        keys = (key for doc in self._profiles.values() for key in doc.leaves)
-        by_profiles = {key[4:] for key in keys if key.startswith("env.")}
-        return by_profiles | {name for one in self._mitigations.values() for name in one.env}
+
+# --- one word ----------------------------------------------------------------------------------
 
 
-def _hook(name: str) -> Entry | None:
-    hook = name.removeprefix("hooks.")
-    if hook not in HOOKS:
-        return None
+def _kind(kind: Kind) -> Entry:
+    does = VERDICTS[kind.verdict]
+    if kind.mitigations:
+        does += f" ({', then '.join(kind.mitigations)})"
+    text = [kind.explanation, f"saferun {does}.", kind.advice]
+    return Entry(kind.name, f"kind of failure ({kind.group})", (*text, *_links(kind.references)))
+
+
+def _mitigation(one: mitigation_catalog.Mitigation, kinds: Mapping[str, Kind]) -> Entry:
+    of = [kind.name for kind in kinds.values() if one.name in kind.mitigations]
+    text = [f"Sets {mitigation_catalog.sets(one)}.", f"Why: {one.why}.", f"Cost: {one.cost}."]
+    text += [f"After: {', '.join(of)}."] if of else []
+    text += [f"Not together with {', '.join(one.excludes)}."] if one.excludes else []
+    return Entry(one.name, "mitigation", (*text, *_links([one.source])))
+
+
+def _hook(hook: str) -> Entry:
     own = [key for key in KEYS if key == f"hooks.{hook}" or key.startswith(f"hooks.{hook}.")]
     return Entry(hook, "hook", (_sentence(HOOKS[hook]), *map(_setting, own)))
 
 
-def _section(name: str) -> Entry | None:
-    own = [key for key in KEYS if key.startswith(f"{name}.")] if name in SECTIONS else []
-    return Entry(name, "profile keys", tuple(map(_setting, own))) if own else None
+def _section(name: str) -> Entry:
+    own = [key for key in KEYS if key.startswith(f"{name}.")]
+    return Entry(name, "profile keys", tuple(map(_setting, own)))
 
 
-def _verdict(name: str) -> Entry | None:
-    if name not in VERDICTS:
-        return None
+def _profile(doc: Doc) -> Entry:
+    about = _sentence(doc.description or "a profile")
+    return Entry(doc.name, "profile", (about, f"`saferun profiles show {doc.name}` has all of it."))
+
+
+def _verdict(name: str) -> Entry:
     return Entry(name, "verdict on a failure", (f"saferun {VERDICTS[name]}.",))
 
 
-def _signal(name: str) -> Entry | None:
+def _command(name: str, does: str, options: tuple[str, ...]) -> Entry:
+    text = [_sentence(does), *(" ".join(line.split()) for line in options)]
+    return Entry(name, "command", (*text, f"`saferun {name} --help` has all of it."))
+
+
+def _status(name: str, text: str) -> Entry:
+    whole = "; ".join(filter(None, (text, _ended_by(name))))
+    return Entry(name, "exit status", (_sentence(whole),))
+
+
+def _ended_by(status: str) -> str:
+    """Return which signal an exit status stands for; "" for none."""
+    number = int(status) - 128 if status.isdigit() and len(status) < 4 else 0
+    if number not in {one.value for one in signal.Signals}:
+        return ""
+    return f"128 + {number}: {signal.Signals(number).name} ended the process"
+
+
+def _signal(name: str) -> Iterator[Entry]:
     known = {one.name: one for one in signal.Signals}
     one = known.get(name if name.startswith("SIG") else f"SIG{name}")
-    if one is None or not name.isupper():
-        return None
-    text = (
-        f"{_sentence(signal.strsignal(one) or one.name)} A process that it ends has the status "
-        f"{128 + one} for a shell and {-one} for torchrun and Python."
-    )
-    return Entry(one.name, f"signal {one.value}", (text,))
+    if one is not None and name.isupper():
+        text = (
+            f"{_sentence(signal.strsignal(one) or one.name)} A process that it ends has the status "
+            f"{128 + one} for a shell and {-one} for torchrun and Python."
+        )
+        yield Entry(one.name, f"signal {one.value}", (text,))
 
 
 def _all_commands() -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import time
 
 import click
@@ -30,16 +28,14 @@ def command() -> None:
 @command.command("list")
 @RUN_DIR
 @AS_JSON
-def list_runs(run_dir: str | None, as_json: bool) -> int:
+def list_runs(base: str, as_json: bool) -> int:
     """List the runs, newest first."""
-    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     found, closed = runs.find(base, now := time.time())
     if as_json:
         shown = [runs_view.as_json(run) for run in found]
         echo_json({"schema": 1, "runs": shown})
     elif found:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        colour.echo_table(runs_view.table(found, now, width))
+        colour.echo_table(runs_view.table(found, now))
     else:
         echo(f"saferun: no runs in {base}", err=True)
     if closed:
@@ -52,9 +48,8 @@ def list_runs(run_dir: str | None, as_json: bool) -> int:
 @RUN_DIR
 @AS_JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print the run's trials, a row each.")
-def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> int:
+def show_run(run_id: str, base: str, as_json: bool, as_csv: bool) -> int:
     """Show a run: ID, the beginning of one, or `last`."""
-    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     searched, replaced = trials.read(run.path), trials.replaced(run.path)
     if as_csv:
@@ -86,13 +81,12 @@ def show_run(run_id: str, run_dir: str | None, as_json: bool, as_csv: bool) -> i
 )
 @RUN_DIR
 @AS_JSON
-def watch_run(run_id: str | None, interval_s: float, run_dir: str | None, as_json: bool) -> int:
+def watch_run(run_id: str | None, interval_s: float, base: str, as_json: bool) -> int:
     """Watch a run until it is over: ID, the beginning of one, or the newest that is going on.
 
     Drawn on a terminal; elsewhere, and with --json, a line for each change. `q` and Ctrl-C leave
     the run alone.
     """
-    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run, note = runs_watch.chosen(base, run_id)
     runs_watch.watch(run, note, as_json=as_json, interval_s=interval_s)
     return 0
@@ -116,13 +110,12 @@ def report_run(
     html: str | None,
     markdown: bool,
     price: float | None,
-    run_dir: str | None,
+    base: str,
     as_json: bool,
 ) -> int:
     """Report a run to others: what happened, why, and what it cost; as Markdown, or as a page."""
     if price is not None and price != price:  # FloatRange lets NaN pass
         raise UsageError("the price is not a number", where="--price-per-gpu-hour")
-    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     run = runs.named(base, run_id, now := time.time())
     found = report.read_report(run, now, price)
     if price is not None and not found.cost.gpus:
@@ -172,9 +165,8 @@ def _write(path: str, page: str) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
 @RUN_DIR
-def clean_runs(days: float | None, keep: int | None, dry_run: bool, run_dir: str | None) -> int:
+def clean_runs(days: float | None, keep: int | None, dry_run: bool, base: str) -> int:
     """Remove runs that are over: your own, neither young nor among the newest."""
-    base = paths.runs_dir(run_dir, os.environ, inputs.working_directory())
     done = cleanup.clean(base, time.time(), older_than_days=days, keep=keep, dry_run=dry_run)
     echo(runs_view.cleaned(done, dry_run=dry_run))
     cleanup.check_cleaned(done)

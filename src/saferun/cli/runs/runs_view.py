@@ -33,11 +33,10 @@ from saferun.journal.report import RunReport
 from saferun.journal.time_spent import UNSAVED, Spent, Times
 from saferun.journal.trials import processes
 from saferun.model import as_tree
-from saferun.system.printable import printable, shortened
+from saferun.system.printable import printable
 
 HEAD = ("ID", "STARTED", "TOOK", "ATTEMPTS", "OUTCOME", "SCRIPT")
 _RIGHT = ("TOOK", "ATTEMPTS")
-_SHORTEST_ID, _SHORTEST_SCRIPT, _SHORTEST_OUTCOME = 15, 8, 12  # columns of a table that is cut
 _LABEL = 10
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -45,18 +44,15 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 # --- many runs ---------------------------------------------------------------------------------
 
 
-def table(runs: Sequence[Run], now_s: float, width: int | None = None) -> str:
+def table(runs: Sequence[Run], now_s: float) -> str:
     """Return a table of runs, one line for each.
 
     Args:
         runs: those that are shown, in this order.
         now_s: seconds since the epoch; a time of another year is shown with its year.
-        width: columns of the terminal; None for no limit.
     """
     rows = [HEAD, *(_row(run, now_s) for run in runs)]
     sizes = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    if width is not None:
-        sizes = _fitted(sizes, width, _shortest_id([row[0] for row in rows[1:]]))
     return "\n".join(_line(row, sizes) for row in rows)
 
 
@@ -67,35 +63,10 @@ def _row(run: Run, now_s: float) -> tuple[str, ...]:
     return (printable(run.id), _when(run.started_at, now_s), took, tried, outcome(run), script)
 
 
-def _shortest_id(ids: Sequence[str]) -> int:
-    """Return how many characters of the ids tell them apart: `show` needs no more."""
-    longest = max(map(len, ids), default=0)
-    lengths = range(min(_SHORTEST_ID, longest), longest)
-    return next((n for n in lengths if len({name[:n] for name in ids}) == len(ids)), longest)
-
-
-def _fitted(sizes: Sequence[int], width: int, shortest_id: int) -> list[int]:
-    """Shorten what is missed least: first the script, then the ids' ends, then the outcome."""
-    fitted = list(sizes)
-    gaps = 2 * (len(sizes) - 1)
-    for column, shortest in (
-        (HEAD.index("SCRIPT"), _SHORTEST_SCRIPT),
-        (HEAD.index("ID"), shortest_id),
-        (HEAD.index("OUTCOME"), _SHORTEST_OUTCOME),
-    ):
-        over = sum(fitted) + gaps - width
-        if over > 0:
-            fitted[column] = max(min(shortest, fitted[column]), fitted[column] - over)
-    return fitted
-
-
 def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
-    cells = []
-    for cell, size, head in zip(row, sizes, HEAD, strict=True):
-        # The beginning of an ID is a valid ID, so it gets no ellipsis.
-        text = cell[:size] if head == "ID" else shortened(cell, size)
-        cells.append(text.rjust(size) if head in _RIGHT else text.ljust(size))
-    return "  ".join(cells).rstrip()
+    cells = zip(row, sizes, HEAD, strict=True)
+    padded = (c.rjust(size) if head in _RIGHT else c.ljust(size) for c, size, head in cells)
+    return "  ".join(padded).rstrip()
 
 
 def outcome(run: Run) -> str:
