@@ -28,7 +28,7 @@ MAX_LINES = 20_000
 MAX_REPORTED = 3
 _MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true
 _MAX_ERROR = 200  # characters of one error that are repeated
-_HEAD = frozenset({"v", "at", "pid", "rank", "hook", "outcome"})
+_HEAD = ("at", "pid", "rank", "hook", "outcome")
 
 
 class Receipt(NamedTuple):
@@ -69,7 +69,7 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
         found += [
             receipt for line in written if (receipt := _parse(line, file.restart)) is not None
         ]
-    found.sort(key=lambda receipt: (receipt.restart, _order(receipt.rank), receipt.pid))
+    found.sort(key=lambda one: (one.restart, -1 if one.rank is None else one.rank, one.pid))
     return tuple(found)
 
 
@@ -134,16 +134,14 @@ def _parse(line: bytes, restart: int) -> Receipt | None:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or entry.get("v") != contract.VERSION:
+    if not isinstance(entry, dict) or entry.pop("v", None) != contract.VERSION:
         return None
-    at, pid, rank = entry.get("at"), entry.get("pid"), entry.get("rank")
-    hook, outcome = entry.get("hook"), entry.get("outcome")
+    at, pid, rank, hook, outcome = (entry.pop(name, None) for name in _HEAD)
     if not (_is_count(pid) and (rank is None or _is_count(rank)) and _is_time(at)):
         return None
     if not (isinstance(hook, str) and isinstance(outcome, str)):
         return None
-    facts = {key: value for key, value in entry.items() if key not in _HEAD}
-    return Receipt(pid, rank, restart, float(at), hook, outcome, facts)
+    return Receipt(pid, rank, restart, float(at), hook, outcome, entry)
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -152,10 +150,6 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 def _is_time(value: object) -> TypeGuard[float]:
     return _is_count(value) or isinstance(value, float)
-
-
-def _order(rank: int | None) -> int:
-    return -1 if rank is None else rank
 
 
 # --- judging -----------------------------------------------------------------------------------
@@ -185,7 +179,11 @@ def missed(receipts: Iterable[Receipt]) -> dict[str, set[int]]:
     states: dict[tuple[int, str], tuple[object, int | None]] = {}
     for receipt in receipts:
         targets = receipt.facts.get("targets")
-        if receipt.restart == latest and receipt.hook == contract.TARGETS and _is_map(targets):
+        if (
+            receipt.restart == latest
+            and receipt.hook == contract.TARGETS
+            and isinstance(targets, dict)
+        ):
             for name, state in targets.items():
                 states[receipt.pid, name] = state, receipt.rank
     found: dict[str, set[int]] = {}
@@ -193,10 +191,6 @@ def missed(receipts: Iterable[Receipt]) -> dict[str, set[int]]:
         if state == contract.MISSED and name in TARGETS:
             found.setdefault(name, set()).update(() if rank is None else (rank,))
     return found
-
-
-def _is_map(value: object) -> TypeGuard[dict[str, object]]:
-    return isinstance(value, dict)
 
 
 def judge(

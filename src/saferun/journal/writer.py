@@ -35,7 +35,6 @@ from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
 
 BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
-_DEPTH = 12  # levels of facts in facts; what lies deeper is written as text
 
 
 class Journal:
@@ -284,26 +283,24 @@ class Journal:
 
     # Masking
 
-    def _clean(self, value: Any, depth: int = 0) -> Any:
+    def _clean(self, value: Any) -> Any:
         """Return a value as JSON knows it, its text masked."""
         if value is None or isinstance(value, (bool, int)):
             return value
-        if isinstance(value, str):
-            return self._mask.text(value)
         if isinstance(value, float) and abs(value) < float("inf"):
             return value
-        if isinstance(value, Mapping) and depth < _DEPTH:
-            return {self._mask.text(str(k)): self._fact(k, v, depth) for k, v in value.items()}
-        if isinstance(value, (list, tuple)) and depth < _DEPTH:
+        if isinstance(value, Mapping):
+            return {self._mask.text(str(k)): self._fact(str(k), v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
             if value and all(isinstance(word, str) for word in value):
                 return self._mask.argv(value)
-            return [self._clean(item, depth + 1) for item in value]
-        return self._mask.text(repr(value))
+            return [self._clean(item) for item in value]
+        return self._mask.text(value if isinstance(value, str) else repr(value))
 
-    def _fact(self, name: object, value: Any, depth: int) -> Any:
-        if isinstance(value, str) and is_secret(str(name)):
-            return self._mask.setting(str(name), value)
-        return self._clean(value, depth + 1)
+    def _fact(self, name: str, value: Any) -> Any:
+        if isinstance(value, str) and is_secret(name):
+            return self._mask.setting(name, value)
+        return self._clean(value)
 
     def _environment(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Mask {NAME: {"value": …, "origin": …}} by the variables' names."""

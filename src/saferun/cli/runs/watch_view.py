@@ -179,36 +179,32 @@ def changes(now: Snapshot) -> object:
     return now.run.outcome, [(j.attempt, j.step, j.line, j.hang_at, j.stall) for j in now.jobs]
 
 
-def _before(job: Job) -> dict[str, Any] | None:
-    if job.before is None:
-        return None
-    outcome = job.before.outcome
-    return {
-        "number": outcome.number,
-        "kind": outcome.kind,
-        "rank": outcome.root_rank,
-        "line": outcome.root_line or "",
-        "lived_s": outcome.lived_s,
-    }
-
-
 def as_json(now: Snapshot) -> dict[str, Any]:
     """Return a moment for programs (schema 1); times in seconds, null where unknown."""
-    jobs = [
-        {**job._asdict(), "attempt": job.attempt.number, "before": _before(job)} for job in now.jobs
-    ]
-    for shown, job in zip(jobs, now.jobs, strict=True):
-        attempt = job.attempt
-        shown |= {
-            "worker": attempt.worker,
-            "mitigations": attempt.begun.mitigations,
-            "left": attempt.begun.left,
-        }
     return {
         "schema": 1,
         "at": now.at,
         "run": runs_view.as_json(now.run),
-        "jobs": jobs,
+        "jobs": [_job_json(job) for job in now.jobs],
         "gpus": [gpu._asdict() for gpu in now.gpus],
         "checkpoint": now.saved._asdict() if now.saved else None,
+    }
+
+
+def _job_json(job: Job) -> dict[str, Any]:
+    attempt, before = job.attempt, job.before and job.before.outcome
+    return {
+        **job._asdict(),
+        "attempt": attempt.number,
+        "before": before
+        and {
+            "number": before.number,
+            "kind": before.kind,
+            "rank": before.root_rank,
+            "line": before.root_line or "",
+            "lived_s": before.lived_s,
+        },
+        "worker": attempt.worker,
+        "mitigations": attempt.begun.mitigations,
+        "left": attempt.begun.left,
     }
