@@ -220,7 +220,7 @@ def journal(place: Path) -> Target:
         (run_path / "events.jsonl").write_bytes(content)
         (run_path / "plan.json").write_bytes(content if len(content) % 2 else plan.encode())
         found, _ = reader.find(str(place), user_machine.NOW)
-        shown = user_machine.whole_page(place) + runs_view.table(found, user_machine.NOW, 80)
+        shown = user_machine.whole_page(place) + runs_view.table(found, user_machine.NOW)
         assert all(char.isprintable() or char == "\n" for char in shown)
         shown.encode()
 
