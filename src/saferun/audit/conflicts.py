@@ -148,8 +148,9 @@ def _adapters(environ: Mapping[str, str], adapters: Collection[str]) -> Iterator
 
 def _number(text: str) -> int:
     """Return the number at the start of a text, 0 without one: as NCCL reads it (strtoll)."""
-    found = re.match(r"\s*[+-]?(?:0[xX][0-9a-fA-F]+|\d+)", text)
-    return int(found[0], 16 if "x" in found[0].lower() else 10) if found else 0
+    found = re.match(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|(\d+))", text)
+    sign, *digits = found.groups() if found else ("", None, "0", None)
+    return next(int(sign + d, base) for d, base in zip(digits, (16, 8, 10), strict=True) if d)
 
 
 def _numbers(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
