@@ -83,9 +83,9 @@ def follow(holder: "Any", name: str, act: "Callable[[Any, FrameType], object]") 
 
     @replace(holder, name)
     def following(
-        original: "Callable[..., Any]", self: "Any", /, *args: "Any", **kw: "Any"
+        original: "Callable[..., Any]", self: "Any", /, *args: "Any", **kwargs: "Any"
     ) -> "Any":
-        result = original(self, *args, **kw)
+        result = original(self, *args, **kwargs)
         act(self, caller())
         return result
 

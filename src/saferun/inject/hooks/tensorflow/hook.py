@@ -7,7 +7,7 @@ Targets, TensorFlow 2.15 to 2.21 (Keras 2 and 3):
   tensorflow.python.eager.polymorphic_function.polymorphic_function  the mitigation tf-xla-off
 Reason: NCCL of TensorFlow 2.15 fails on RTX 50 cards ("Error invoking NCCL: unhandled cuda error"),
 and HierarchicalCopyAllReduce, which does without, adds up wrongly for an odd number of replicas
-(findings.py). What the script passes is kept, but for an NcclAllReduce after NCCL has
+(watch.py). What the script passes is kept, but for an NcclAllReduce after NCCL has
 failed in an earlier attempt (the mitigation tf-hierarchical-copy).
 Delete when no TensorFlow in use has an NCCL that its GPUs do not support.
 

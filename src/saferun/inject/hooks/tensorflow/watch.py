@@ -1,23 +1,30 @@
-"""The strategies that a process makes: which reduction each gets, and what is wrong with it."""
+"""The strategies that a process makes: which reduction each gets, and what is wrong with it.
+
+HierarchicalCopyAllReduce splits the replicas into two halves of `count // 2` and adds these up: of
+an odd count it leaves the last replica out (TensorFlow 2.15 to 2.21,
+aggregate_gradients_using_hierarchical_copy in tensorflow/python/distribute/cross_device_utils.py).
+Three replicas that each hold 1, 2 and 3 give 3. ReductionToOneDevice is right for every count.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
 from ... import contract
 from ...context import Context
 from .. import frames
-from . import findings
 
 _HOOK = "tensorflow"
 NO_NCCL = "tf-hierarchical-copy"  # a mitigation, by its name in knowledge/mitigations.yaml
 _REDUCTIONS = "tensorflow.python.distribute.cross_device_ops"
 _SCOPES = "tensorflow.python.distribute.distribute_lib"
+HIERARCHICAL = "HierarchicalCopyAllReduce"
+ONE_DEVICE = "ReductionToOneDevice"
 
 
 class DeviceWatch:
@@ -49,18 +56,18 @@ class DeviceWatch:
             frame: the caller's.
         """
         names = _names(module, devices)
-        name = findings.reduction(names)
+        name = reduction(names)
         reductions = sys.modules[_REDUCTIONS]
         place = frames.user_place(frame)
         if len(names) == 1:
-            self.report("one-device", findings.single_text(place, names))
+            self.report("one-device", single_text(place, names))
         if given is None:
             return getattr(reductions, name)() if name and self._replaces else None
         wrong = len(names) > 1 and len(names) % 2
         if wrong and isinstance(given, reductions.HierarchicalCopyAllReduce):
             text = (
-                f"{place}: {findings.HIERARCHICAL} adds up wrongly for {len(names)} replicas (it"
-                f" leaves one out); pass tf.distribute.{findings.ONE_DEVICE}(), or no"
+                f"{place}: {HIERARCHICAL} adds up wrongly for {len(names)} replicas (it"
+                f" leaves one out); pass tf.distribute.{ONE_DEVICE}(), or no"
                 " cross_device_ops"
             )
             self.report("odd-replicas", text)
@@ -141,3 +148,28 @@ def _names(module: ModuleType, devices: Any) -> list[str]:
         return [str(getattr(device, "name", device)) for device in found]
     except Exception:
         return []
+
+
+def reduction(devices: Sequence[str]) -> str | None:
+    """Return the class that adds up rightly without NCCL; None where TensorFlow's own choice does.
+
+    Args:
+        devices: names of the strategy's devices, one for each replica. With one there is nothing to
+            add up, and among CPUs and GPUs mixed TensorFlow itself takes ReductionToOneDevice.
+    """
+    gpus = count_gpus(devices)
+    if len(devices) < 2 or 0 < gpus < len(devices):
+        return None
+    return ONE_DEVICE if len(devices) % 2 else HIERARCHICAL
+
+
+def count_gpus(devices: Sequence[str]) -> int:
+    """Return how many of the devices are GPUs."""
+    return sum("gpu" in name.lower() for name in devices)
+
+
+def single_text(place: str, devices: Sequence[str]) -> str:
+    """Return the remark about a strategy with one device, made at "file:line" of the script."""
+    if count_gpus(devices):
+        return f"{place}: MirroredStrategy has one GPU, hence one replica: it runs as without it"
+    return f"{place}: MirroredStrategy found no GPU: it has one replica, on the CPU"
