@@ -64,8 +64,7 @@ LAST = {
     "a validation after": (b"step 8\nstep 9\nval batch 1\nval batch 2\n", 9),
     "ranks mixed": (b"step 7 rank 0\nstep 8 rank 0\nstep 7 rank 1\n", 8),
     "a bar": (b" 50%|## | 45/90 [00:00<?]\r 51%|## | 46/90 [00:01<?]\r", 46),
-    "settings": (b"max_steps: 20000\nsave_steps=500\nwarmup steps: 100\n", None),
-    "nothing": (b"", None),
+    "settings": (OUTPUTS["settings"][0], None),
 }
 
 
@@ -164,40 +163,29 @@ def test_any_bytes_are_read(step, data):
     assert step(data) is None or step(data) >= 0
 
 
-def test_only_the_beginning_is_looked_at():
+def test_only_the_beginning_and_the_end_are_looked_at():
     assert first_step(b"x" * HEAD_BYTES + b"\nstep 1\nstep 2\n") is None
-
-
-def test_only_the_end_is_looked_at():
     assert last_step(b"step 1\nstep 2\n" + b"x" * HEAD_BYTES) is None
 
 
-@pytest.mark.parametrize(
-    ("age_s", "step", "kind"),
-    [
-        (20.0, 3, "cuda-illegal-access"),
-        (7200.0, None, "cuda-illegal-access-sporadic"),
-        (60.0, 9000, "cuda-illegal-access-sporadic"),
-    ],
-    ids=["at once", "after hours", "after many steps"],
-)
-def test_how_far_the_job_came_tells_a_sporadic_fault(age_s, step, kind):
-    log = "RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert diagnose(log, age_s=age_s, step=step).kind == kind
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+SPORADIC = [  # the line before it, and what was measured; whether it may pass
+    ("", {"age_s": 20.0, "step": 3}, False),
+    ("", {"age_s": 7200.0}, True),
+    ("", {"age_s": 60.0, "step": 9000}, True),
+    ("Epoch: [2][300/7922] loss 1", {}, False),
+    ("Epoch: [19][300/7922] loss 1", {}, True),
+    ("    85/299     10.4G   0.05  640:  25%|###", {}, True),
+    ("     3/299     10.4G   0.05  640:  25%|###", {}, False),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [
-        ("Epoch: [2][300/7922] loss 1", "cuda-illegal-access"),
-        ("Epoch: [19][300/7922] loss 1", "cuda-illegal-access-sporadic"),
-        ("    85/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access-sporadic"),
-        ("     3/299     10.4G   0.05  640:  25%|###", "cuda-illegal-access"),
-    ],
-)
-def test_epochs_tell_a_sporadic_fault(line, kind):
-    log = f"{line}\n{TRACEBACK}RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert diagnose(log).kind == kind
+def test_how_far_the_job_came_tells_a_sporadic_fault():
+    def check(line, known, passes):
+        found = diagnose(f"{line}\n{TRACEBACK}{ILLEGAL}", **known)
+        assert found.kind == "cuda-illegal-access" + "-sporadic" * passes
+
+    check_cases(SPORADIC, check)
 
 
 def of_two_ranks(form: str, first: tuple[int, int], amount: int = 1) -> bytes:
