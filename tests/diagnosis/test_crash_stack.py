@@ -40,6 +40,8 @@ def test_the_stack_is_that_of_the_rank_that_is_asked_for():
     lines = log_reader.read((TWO,)).lines
     assert crash_stack(lines, 0) == ('File "train.py", line 7 in step',)
     assert crash_stack(lines, 1) == ('File "other.py", line 3 in other',)
+    dump = b'Current thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
+    assert crash_stack(log_reader.read((b"Fatal: no data\n", dump)).lines, None) == ()
 
 
 def test_an_import_that_crashes_is_shown_with_who_imported():
@@ -52,8 +54,3 @@ def test_an_import_that_crashes_is_shown_with_who_imported():
     ]
     found = crash_stack(log_reader.read(("\n".join([*head, *rows, ""]).encode(),)).lines, None)
     assert found == tuple(rows[at].strip() for at in (0, 1, 3))
-
-
-def test_a_log_without_a_crash_has_no_crash_stack():
-    dump = b'Current thread 0x01 (most recent call first):\n  File "a.py", line 1 in f\n'
-    assert crash_stack(log_reader.read((b"Fatal: no data\n", dump)).lines, None) == ()

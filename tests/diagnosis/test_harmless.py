@@ -52,9 +52,8 @@ def test_a_failure_keeps_its_kind_before_all_that_is_said_after_it():
 
 
 def test_a_tracker_beside_an_exception_makes_no_server_of_it():
-    raised = 'Traceback (most recent call last):\n  File "/w/t.py", line 3, in read\n'
-    log = raised + "TimeoutError: read timed out\n" + END
-    assert diagnose(log, exit_code=1).verdict == "stop-user"
+    raised = f"{TRACEBACK}TimeoutError: read timed out\n"
+    assert diagnose(raised + END, exit_code=1).verdict == "stop-user"
 
 
 def test_the_failed_rank_is_not_outlived_by_the_steps_of_another():
@@ -65,6 +64,8 @@ def test_the_failed_rank_is_not_outlived_by_the_steps_of_another():
 
 NOTICES = (RECORDS / "harmless" / "notices.txt").read_text().split("\n\n")
 LOST = "Connection closed by peer [10.0.0.2]:4123"
+UNAVAILABLE = "503 Server Error for url: https://h.co/x"
+LAUNCH = "unspecified launch failure"
 ENDS = {
     "a crash": (SUMMARY.format(rank=1, code=-11), "segfault"),
     "a kill": (SUMMARY.format(rank=1, code=-9), "host-oom-killed"),
@@ -74,14 +75,8 @@ ENDS = {
     "nothing at all": ("", "unknown"),
     "a time-out": (TIMEOUT + "\n" + SUMMARY.format(rank=1, code=-6), "nccl-timeout"),
     "a lost peer": (f"{TRACEBACK}RuntimeError: [gloo/pair.cc:534] {LOST}\n", "peer-lost"),
-    "a server": (
-        f"{TRACEBACK}requests.exceptions.HTTPError: 503 Server Error for url: https://h.co/x\n",
-        "hub-unavailable",
-    ),
-    "a kernel": (
-        f"{TRACEBACK}RuntimeError: CUDA error: unspecified launch failure\n",
-        "cuda-launch-failure",
-    ),
+    "a server": (f"{TRACEBACK}requests.exceptions.HTTPError: {UNAVAILABLE}\n", "hub-unavailable"),
+    "a kernel": (f"{TRACEBACK}RuntimeError: CUDA error: {LAUNCH}\n", "cuda-launch-failure"),
     "an exception": (f"{TRACEBACK}KeyError: 'label'\n", "user-exception"),
 }
 PROGRESS = {
@@ -103,7 +98,7 @@ def progress_lines(progress: str, first: int, last: int) -> str:
     )
 
 
-def is_outlived(log: str, kind: str) -> None:
+def check(log: str, kind: str) -> None:
     assert diagnose(log).kind == kind
 
 
@@ -116,7 +111,7 @@ def test_a_notice_that_the_job_outlived_does_not_change_what_its_end_means(count
             for notice in NOTICES
             for end, (last, kind) in itertools.islice(ends, count)
         },
-        is_outlived,
+        check,
     )
 
 
@@ -125,7 +120,7 @@ def test_a_job_outlives_a_notice_however_it_shows_its_progress():
     last, kind = ENDS["a crash"]
     check_cases(
         {at: (f"{notice}\n{progress_lines(at, 1, 300)}{last}", kind) for notice, at in shown},
-        is_outlived,
+        check,
     )
 
 
@@ -138,7 +133,7 @@ def test_a_notice_that_comes_all_the_time_is_outlived_by_its_first_times():
     )
     last, kind = ENDS["a crash"]
     parts = [progress_lines("lines", at, at + 50) for at in range(0, 300, 50)]
-    check_cases({one: (f"{one}\n".join([*parts, last]), kind) for one in often}, is_outlived)
+    check_cases({one: (f"{one}\n".join([*parts, last]), kind) for one in often}, check)
 
 
 def test_what_comes_again_at_the_end_is_the_cause():

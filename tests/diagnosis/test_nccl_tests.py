@@ -25,10 +25,6 @@ def printed(*lines: str, process: str = "node0:4711") -> bytes:
     return f"step 1 loss 2.0\n{''.join(texts)}step 2 loss 1.9\n".encode()
 
 
-def test_a_job_that_prints_nothing_of_the_kind_has_no_answer():
-    assert nccl_tests.read([b"step 1\n", b""], 2) is None
-
-
 def test_paths_that_work_are_counted_once_though_two_outputs_overlap():
     every = "[OK]   p2p: verified P2P access in both directions between every GPU pair"
     output = printed(BEGIN, f"{every} (56 peer accesses)", end(8))
@@ -39,6 +35,7 @@ def test_paths_that_work_are_counted_once_though_two_outputs_overlap():
 
 
 def test_where_no_gpu_reaches_another_there_is_an_answer_without_a_finding():
+    assert nccl_tests.read([b"step 1\n", b""], 2) is None
     skipped = "[OK] net bw: skipped (single host or no network transport)"
     found = nccl_tests.read([printed(BEGIN, skipped, end(2))], 2)
     assert (found.finding, found.completed) == ("", True)
@@ -60,8 +57,10 @@ def test_the_gpu_that_is_in_all_paths_that_failed_is_named():
 def test_data_that_arrives_wrong_comes_before_paths_that_cannot_be_used():
     failed = [path("launch/check failed", (0, 0), (1, 1)), path("read mismatch", (1, 1), (0, 0))]
     found = nccl_tests.read([printed(BEGIN, *failed, end(2))], 2)
-    assert found.is_wrong
+    assert (found.is_wrong, found.completed) == (True, True)
     assert "read mismatch from GPU 1 (rank 1)" in found.finding
+    cut = nccl_tests.read([printed(BEGIN, *failed)], 2)
+    assert (cut.is_wrong, cut.completed) == (True, False)
 
 
 def test_ranks_of_a_part_of_the_job_are_not_those_of_the_job():
@@ -83,11 +82,6 @@ def test_reports_of_two_processes_may_be_mixed():
         b"n:1 NCCL DIAG NCCL diagnostics completed in 3.0 ms across 4 ranks\n"
     )
     assert "GPU 0 (rank 0)" in nccl_tests.read([lines], 4).finding
-
-
-def test_an_answer_that_was_cut_is_none_that_is_complete():
-    found = nccl_tests.read([printed(BEGIN, path("write mismatch", (0, 0), (1, 1)))], 2)
-    assert (found.completed, found.is_wrong) == (False, True)
 
 
 def test_a_rank_whose_network_is_slow_is_named():

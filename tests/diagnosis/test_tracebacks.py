@@ -10,11 +10,8 @@ from job_logs import TRACEBACK, diagnose
 from saferun.diagnosis.reading import log_reader, tracebacks
 
 
-def test_a_table_of_exceptions_names_is_not_an_exception():
+def test_names_in_a_table_and_frames_alone_are_no_exception():
     assert diagnose("KeyError        3\nValueError      12\n").kind == "unknown"
-
-
-def test_frames_alone_are_not_the_most_telling_line():
     frames = '  File "/w/a.py", line 3, in start\n    begin(x)\n'
     found = diagnose("the loader failed to start\n" + frames)
     assert (found.kind, found.root_line) == ("unknown", "the loader failed to start")
@@ -63,12 +60,9 @@ def test_of_many_exceptions_the_first_and_the_last_are_kept():
 
 
 def test_interleaved_ranks_are_read_apart():
-    one, two = (
-        TRACEBACK + "IndexError: a",
-        TRACEBACK + "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0.",
-    )
-    rows = zip(one.splitlines(), two.splitlines(), strict=True)
-    log = "\n".join(f"[rank1]: {a}\n[rank0]: {b}" for a, b in rows)
+    aborted = "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 0."
+    one, two = (f"{TRACEBACK}{line}".splitlines() for line in ("IndexError: a", aborted))
+    log = "\n".join(f"[rank1]: {a}\n[rank0]: {b}" for a, b in zip(one, two, strict=True))
     assert diagnose(log).root_line == "[rank1]: IndexError: a"
 
 
@@ -77,17 +71,22 @@ def test_a_message_that_begins_on_the_next_line_is_in_the_root_line():
     assert diagnose(log).root_line == "RuntimeError: An attempt has been made to start"
 
 
+CAUSED = "The above exception was the direct cause of the following exception:"
+DURING = "During handling of the above exception, another exception occurred:"
+
+
 @pytest.mark.parametrize(
     ("first", "link", "last", "root"),
     [
-        ("ConnectionError: no route", "The above exception was the direct cause of the following exception:", "OSError: cannot load", "ConnectionError: no route"),
-        ("ValueError: bad shard", "During handling of the above exception, another exception occurred:", "RuntimeError: cleanup failed", "ValueError: bad shard"),
-        ("KeyError: 'llava'", "During handling of the above exception, another exception occurred:", "ValueError: unknown model type llava", "ValueError: unknown model type llava"),
+        ("ConnectionError: no route", CAUSED, "OSError: cannot load", 0),
+        ("ValueError: bad shard", DURING, "RuntimeError: cleanup failed", 0),
+        ("KeyError: 'llava'", DURING, "ValueError: unknown model type llava", 1),
     ],
     ids=["direct cause: the first", "while handling: the first", "after a lookup: the last"],
-)  # fmt: skip
+)
 def test_the_root_of_a_chain_of_exceptions(first, link, last, root):
-    assert diagnose(f"{TRACEBACK}{first}\n\n{link}\n\n{TRACEBACK}{last}\n").root_line == root
+    found = diagnose(f"{TRACEBACK}{first}\n\n{link}\n\n{TRACEBACK}{last}\n")
+    assert found.root_line == (first, last)[root]
 
 
 @pytest.mark.parametrize("pointer", ["See root cause above.", "See stack trace for root cause."])
@@ -98,12 +97,9 @@ def test_a_wrapper_that_points_to_the_root_elsewhere_is_not_it(pointer):
 
 
 def test_an_exception_in_a_thread_does_not_end_a_job():
-    thread = (
-        "Exception in thread Thread-3:\n"
-        + TRACEBACK
-        + "ConnectionResetError: [Errno 104] Connection reset by peer\n"
-    )
-    assert diagnose(thread + TRACEBACK + "KeyError: 'b'").root_line == "KeyError: 'b'"
+    reset = "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    thread = f"Exception in thread Thread-3:\n{TRACEBACK}{reset}"
+    assert diagnose(f"{thread}{TRACEBACK}KeyError: 'b'").root_line == "KeyError: 'b'"
 
 
 def test_a_killed_launcher_outweighs_what_a_helper_thread_saw_of_the_end():
