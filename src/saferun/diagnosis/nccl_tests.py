@@ -37,16 +37,6 @@ class _End(NamedTuple):
     gpu: int  # NVML's number
 
 
-class _Path(NamedTuple):
-    """A path whose test failed."""
-
-    what: str
-    source: _End
-    target: _End
-    kind: str  # NVL, PIX, SYS, …
-    line: str
-
-
 class NcclTests(NamedTuple):
     """The answer of one attempt."""
 
@@ -62,16 +52,14 @@ class _Report:
 
     def __init__(self) -> None:
         self.size = 0
-        self.failed: dict[tuple[_End, _End], _Path] = {}
+        self.failed: dict[tuple[_End, _End], tuple[re.Match[str], str]] = {}  # with its line
         self.passed = self.tested = 0
         self.slow = ""
 
     def take(self, text: str, line: str) -> None:
         if found := _FAILED.match(text):
-            source = _End(int(found["src"]), int(found["src_gpu"]))
-            target = _End(int(found["dst"]), int(found["dst_gpu"]))
-            path = _Path(found["what"], source, target, found["path"], line)
-            self.failed[source, target] = path
+            ends = [_End(int(found[end]), int(found[f"{end}_gpu"])) for end in ("src", "dst")]
+            self.failed[ends[0], ends[1]] = found, line
         elif found := _COUNT.search(text):
             passed, of, every = (int(number or 0) for number in found.groups())
             self.passed, self.tested = passed or every, of or every
@@ -111,16 +99,16 @@ def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
 
 
 def _answer(report: _Report, *, knows_ranks: bool) -> NcclTests:
-    paths = sorted(report.failed.values(), key=lambda path: _WRONG not in path.what)
+    paths = sorted(report.failed.items(), key=lambda path: _WRONG not in path[1][0]["what"])
     if not paths and report.slow:
         return NcclTests(f"{_BY}: {report.slow}")
     if not paths:
         well = f"{_BY}: the paths between GPUs work ({report.passed} of {report.tested})"
         return NcclTests(well if report.tested and report.passed == report.tested else "")
-    first, rest = paths[0], len(paths) - 1
-    common = set.intersection(*({path.source, path.target} for path in paths))
-    names = [_name(end, knows_ranks=knows_ranks) for end in (first.source, first.target)]
-    finding = f"{_BY}: {first.what} from {names[0]} to {names[1]} ({first.kind})"
+    (ends, (first, line)), rest = paths[0], len(paths) - 1
+    common = set.intersection(*(set(ends) for ends in report.failed))
+    names = [_name(end, knows_ranks=knows_ranks) for end in ends]
+    finding = f"{_BY}: {first['what']} from {names[0]} to {names[1]} ({first['path']})"
     if rest:
         finding += f", {rest} more failed"
     alone = common.pop() if len(common) == 1 else None
@@ -129,7 +117,7 @@ def _answer(report: _Report, *, knows_ranks: bool) -> NcclTests:
     if report.tested:
         finding += f", {report.passed} of {report.tested} passed"
     rank = alone.rank if alone is not None and knows_ranks else None
-    return NcclTests(finding, first.line, rank, _WRONG in first.what)
+    return NcclTests(finding, line, rank, _WRONG in first["what"])
 
 
 def _name(end: _End, *, knows_ranks: bool) -> str:

@@ -384,22 +384,15 @@ def waiting(found: Sequence[Place], silent: str, call: str = "", elsewhere: str 
     others = [place for place in found if not place.odd]
     if not others or not (call or all(place.collective for place in others)):
         return ""
-    if elsewhere and not odd:
-        name = call or next((place.call for place in others if place.call), "a collective")
-        return f"{elsewhere}; {_wait(others)} here in {name} ({silent})"
+    name = call or next((place.call for place in others if place.call), "a collective")
+    wait = f"{len(others)} ranks wait" if len(others) > 1 else f"rank {others[0].rank} waits"
     if not odd:
-        return ""
+        return f"{elsewhere}; {wait} here in {name} ({silent})" if elsewhere else ""
     first, several = odd[0], len(odd) > 1
     where = f"is at {first.frame}" if first.frame else first.what
     more = f" and {len(odd) - 1} more ranks like it" if several else ""
-    who = f"rank {first.rank} {where}{more}"
-    wait = _wait(others)
-    name = call or next((place.call for place in others if place.call), "a collective")
-    return f"{who}, {wait} for {'them' if several else 'it'} in {name} ({silent})"
-
-
-def _wait(others: Sequence[Place]) -> str:
-    return f"{len(others)} ranks wait" if len(others) > 1 else f"rank {others[0].rank} waits"
+    them = "them" if several else "it"
+    return f"rank {first.rank} {where}{more}, {wait} for {them} in {name} ({silent})"
 
 
 def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:
