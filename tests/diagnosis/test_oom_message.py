@@ -75,17 +75,15 @@ def test_the_numbers_of_each_releases_wording_are_read():
     assert found == {release: numbers for release, (_, numbers) in WORDINGS.items()}
 
 
-def test_known_numbers_are_one_sentence_and_unknown_ones_are_left_out():
-    assert oom_message.sentence(oom_message.read(FULL_CARD)) == (
+def test_the_explanation_holds_the_numbers_of_the_message():
+    numbers = (
         "2.00 GiB asked for, 1.10 GiB free, 22.53 GiB held by this process, "
         "390 MiB of that idle in the allocator, 23.64 GiB on the card."
     )
-    assert oom_message.sentence(oom_message.Memory(*[None] * 5)) == ""
+    assert oom_message.sentence(oom_message.read(FULL_CARD)) == numbers
+    assert numbers in diagnose(FULL_CARD).explanation
     assert oom_message.sentence(oom_message.Memory(1024, *[None] * 4)) == "1.00 GiB asked for."
-
-
-def test_the_explanation_holds_the_numbers_of_the_message():
-    assert "2.00 GiB asked for, 1.10 GiB free" in diagnose(FULL_CARD).explanation
+    assert oom_message.sentence(oom_message.Memory(*[None] * 5)) == ""
     limited = FULL_CARD.replace(" is free. ", " is free. 22.00 GiB allowed; ")
     assert "22.00 GiB allowed by the process's own limit" in diagnose(limited).explanation
 

@@ -50,18 +50,8 @@ def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
     words, options = [*training(tmp_path, *ENDED), "--heals"], FAST
     if way == "script":
         at = words.index(program("diverging"))
-        make = [
-            sys.executable,
-            "-m",
-            "saferun",
-            "gen-shell",
-            *words[:at],
-            "-o",
-            "run.sh",
-            "--",
-            *words[at:],
-        ]
-        subprocess.run([*make, "--pace=0.3"], cwd=tmp_path, check=True)
+        make = [sys.executable, "-m", "saferun", "gen-shell", *words[:at], "-o", "run.sh", "--"]
+        subprocess.run([*make, *words[at:], "--pace=0.3"], cwd=tmp_path, check=True)
         words, options = [], {"command": ["bash", "run.sh"]}
     with run(tmp_path, *words, **options) as job:
         assert job.end() == 0, job.err
