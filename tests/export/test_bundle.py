@@ -156,9 +156,3 @@ def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, 
     assert changed[1] not in ("KEPT", packed[1])
     kept.write_text(kept.read_text()[:70])
     assert bundle.pack(environ) == changed
-
-
-def test_without_a_cache_the_same_is_packed(tmp_path):
-    place = tmp_path / "cache"
-    place.write_text("no directory")
-    assert bundle.pack({"XDG_CACHE_HOME": str(place)}) == bundle.pack(os.environ)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from cases import slow
 from helpers import until
 from repo import ROOT
 from scripts import NASTY, STAYS, TORCHRUN, Machine, end, signals, up
-from terminals import start
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 TOOLS = Path(sys.executable).parent
@@ -162,20 +159,6 @@ def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     assert end(job)[0] == -getattr(signal, name)
     assert signals(machine) == name
     assert len((machine.records("x") / "all").read_text().splitlines()) == 1
-
-
-def test_a_ctrl_c_reaches_the_job_once(machine):
-    made = script(machine, "--", "train.py")
-    extra = {
-        "RECORDS": str(machine.records("x")),
-        "ENDS": json.dumps(STAYS),
-    }
-    pid, fd = start(["bash", str(made)], machine.cwd, {**machine.environ, **extra})
-    up(machine)
-    os.write(fd, b"\x03")
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
-    os.close(fd)
-    assert signals(machine) == "SIGINT"
 
 
 def test_a_signal_between_attempts_ends_the_script(machine):

@@ -105,14 +105,10 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
 H100 = ["--profile", "h100"]
 HOW_NAMED = {  # words, exported, the text of ./saferun.yaml, and how ranks start
     "by the option": (H100, {}, "", "warm"),
-    "by the variable": ([], {"SAFERUN_PROFILE": "h100"}, "", "warm"),
     "by a file of the directory": ([], {}, "extends: [h100]", "warm"),
-    "for a search": (["--profile", "hpo"], {}, "", "warm"),
     "not: it is detected": ([], {}, "", "spawn"),
-    "with --set": ([*H100, "--set", "start.ranks=spawn"], {}, "", "spawn"),
     "with a file that says otherwise": ([], {}, "extends: [h100]\nstart: {ranks: spawn}", "spawn"),
     "for one attempt": ([*H100, "--retries", "0"], {}, "", "spawn"),
-    "without a GPU in it": (["--profile", "cpu"], {}, "", "spawn"),
 }
 
 
@@ -127,8 +123,7 @@ def test_ranks_are_warm_where_a_shipped_gpu_profile_is_named(machine, words, exp
     assert json.loads(shown)["start"] == {"ranks": ranks}
     text = machine.command("plan", *words, "train.py", **exported).stdout
     start = re.search(r"ranks warm\s+\[(.*)\]", text)
-    origin = "hpo" if "hpo" in words else "cuda"
-    assert (start and start[1]) == (f"profiles/{origin}.yaml" if ranks == "warm" else None)
+    assert (start and start[1]) == ("profiles/cuda.yaml" if ranks == "warm" else None)
 
 
 @pytest.mark.parametrize("how", ["by the option", "not: it is detected", "for one attempt"])

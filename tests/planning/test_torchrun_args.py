@@ -86,19 +86,6 @@ def test_what_torchrun_refuses_is_refused_with_its_own_message(real):
     check_cases(REFUSALS, check)
 
 
-def test_an_attached_double_dash_is_left_to_torchrun():
-    """CPython before 3.13 drops it, later versions refuse it because it is not a number."""
-    line = parse(["--max-restarts=--", "t.py"]).line
-    assert (line.args, line.refusal) == (("--max-restarts=--", "t.py"), None)
-
-
-def test_help_is_neither_a_script_nor_a_refusal(real):
-    line = parse(["--nnodes=2", "--he", "t.py"]).line
-    assert (line.script, line.refusal) == (None, None)
-    assert line.given == {"nnodes": "2", "help": ""}
-    assert real(line.args) == "HELP"
-
-
 def test_an_ambiguous_argument_of_the_script_reaches_the_script(real):
     def check(argv, passed):
         line = parse(argv).line

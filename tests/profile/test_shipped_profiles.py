@@ -113,14 +113,8 @@ RESUMED = {
             "o/ckpt.pt",
             "config/gpt2.py --out_dir=o --init_from=resume",
         ),
-        ("--init_from=scratch", "out/ckpt.pt", "--init_from=resume"),
     ],
     "resume-nanochat": [
-        (
-            "--depth=12",
-            "/b/base_checkpoints/d12/meta_000100.json",
-            "--depth=12 --resume-from-step=100",
-        ),
         (
             "--resume-from-step -1",
             "/b/base_checkpoints/d20/meta_000100.json",
@@ -134,11 +128,6 @@ RESUMED = {
             "--job.config_file a.toml --checkpoint.load_step=50",
         ),
         (
-            "--job.dump_folder=d",
-            "d/checkpoint/step-50",
-            "--job.dump_folder=d --checkpoint.load_step=50",
-        ),
-        (
             "--module llama3 --dump_folder d",
             "d/checkpoint/step-50",
             "--module llama3 --dump_folder d --checkpoint.load_step=50",
@@ -150,16 +139,10 @@ RESUMED = {
             "o/checkpoint-500",
             "--output_dir o --do_train --resume_from_checkpoint=o/checkpoint-500",
         ),
-        (
-            "--output-dir=o --resume-from-checkpoint x",
-            "o/checkpoint-500",
-            "--output-dir=o --resume-from-checkpoint=o/checkpoint-500",
-        ),
         ("output_dir=o", "o/checkpoint-5", "output_dir=o resume_from_checkpoint=o/checkpoint-5"),
     ],
     "resume-accelerate": [
         ("--output_dir o", "o/step_20", "--output_dir o --resume_from_checkpoint=o/step_20"),
-        ("--output_dir o", "o/epoch_1", "--output_dir o --resume_from_checkpoint=o/epoch_1"),
     ],
     "resume-diffusers": [
         (

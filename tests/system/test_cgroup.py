@@ -44,73 +44,40 @@ def test_a_machine_without_control_groups_limits_nothing(machine: Machine) -> No
     assert cgroup.oom_kill_files("self", *machine.places) == ()
 
 
-@pytest.mark.parametrize(
-    ("files", "memory", "left"),
-    [
-        pytest.param(
-            {**JOB_V2, "g/slurm/job_7/memory.max": "max", "g/slurm/job_7/memory.current": "9"},
-            (-1, -1),
-            None,
-            id="no-limit-v2",
-        ),
-        pytest.param(
-            {
-                **JOB_V2,
-                "g/slurm/job_7/memory.max": "900",
-                "g/slurm/job_7/memory.current": "10",
-                "g/slurm/memory.max": "500",
-                "g/slurm/memory.current": "300",
-            },
-            (500, 300),
-            200,
-            id="the-tighter-limit-is-above",
-        ),
-        pytest.param(
-            {
-                **JOB_V2,
-                "g/slurm/job_7/memory.max": "500",
-                "g/slurm/job_7/memory.current": "10",
-                "g/slurm/memory.max": "900",
-                "g/slurm/memory.current": "880",
-            },
-            (500, 10),
-            20,
-            id="the-looser-limit-is-nearly-used-up",
-        ),
-        pytest.param(
-            {
-                **JOB_V1,
-                "g/memory/slurm/job_7/memory.limit_in_bytes": "700",
-                "g/memory/slurm/job_7/memory.usage_in_bytes": "750",
-                "g/memory/memory.limit_in_bytes": NO_LIMIT_V1,
-                "g/memory/memory.usage_in_bytes": "5",
-            },
-            (700, 750),
-            0,
-            id="version-1-over-its-limit",
-        ),
-        pytest.param(
-            {
-                **V2,
-                "p/self/cgroup": "0::/../../kubepods/pod_1\n",
-                "g/memory.max": "64",
-                "g/memory.current": "4",
-            },
-            (64, 4),
-            60,
-            id="a-container-that-sees-only-the-mount",
-        ),
-        pytest.param(
-            {**JOB_V2, "g/slurm/memory.max": "64"}, (64, -1), None, id="usage-not-readable"
-        ),
-        pytest.param(
-            {**JOB_V1, "g/memory/memory.limit_in_bytes": NO_LIMIT_V1},
-            (-1, -1),
-            None,
-            id="no-limit-v1",
-        ),
-    ],
-)
+def used(folder: str, limit: str, amount: str) -> dict[str, str]:
+    """The files of a group's memory, in version 2 and in version 1."""
+    names = ("max", "current") if "/memory" not in folder else ("limit_in_bytes", "usage_in_bytes")
+    return {f"{folder}/memory.{n}": text for n, text in zip(names, (limit, amount), strict=True)}
+
+
+JOB, ABOVE, V1 = "g/slurm/job_7", "g/slurm", "g/memory/slurm/job_7"
+MEMORY = {
+    "no limit": ({**JOB_V2, **used(JOB, "max", "9")}, (-1, -1), None),
+    "tighter above": (
+        {**JOB_V2, **used(JOB, "900", "10"), **used(ABOVE, "500", "300")},
+        (500, 300),
+        200,
+    ),
+    "the looser is nearly used up": (
+        {**JOB_V2, **used(JOB, "500", "10"), **used(ABOVE, "900", "880")},
+        (500, 10),
+        20,
+    ),
+    "version 1 over its limit": (
+        {**JOB_V1, **used(V1, "700", "750"), **used("g/memory", NO_LIMIT_V1, "5")},
+        (700, 750),
+        0,
+    ),
+    "a container that sees only the mount": (
+        {**V2, "p/self/cgroup": "0::/../../kubepods/pod_1\n", **used("g", "64", "4")},
+        (64, 4),
+        60,
+    ),
+    "usage not readable": ({**JOB_V2, "g/slurm/memory.max": "64"}, (64, -1), None),
+}
+
+
+@pytest.mark.parametrize(("files", "memory", "left"), MEMORY.values(), ids=MEMORY)
 def test_the_tightest_limit_of_memory_counts(
     machine: Machine, files: dict[str, str], memory: tuple[int, int], left: int | None
 ) -> None:
@@ -119,33 +86,25 @@ def test_the_tightest_limit_of_memory_counts(
     assert cgroup.memory_left(*machine.places) == left
 
 
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        pytest.param({**JOB_V2, "g/slurm/cpu.max": "max 100000"}, 0, id="no-limit"),
-        pytest.param({**JOB_V2, "g/slurm/cpu.max": "150000 100000"}, 1.5, id="version-2"),
-        pytest.param(
-            {
-                **JOB_V2,
-                "g/slurm/job_7/cpu.max": "400000 100000",
-                "g/slurm/cpu.max": "200000 100000",
-            },
-            2,
-            id="the-tightest-of-two",
-        ),
-        pytest.param(
-            {
-                **JOB_V1,
-                "g/cpu/slurm/cpu.cfs_quota_us": "400000",
-                "g/cpu/slurm/cpu.cfs_period_us": "100000",
-                "g/cpu/cpu.cfs_quota_us": "-1",
-                "g/cpu/cpu.cfs_period_us": "100000",
-            },
-            4,
-            id="version-1",
-        ),
-    ],
-)
+CPU = {
+    "no limit": ({**JOB_V2, "g/slurm/cpu.max": "max 100000"}, 0),
+    "the tightest of two": (
+        {**JOB_V2, f"{JOB}/cpu.max": "400000 100000", "g/slurm/cpu.max": "150000 100000"},
+        1.5,
+    ),
+    "version 1": (
+        {
+            **JOB_V1,
+            "g/cpu/slurm/cpu.cfs_quota_us": "400000",
+            "g/cpu/slurm/cpu.cfs_period_us": "100000",
+            "g/cpu/cpu.cfs_quota_us": "-1",
+        },
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "quota"), CPU.values(), ids=CPU)
 def test_the_limit_of_cpu_time_is_a_number_of_cpus(
     machine: Machine, files: dict[str, str], quota: float
 ) -> None:

@@ -93,11 +93,6 @@ def mixed(machine: FakeMachine) -> FakeMachine:
     return machine
 
 
-def test_different_gpus_have_no_common_product(mixed):
-    assert gpu.product(mixed.detect()) is None
-    assert gpu.product(mixed.detect(visible=B)) == "NVIDIA GeForce RTX 5090"
-
-
 def test_a_number_among_different_gpus_is_in_doubt_unless_the_order_is_set(mixed):
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in mixed.detect(visible="1").warning
     assert mixed.detect(visible="1", CUDA_DEVICE_ORDER="PCI_BUS_ID").warning == ""

@@ -97,15 +97,6 @@ def detect(
     return GpuFacts(gpus, machine.source, warning)
 
 
-def product(facts: GpuFacts) -> str | None:
-    """Return the product name that all visible GPUs share; None where they differ or are unknown.
-
-    A MIG instance has the name of its GPU.
-    """
-    names = {gpu.name for gpu in facts.gpus}
-    return names.pop() or None if len(names) == 1 else None
-
-
 # What CUDA makes of CUDA_VISIBLE_DEVICES (pure)
 
 

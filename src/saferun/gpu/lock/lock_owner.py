@@ -31,7 +31,6 @@ class Holder(NamedTuple):
     pid: int
     start: int  # when the process began: /proc/<pid>/stat, field 22, in clock ticks since boot
     host: str
-    user: str
     command: str  # readable by all users: the script, not its arguments
     since: float  # seconds since the epoch
     run: str
@@ -61,7 +60,6 @@ def this_process(command: str, run: str) -> Holder:
         pid=pid,
         start=procfs.start(pid) or 0,
         host=os.uname().nodename,
-        user=user_name(os.geteuid()),
         command=command,
         since=time.time(),
         run=run,
@@ -166,7 +164,6 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
         pid=content["pid"],
         start=content["start"],
         host=content["host"],
-        user=printable(content["user"], _TEXT),
         command=printable(content["command"], _TEXT),
         since=since,
         run=printable(content["run"], _TEXT),
