@@ -18,25 +18,14 @@ from saferun.supervise.changes import probes
 ETCD = ("--rdzv-backend=etcd-v2", "--rdzv-endpoint=etcd:2379")
 RENDEZVOUS = {
     "default": ((), {}, "--master-port=40123"),
-    "master port": (("--master_port", "29500"), {}, "--master-port=40123"),
     "exported port": ((), {"PET_MASTER_PORT": "29500"}, "--master-port=40123"),
     "static endpoint": (("--rdzv-endpoint=h:1",), {}, "--rdzv-endpoint=h:40123"),
-    "c10d": (
-        ("--rdzv_backend=c10d", "--rdzv_endpoint", "localhost:29500"),
-        {},
-        "--rdzv-endpoint=localhost:40123",
-    ),
     "c10d on IPv6": (
         ("--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:29500"),
         {},
         "--rdzv-endpoint=[::1]:40123",
     ),
     "c10d without an endpoint": (("--rdzv-backend=c10d",), {}, "--rdzv-endpoint=localhost:40123"),
-    "c10d without a port": (
-        ("--rdzv-backend=c10d", "--rdzv-endpoint=me"),
-        {},
-        "--rdzv-endpoint=me:40123",
-    ),
     "exported c10d": ((), {"PET_RDZV_BACKEND": "c10d"}, "--rdzv-endpoint=localhost:40123"),
     "any port": (("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"), {}, None),
     "standalone": (("--standalone", "--master-port=29500"), {}, None),
@@ -47,7 +36,6 @@ RENDEZVOUS = {
         None,
     ),
     "several nodes": (("--nnodes=2",), {}, None),
-    "elastic": (("--nnodes=1:2",), {}, None),
 }
 
 
@@ -77,11 +65,9 @@ def test_ranks_meet_at_the_endpoint_or_the_master(argv, host):
 
 SCRIPTS = [
     ("t.py",),
-    ("t.py", "--master-port", "5"),
     ("--", "t.py", "--x"),
     ("t.py", "--", "t.py"),
     ("-m", "pkg.train", "--rdzv-id", "7"),
-    ("--master-port", "1", "t.py"),
     ("--master-port=1", "--", "t.py", "--", "-x"),
     ("--master_p", "1", "-t3", "t.py"),
 ]

@@ -33,12 +33,7 @@ LAYOUTS = {
     "conda or pyenv": ({}, "lib/python3.11/site-packages"),
     "Debian": ({}, "lib/python3/dist-packages"),
     "Fedora": ({}, "lib64/python3.11/site-packages"),
-    "free-threaded": ({"tag": "3.13t"}, "lib/python3.13t/site-packages"),
     "venv": ({"cfg": "home = /nonexistent/bin\n"}, "lib/python3.11/site-packages"),
-    "venv with copies": (
-        {"cfg": "home = /nonexistent/bin\nversion = 3.11.7\n", "exe": "python"},
-        "lib/python3.11/site-packages",
-    ),
     "virtualenv with copies": (
         {"cfg": "home=/nonexistent/bin\nversion_info = 3.12.1.final.0\n", "exe": "python"},
         "lib/python3.12/site-packages",

@@ -30,14 +30,12 @@ def test_the_first_executable_torchrun_on_path_counts(tmp_path):
 PIP = "'''exec' {} \"$0\" \"$@\"\n' '''\n" + TORCHRUN
 FIRST_LINES = {
     "plain": ("#!/v/bin/python\n" + TORCHRUN, "/v/bin/python", ""),
-    "with a version": ("#!/v/bin/python3.11\n" + TORCHRUN, "/v/bin/python3.11", ""),
     "free-threaded": ("#!/v/bin/python3.13t\n" + TORCHRUN, "/v/bin/python3.13t", ""),
     "with flags": ("#! /usr/bin/python3 -sP\n" + TORCHRUN, "/usr/bin/python3", "sP"),
     "env": ("#!/usr/bin/env python3\n" + TORCHRUN, "{bin}/python3", ""),
     "env -S": ("#!/usr/bin/env -S A=1 python3 -s -E\n" + TORCHRUN, "{bin}/python3", "sE"),
     "env of a missing Python": ("#!/usr/bin/env python2\n" + TORCHRUN, None, ""),
     "pip, blanks": ("#!/bin/sh\n" + PIP.format('"/my env/bin/python"'), "/my env/bin/python", ""),
-    "pip, a long path": ("#!/bin/sh\n" + PIP.format("/l/bin/python3.12"), "/l/bin/python3.12", ""),
     "conda, flags": ("#!/bin/sh\n" + PIP.format("/c/bin/python -s"), "/c/bin/python", "s"),
     "uv, quoted": ("#!/bin/sh\n" + PIP.format("'/my env/bin/python3'"), "/my env/bin/python3", ""),
     "uv, can be moved": (
@@ -46,9 +44,7 @@ FIRST_LINES = {
         "",
     ),
     "pyenv's shim": ("#!/usr/bin/env bash\nset -e\nexec pyenv exec torchrun\n", None, ""),
-    "a shell wrapper": ('#!/bin/sh\nexec /opt/torchrun "$@"\n', None, ""),
     "a binary": ("\x7fELF\x02\x01\n", None, ""),
-    "empty": ("", None, ""),
 }
 
 

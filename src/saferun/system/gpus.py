@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.model import Gpu, GpuFacts
-from saferun.system import command, paths
+from saferun.system import command, paths, procfs
 from saferun.system.printable import printable
 
 HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; Slurm writes NoDevFiles for "no GPU here"
@@ -25,11 +25,8 @@ UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 
 def driver_version(proc: str = "/proc/driver/nvidia") -> str:
     """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" where there is none."""
-    try:
-        with open(os.path.join(proc, "version"), encoding="utf-8", errors="replace") as file:
-            found = re.search(r"\b\d{3,4}\.\d{1,3}(?:\.\d{1,3})?\b", file.readline())
-    except OSError:
-        return ""
+    line = procfs.text(f"{proc}/version").partition("\n")[0]
+    found = re.search(r"\b\d{3,4}\.\d{1,3}(?:\.\d{1,3})?\b", line)
     return found[0] if found else ""
 
 
@@ -53,7 +50,7 @@ def _in_use(proc: str) -> Iterator[tuple[str, str, str]]:
 
 def information(proc: str = "/proc/driver/nvidia") -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the PCI address of each GPU of the host and what its file says, along the bus."""
-    for bus in sorted(_listdir(f"{proc}/gpus"), key=_bus_order):
+    for bus in sorted(procfs.names(f"{proc}/gpus"), key=_bus_order):
         yield bus, _fields(f"{proc}/gpus/{bus}/information")
 
 
@@ -270,12 +267,11 @@ def _has_mig(proc: str, wanted: str) -> bool:
     """Return whether MIG instances matter: one is asked for, or some GPU has one."""
     if wanted.startswith("MIG-"):
         return True
-    for gpu in _listdir(f"{proc}/capabilities"):
-        if gpu.startswith("gpu") and any(
-            name.startswith("gi") for name in _listdir(f"{proc}/capabilities/{gpu}/mig")
-        ):
-            return True
-    return False
+    return any(
+        gpu.startswith("gpu") and name.startswith("gi")
+        for gpu in procfs.names(f"{proc}/capabilities")
+        for name in procfs.names(f"{proc}/capabilities/{gpu}/mig")
+    )
 
 
 def _makes_nodes(proc: str) -> bool:
@@ -285,20 +281,8 @@ def _makes_nodes(proc: str) -> bool:
 
 def _fields(path: str) -> dict[str, str]:
     """Return the `Name:  value` lines of a file; empty where it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read(1 << 16).splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
+    pairs = (line.partition(":") for line in procfs.text(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _listdir(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _bus_order(bus: str) -> tuple[list[int], str]:

@@ -148,20 +148,19 @@ def comm(pid: int) -> str:
 
 
 def read(path: str) -> str:
-    """Return a file of /proc as text.
+    """Return the beginning of a file of /proc or /sys.
 
     Raises:
         OSError: the process is gone, or the file is not ours to read.
     """
     with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+        return file.read(_MOST_CHARACTERS)
 
 
 def text(path: str) -> str:
     """Return the beginning of a file of /proc or /sys; "" where it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_MOST_CHARACTERS)
+        return read(path)
     except OSError:
         return ""
 
