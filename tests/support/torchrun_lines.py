@@ -11,9 +11,6 @@ import pytest
 from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import CommandLine, Option
 
-AMBIGUOUS_LOG = (
-    "ambiguous option: --log could match --log-dir, --log_dir, --logs-specs, --logs_specs"
-)
 NO_SCRIPT = "the following arguments are required: training_script, training_script_args"
 # CPython's later argparse argv some refusals otherwise, and accepts what 3.10 and 3.11 refuse.
 OLD_ARGPARSE = sys.version_info < (3, 12)
@@ -97,70 +94,40 @@ READINGS = {
     "dash and underscore": (["--nproc-per-node=2", "--nproc_per_node", "3", "t.py"], "t.py", []),
     "-m away from its module": (["-m", "--nnodes", "1", "pkg.mod", "-m"], "pkg.mod", ["-m"]),
     "-t3": (["-t3", "t.py"], "t.py", []),
-    "-t 3": (["-t", "3", "t.py"], "t.py", []),
-    "-r=0:1,1:2": (["-r=0:1,1:2", "t.py"], "t.py", []),
     "-mt3 is -m -t 3": (["-mt3", "mod"], "mod", []),
-    "-mt 3 is -m -t 3": (["-mt", "3", "mod"], "mod", []),
     "unique abbreviations": (["--nn", "1", "--stand", "--nproc-=2", "t.py"], "t.py", []),
     "negative number as value": (["--node-rank", "-1", "t.py"], "t.py", []),
-    "decimal negative number": (["--monitor-interval", "-.5", "t.py"], "t.py", []),
     "word with a blank as value": (["--rdzv-conf", "-a b", "t.py"], "t.py", []),
-    "our option with a blank as value": (["--rdzv-id", "--profile=a b", "t.py"], "t.py", []),
-    "empty value": (["--rdzv-id", "", "--role=", "t.py"], "t.py", []),
-    "a lone dash as value": (["--rdzv-id", "-", "t.py"], "t.py", []),
     "a lone dash as script": (["-", "x"], "-", ["x"]),
-    "an empty script": (["", "x"], "", ["x"]),
-    "a negative number as script": (["-7", "x"], "-7", ["x"]),
     "a script with a blank": (["-x script.sh", "x"], "-x script.sh", ["x"]),
     "-- before the script is swallowed": (["--", "t.py", "a"], "t.py", ["a"]),
-    "-- after the script is swallowed": (["t.py", "--", "a"], "t.py", ["a"]),
-    "only the first -- is swallowed": (["--", "t.py", "--", "a"], "t.py", ["--", "a"]),
-    "a second -- after the script": (["t.py", "--", "--", "a"], "t.py", ["--", "a"]),
     "a later -- is the script's": (["t.py", "a", "--", "b"], "t.py", ["a", "--", "b"]),
-    "-- as the script": (["--", "--", "x"], "--", ["x"]),
     "an option behind -- is the script": (["--", "--nnodes", "2"], "--nnodes", ["2"]),
-    "our option behind -- is the script": (["--", "--dry-run"], "--dry-run", []),
-    "our options behind the script": (
-        ["t.py", "--profile", "x", "--dry-run", "--set"],
-        "t.py",
-        ["--profile", "x", "--dry-run", "--set"],
-    ),
     "torchrun's options behind the script": (
         ["t.py", "--nnodes=2", "--standal", "--nn", "-t3", "-mx", "-h"],
         "t.py",
         ["--nnodes=2", "--standal", "--nn", "-t3", "-mx", "-h"],
     ),
-    "--no-python": (["--no-python", "bash", "-c", "exit 3"], "bash", ["-c", "exit 3"]),
     "a command's name as script": (["plan", "--json"], "plan", ["--json"]),
     "unicode": (["--role", "größe", "träin.py", "--ü", "日本"], "träin.py", ["--ü", "日本"]),
 }
 REFUSALS = {
     "nothing": ([], NO_SCRIPT),
     "only options": (["--nnodes", "1"], NO_SCRIPT),
-    "only --": (["--standalone", "--"], NO_SCRIPT),
-    "unknown option": (["--frobnicate", "t.py"], "unrecognized arguments: --frobnicate"),
     "unknown options": (["--a", "-x", "--b=c", "t.py"], "unrecognized arguments: --a -x --b=c"),
     "an abbreviation of ours": (["--prof=h100", "t.py"], "unrecognized arguments: --prof=h100"),
     "ambiguous": (
         ["--nproc", "2", "t.py"],
         "ambiguous option: --nproc could match --nproc-per-node, --nproc_per_node",
     ),
-    "ambiguous with value": (["--log=x", "t.py"], AMBIGUOUS_LOG.replace("--log c", "--log=x c")),
-    "ambiguous as value": (["--role", "--log", "t.py"], AMBIGUOUS_LOG),
-    "option as value": (["--nnodes", "-m", "t.py"], "argument --nnodes: expected one argument"),
     "our option as value": (
         ["--nnodes", "--dry-run", "t.py"],
         "argument --nnodes: expected one argument",
     ),
     "-- as value": (["-t", "--", "t.py"], "argument -t/--tee: expected one argument"),
-    "no value left": (["--role"], "argument --role: expected one argument"),
     "flag with value": (
         ["--no-python=1", "t.py"],
         "argument --no-python/--no_python: ignored explicit argument '1'",
-    ),
-    "short flag with tail": (
-        ["-mx", "t.py"],
-        "argument -m/--module: ignored explicit argument 'x'",
     ),
     "not a number": (
         ["--max-restarts", "two", "t.py"],
@@ -174,15 +141,12 @@ REFUSALS = {
     "use_env": (["--use_env", "t.py", "a"], "unrecognized arguments: --use_env"),
 }
 AMBIGUOUS_ARGS = {
-    "a flag": (["t.py", "--log"], ["--", "t.py", "--log"]),
     "with a value": (["t.py", "--run=3", "x"], ["--", "t.py", "--run=3", "x"]),
     "after options": (["-t", "3", "t.py", "--node", "1"], ["-t", "3", "--", "t.py", "--node", "1"]),
     "before a -- of the script's own": (
         ["t.py", "a", "--log", "--", "b"],
         ["--", "t.py", "a", "--log", "--", "b"],
     ),
-    "behind a swallowed --": (["t.py", "--", "--log"], ["t.py", "--", "--log"]),
     "behind a -- before the script": (["--", "t.py", "--log"], ["--", "t.py", "--log"]),
-    "behind a later --": (["t.py", "a", "--", "--log"], ["t.py", "a", "--", "--log"]),
     "ours before": (["--profile", "x", "t.py", "--log"], ["--", "t.py", "--log"]),
 }
