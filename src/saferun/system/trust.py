@@ -122,4 +122,4 @@ def user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"user {uid}"
+        return str(uid)
