@@ -122,16 +122,19 @@ def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"slurm": False, "nodes": "2"}, "--nodes is for Slurm; saferun gen-shell --slurm --nodes"),
-        ({"nodes": "two"}, "--nodes takes a number of nodes, not `two`"),
+        (
+            {"slurm": False, "--nodes": "2"},
+            "--nodes is for Slurm; saferun gen-shell --slurm",
+        ),
+        ({"--nodes": "two"}, "--nodes takes a number of nodes, not `two`"),
         ({"extra": ["account=x"]}, "--sbatch takes an option of sbatch"),
-        ({"partition": "p\n#SBATCH --uid=0"}, "--partition takes one line"),
+        ({"--partition": "p\n#SBATCH --uid=0"}, "--partition takes one line"),
     ],
     ids=["alone", "word", "no option", "two lines"],
 )
 def test_what_a_directive_cannot_hold_is_refused(given, message):
     with pytest.raises(UsageError, match=re.escape(message)):
-        sbatch.read(**{"slurm": True, **given})
+        sbatch.read(given.pop("slurm", True), given, given.pop("extra", ()))
 
 
 @pytest.mark.parametrize("line", ["--cpus-per-task=8", "-c 8", "--exclusive"])

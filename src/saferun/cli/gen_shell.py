@@ -99,14 +99,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
 
 
 def _request(given: Mapping[str, Any], environ: Mapping[str, str]) -> ScriptRequest:
-    slurm = sbatch.read(
-        slurm=given["slurm"],
-        nodes=given["nodes"],
-        gpus=given["gpus_per_node"],
-        time=given["time"],
-        partition=given["partition"],
-        extra=given["sbatch"],
-    )
+    named = {name: given[name[2:].replace("-", "_")] for name in sbatch.NAMED}
+    slurm = sbatch.read(given["slurm"], named, given["sbatch"])
     if given["plain"] and slurm is not None:
         raise UsageError("--plain is for one machine", fix="leave --slurm or --plain out")
     once = {"--profile": "profile", "--retries": "retries", "--run-dir": "run_dir"}

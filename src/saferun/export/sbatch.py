@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.errors import UsageError
@@ -42,6 +42,7 @@ _MEETING = {
     "rdzv_endpoint": '"$2:$3"',
     "rdzv_id": '"$4"',
 }
+NAMED = ("--nodes", "--gpus-per-node", "--time", "--partition")  # as in Job
 _BARE = re.compile(r"[\w@%+=:,./-]+\Z", re.ASCII)
 
 
@@ -57,41 +58,29 @@ class Job(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """The options of `gen-shell` with which a user requests the same."""
-        named = {"--gpus-per-node": self.gpus, "--time": self.time, "--partition": self.partition}
-        argv = ["--slurm", "--nodes", str(self.nodes)]
-        argv += [word for name, text in named.items() if text for word in (name, text)]
-        return (*argv, *(f"--sbatch={line}" for line in self.extra))
+        pairs = zip(NAMED, (str(self.nodes), *self[1:4]), strict=True)
+        argv = [word for name, text in pairs if text for word in (name, text)]
+        return ("--slurm", *argv, *(f"--sbatch={line}" for line in self.extra))
 
 
-def read(
-    *,
-    slurm: bool,
-    nodes: str | None = None,
-    gpus: str | None = None,
-    time: str | None = None,
-    partition: str | None = None,
-    extra: Sequence[str] = (),
-) -> Job | None:
+def read(slurm: bool, options: Mapping[str, str | None], extra: Sequence[str] = ()) -> Job | None:
     """Return what the options of `gen-shell` request from Slurm; None if none is for Slurm.
 
     Args:
         slurm: whether --slurm was given.
-        nodes: the value of --nodes; None for an option that was not given, here and below.
-        gpus: of --gpus-per-node.
-        time: of --time.
-        partition: of --partition.
+        options: the values of NAMED; None for one that was not given.
         extra: of each --sbatch.
 
     Raises:
         UsageError: a value that a directive cannot hold, or an option without --slurm.
     """
-    named = {"--nodes": nodes, "--gpus-per-node": gpus, "--time": time, "--partition": partition}
-    given = [(name, text) for name, text in named.items() if text is not None]
+    given = [(name, text) for name, text in options.items() if text is not None]
     given += [("--sbatch", line) for line in extra]
     if not slurm:
         for name, _ in given:
             raise UsageError(f"{name} is for Slurm", fix=f"saferun gen-shell --slurm {name} …")
         return None
+    nodes, gpus, time, partition = (options.get(name) for name in NAMED)
     count = 1 if nodes is None else whole(nodes)
     if not count:
         raise UsageError(f"--nodes takes a number of nodes, not `{nodes!s:.40}`", fix="such as 2")
