@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import pickle
-import re
 import subprocess
 import sys
 
@@ -80,17 +79,6 @@ def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machin
     assert f"saferun:     at {place}" in lines
 
 
-def test_the_diagnosis_of_a_crash_has_the_python_stack(machine):
-    (machine.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
-    machine.environ["PYTHONFAULTHANDLER"] = "1"
-    found = run(machine, settings={"launcher": "python"}, retries=1).diagnosis
-    assert found.kind == "abort-unknown"
-    assert [frame.partition(", ")[2] for frame in found.stack] == [
-        "line 3 in step",
-        "line 4 in <module>",
-    ]
-
-
 def test_check_raises_with_what_failed_and_what_to_do(machine):
     with pytest.raises(
         saferun.RunError,
@@ -104,9 +92,8 @@ def test_check_raises_with_what_failed_and_what_to_do(machine):
 
 
 def test_a_run_without_a_journal_has_its_status(machine):
-    env = {**machine.environ, "ACTS": json.dumps([{"status": 7}]), "SAFERUN_ATTEMPT": "1"}
-    result = saferun.run(["train.py"], env=env, cwd=machine.cwd, retries=0)
-    assert result == saferun.RunResult(7, "", "failed", (), None)
+    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n")
+    assert run(machine, retries=0) == saferun.RunResult(137, "", "failed", (), None)
 
 
 def test_the_run_is_found_among_others(machine):
@@ -139,11 +126,6 @@ def test_the_job_reads_nothing(machine):
     assert "of the caller" not in lines
 
 
-def test_a_job_that_a_signal_ended_has_the_status_of_a_shell(machine):
-    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n")
-    assert run(machine, retries=0).status == 137
-
-
 # --- its output ----------------------------------------------------------------------------------
 
 
@@ -158,14 +140,10 @@ def test_output_goes_where_that_of_this_process_goes_and_nothing_is_printed(mach
     )
 
 
-def test_a_function_gets_each_line(machine, capfd):
+def test_a_function_gets_each_line_or_files_take_them(machine, tmp_path, capfd):
     lines: list[str] = []
     run(machine, WRONG, on_line=lines.append)
     assert lines[:3] == ["saferun: profile cpu (detected: no GPU)", *KEY_ERROR.splitlines()]
-    assert capfd.readouterr() == ("", "")
-
-
-def test_files_take_the_output(machine, tmp_path, capfd):
     with open(tmp_path / "log", "w") as file:
         run(machine, WRONG, stdout=file, stderr=subprocess.STDOUT)
     assert KEY_ERROR in (tmp_path / "log").read_text()
@@ -184,7 +162,7 @@ def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(machine):
     usage, profile = saferun.UsageError, saferun.ProfileError
     check_cases(
         [
-            (usage, "there is no script `nope.py`", ["nope.py"], {}),
+            (usage, f"in {machine.cwd}; did you mean `train.py`?", ["trian.py"], {}),
             (usage, "unrecognized arguments: --bogus", ["--bogus", "train.py"], {}),
             (usage, "training_script", [], {}),
             (usage, "--retries takes a whole number", ["train.py"], {"retries": -1}),
@@ -199,12 +177,6 @@ def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(machine):
         refused,
     )
     assert not machine.base.exists()
-
-
-def test_a_mistake_names_the_callers_directory(machine, monkeypatch):
-    monkeypatch.chdir(machine.cwd)
-    with pytest.raises(saferun.UsageError, match=f"in {re.escape(str(machine.cwd))}; "):
-        saferun.run(["nope.py"], env=machine.environ)
 
 
 # --- plan and diagnose ---------------------------------------------------------------------------
@@ -244,17 +216,14 @@ def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
     assert saferun.diagnose(HUB_DOWN, exit_code=0).kind == "no-failure"
     with pytest.raises(saferun.UsageError, match=r"for the file, Path\("):
         saferun.diagnose(str(log))
-    with pytest.raises(saferun.SaferunError, match="cannot be read"):
+    with pytest.raises(FileNotFoundError, match=r"none\.log") as raised:
         saferun.diagnose(machine.cwd / "none.log")
+    assert isinstance(raised.value, saferun.SaferunError)
+    with pytest.raises(TypeError, match="not bytes"):
+        saferun.diagnose(b"x")
 
 
 # --- the package ---------------------------------------------------------------------------------
-
-
-def test_every_name_is_there_and_others_are_not():
-    assert set(saferun.__all__) <= set(dir(saferun))
-    with pytest.raises(AttributeError, match="no attribute 'fly'"):
-        saferun.fly  # noqa: B018
 
 
 def test_no_file_of_the_working_directory_is_imported(machine):
@@ -286,19 +255,3 @@ def test_a_type_checker_sees_the_types(tmp_path):
     assert done.stdout.count(": error:") == 2, done.stdout
     assert 'Unexpected keyword argument "profil"' in done.stdout
     assert 'has no attribute "kinds"' in done.stdout
-
-
-def test_a_log_that_is_missing_or_no_text_is_an_ordinary_error(tmp_path):
-    with pytest.raises(FileNotFoundError) as raised:
-        saferun.diagnose(tmp_path / "nowhere")
-    assert isinstance(raised.value, saferun.SaferunError)
-    assert str(tmp_path / "nowhere") in str(raised.value)
-    with pytest.raises(TypeError, match="not bytes"):
-        saferun.diagnose(b"x")
-
-
-@pytest.mark.parametrize(("script", "offered"), [("trian.py", "train.py"), ("x/y.py", "")])
-def test_a_misspelt_script_is_answered_with_the_nearest_file(machine, script, offered):
-    with pytest.raises(saferun.UsageError) as raised:
-        saferun.run([script], env=machine.environ, cwd=machine.cwd)
-    assert (f"did you mean `{offered}`?" in str(raised.value)) is bool(offered)

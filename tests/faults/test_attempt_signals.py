@@ -173,11 +173,6 @@ def test_user_signal_alone_counts_as_asked_and_not_as_interrupted(tmp_path):
         assert not ended["interrupted"]
 
 
-def test_nobody_asked_where_no_signal_came(tmp_path):
-    with supervised(tmp_path, python("raise SystemExit(3)")) as run:
-        assert run.ended()["asked_s"] is None
-
-
 def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
     standby = start_keeper()
     start = protocol.Start(

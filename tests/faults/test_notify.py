@@ -36,7 +36,7 @@ def events(place: Path) -> list[dict[str, Any]]:
 
 def test_a_run_that_finishes_says_so_and_its_output_is_its_own(tmp_path):
     place = tmp_path / "events"
-    with run(tmp_path, *PYTHON, *told(place), "-c", "print('mine')") as job:
+    with run(tmp_path, *PYTHON, *told(place), "--retries=0", "-c", "print('mine')") as job:
         assert job.end() == 0, job.err
         (event,) = events(place)
         assert (event["schema"], event["event"], event["status"]) == (1, "finished", 0)
@@ -133,13 +133,6 @@ def test_several_workers_end_in_one_event(tmp_path):
     (event,) = events(place)
     assert (event["event"], event["worker"]) == ("failed", None)
     assert event["reason"].startswith("worker 1: ")
-
-
-def test_a_single_attempt_is_told_of_too(tmp_path):
-    place = tmp_path / "events"
-    with run(tmp_path, *PYTHON, *told(place), "--retries=0", "-c", "pass") as job:
-        assert job.end() == 0
-    assert [event["event"] for event in events(place)] == ["finished"]
 
 
 @pytest.mark.slow

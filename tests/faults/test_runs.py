@@ -262,22 +262,6 @@ def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):
     assert "done step=20" in job.out
 
 
-@pytest.mark.slow
-def test_several_runs_at_once_keep_journals_apart(tmp_path):
-    folders = [tmp_path / name for name in "ab"]
-    for folder in folders:
-        folder.mkdir()
-    shared = {"SAFERUN_RUN_DIR": str(tmp_path / "runs")}
-    with (
-        run(folders[0], *counting(folders[0]), env=shared) as one,
-        run(folders[1], *counting(folders[1]), env=shared) as two,
-    ):
-        # both on one machine: torchrun's static port is taken for the second
-        codes = {one.end(), two.end()}
-        assert 0 in codes
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-
-
 def both_ranks(job: Run, attempt: int, but: dict[int, int] | None = None) -> dict[int, int]:
     """Return {rank: pid} once both ranks run this attempt, and none is of those that were."""
     before = set((but or {}).values())

@@ -116,16 +116,12 @@ def test_arguments_and_environment_are_those_of_the_handover(launcher):
     "body",
     [
         pytest.param("", id="success"),
-        pytest.param("import sys; sys.exit(7)", id="exit 7"),
         pytest.param("raise SystemExit('last words')", id="last words"),
-        pytest.param("raise ValueError('no')", id="exception"),
         pytest.param(
             "try: 1 / 0\nexcept ZeroDivisionError as e: raise OSError('a') from e", id="chained"
         ),
         pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGINT)", id="Ctrl-C"),
-        pytest.param("import os; os.kill(os.getpid(), 15)", id="SIGTERM"),
         pytest.param("import os; os.kill(os.getpid(), 11)", id="SIGSEGV"),
-        pytest.param("import os; os.kill(os.getpid(), 9)", id="SIGKILL"),
         pytest.param("import atexit; atexit.register(print, 'bye'); print('hi')", id="atexit"),
         pytest.param("import os; os.write(2, bytes(range(256)) * 9000)", id="bytes"),
     ],

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from helpers import PROGRAMS
 
+from saferun.inject.start.imports import assigned_variables
+
 if not all(map(importlib.util.find_spec, ("torch", "numpy"))):
     pytest.skip("needs torch and numpy", allow_module_level=True)
 
@@ -315,17 +317,12 @@ def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
     assert SAID + "torchrun's own Python does not start them" in done.stderr
 
 
-def test_variables_that_a_script_assigns_are_found():
-    from saferun.inject.start.imports import assigned_variables
-
-    script = Path(__file__).with_name("assigned.py.txt")
-    try:
-        script.write_text(
-            "import os\nfrom os import environ\n"
-            "os.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
-            "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
-            "x = os.environ['F']\n"
-        )
-        assert assigned_variables(str(script)) == {"A", "B", "C", "D", "E"}
-    finally:
-        script.unlink()
+def test_variables_that_a_script_assigns_are_found(tmp_path):
+    script = tmp_path / "t.py"
+    script.write_text(
+        "import os\nfrom os import environ\n"
+        "os.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
+        "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
+        "x = os.environ['F']\n"
+    )
+    assert assigned_variables(str(script)) == {"A", "B", "C", "D", "E"}

@@ -74,7 +74,7 @@ def test_the_status_is_that_of_the_first_worker_that_failed_for_good(tmp_path):
         "sys.exit(7 if worker == 0 else 0)\n"
     )
     verdict = {"SAFERUN_VERDICT_FILE": str(tmp_path / "private" / "verdict")}
-    with run(tmp_path, *asked(3, code), env=verdict) as job:
+    with run(tmp_path, "--retries=0", *asked(3, code), env=verdict) as job:
         until(first.exists, "the first failure")
         until(lambda: 2 in ends(job), "its end")
         go.touch()
@@ -83,13 +83,6 @@ def test_the_status_is_that_of_the_first_worker_that_failed_for_good(tmp_path):
         assert job.messages()[-1] == "saferun: the run failed with status 5, that of worker 2"
         job.nothing_lives()
     assert Path(verdict["SAFERUN_VERDICT_FILE"]).read_text() == "stop-user\n"
-
-
-def test_without_retries_workers_are_supervised_all_the_same(tmp_path):
-    code = "sys.exit(3 if worker else 0)\n"
-    with run(tmp_path, "--retries=0", *asked(2, code)) as job:
-        assert job.end() == 3
-        assert ends(job) == {0: 0, 1: 3, None: 3}
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", *slow("SIGINT", "SIGHUP")])

@@ -32,8 +32,11 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], tuple[in
         os.close(fd)
 
 
-def test_a_line_is_passed_on_whole(ends):
+def test_a_line_is_passed_on_whole(ends, monkeypatch):
+    monkeypatch.setattr(output_relay, "LINE_BYTES", 8)
     job, reader = ends(600.0)
+    os.write(job, b"x" * 10)
+    assert os.read(reader, 100) == b"x" * 10, "it has no end for too long"
     os.write(job, b"one\ntw")
     assert os.read(reader, 100) == b"one\n"
     os.write(job, b"o\nthr")
@@ -46,12 +49,4 @@ def test_a_line_without_an_end_is_passed_on_when_its_time_is_over(ends):
     job, reader = ends(0.001)
     os.write(job, b"prompt? ")
     assert os.read(reader, 100) == b"prompt? "
-    os.close(job)
-
-
-def test_a_line_without_end_is_bounded(ends, monkeypatch):
-    monkeypatch.setattr(output_relay, "LINE_BYTES", 8)
-    job, reader = ends(600.0)
-    os.write(job, b"x" * 10)
-    assert os.read(reader, 100) == b"x" * 10
     os.close(job)

@@ -6,47 +6,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 from saferun.inject import contract
 from saferun.journal import mitigation_history
-from saferun.journal.mitigation_history import Key
 from saferun.journal.receipts import Receipt
 from saferun.planning import inputs, request
 from saferun.supervise.changes.mitigations import RunMitigations
-
-PLAN = SimpleNamespace(settings=SimpleNamespace(mitigate=SimpleNamespace(remember=True)))
-
-
-def learn(environ: dict[str, str], monkeypatch) -> None:
-    identity = SimpleNamespace(attempt=1)
-    gathered = SimpleNamespace(environ=environ, launcher=None, identity=identity, profile=None)
-    mitigations = RunMitigations(gathered, PLAN, "")
-    mitigations.add("autotune-off", "segfault")
-    mitigations.add("expandable-segments", "cuda-oom")
-    monkeypatch.setattr(mitigations, "_key", lambda gathered: Key("train.py", "", "", ""))
-    monkeypatch.setattr(mitigations, "_arguments", lambda gathered: ("--lr", "1"))
-    mitigations.learn(None, PLAN)
-
-
-def test_what_helped_is_in_the_history_with_the_arguments_where_it_costs(
-    tmp_path, monkeypatch, capsys
-):
-    environ = {"HOME": str(tmp_path)}
-    learn(environ, monkeypatch)
-    assert {entry[1:4] for entry in mitigation_history.load(environ)} == {
-        ("autotune-off", "segfault", ("--lr", "1")),
-        ("expandable-segments", "cuda-oom", None),
-    }
-    assert capsys.readouterr().err == ""
-
-
-def test_a_history_that_cannot_be_written_costs_one_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").touch()
-    learn({"HOME": str(tmp_path / "file")}, monkeypatch)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("saferun: the mitigation that helped is not kept for the next run: ")
-    assert line.endswith(": its directory cannot be used")
 
 
 def gathered_for(folder: Path, *words: str, launcher: str = "python") -> inputs.RunInputs:
@@ -56,7 +21,7 @@ def gathered_for(folder: Path, *words: str, launcher: str = "python") -> inputs.
     return inputs.gather(request.read(argv, environ), environ, str(folder))
 
 
-def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_path):
+def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_path, capsys):
     gathered = gathered_for(tmp_path, "/w/train.py", "--lr", "1")
     first = RunMitigations(gathered, gathered.plan(), "")
     assert first.recall(gathered) == ""
@@ -64,10 +29,17 @@ def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_pat
     first.add("autotune-off", "segfault")
     changed = first.plan(gathered)
     assert changed.mitigations == ("autotune-off",)
+    (tmp_path / ".local").touch()
+    first.learn(gathered, changed)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("saferun: the mitigation that helped is not kept for the next run: ")
+    assert line.endswith(": its directory cannot be used")
+    (tmp_path / ".local").unlink()
     assert "compile.autotune=off; cost:" in first.describe(first.in_force)
     first.learn(gathered, changed)
     (entry,) = mitigation_history.load(gathered.environ)
     assert (entry.key.script, entry.key.gpu) == ("/w/train.py", "")
+    assert entry.arguments == ("--lr", "1"), "it costs"
     (before,) = mitigation_history.change(
         gathered.environ, lambda kept: tuple(e._replace(at=e.at - 90_000.0) for e in kept)
     )

@@ -24,17 +24,10 @@ def files(monkeypatch: pytest.MonkeyPatch) -> own_files.OwnFiles:
     return held
 
 
-def change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_files, "_stamp", lambda status: (0, 0, 0))
-
-
-def test_unchanged_hooks_are_used_where_they_are(files, tmp_path):
+def test_changed_hooks_are_written_as_they_were(files, tmp_path, monkeypatch):
     assert files.hooks_site(SITE, str(tmp_path)) == SITE
     assert list(tmp_path.iterdir()) == []
-
-
-def test_changed_hooks_are_written_as_they_were(files, tmp_path, monkeypatch):
-    change(monkeypatch)
+    monkeypatch.setattr(own_files, "_stamp", lambda status: (0, 0, 0))
     site = Path(files.hooks_site(SITE, str(tmp_path)))
     assert site == tmp_path / "hooks" / "inject" / "site"
     for path in site.parent.rglob("*.py"):
@@ -45,16 +38,12 @@ def test_changed_hooks_are_written_as_they_were(files, tmp_path, monkeypatch):
     assert stat.S_IMODE((tmp_path / "hooks").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("run", ["missing", None])
-def test_a_run_directory_that_is_gone_stays_so(files, tmp_path, monkeypatch, run):
-    change(monkeypatch)
-    assert files.hooks_site(SITE, run and str(tmp_path / run)) == SITE
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_hooks_lie_where_others_can_put_their_own(files, tmp_path, monkeypatch):
+def test_no_hooks_are_written_where_there_is_no_run_or_others_can_put_their_own(
+    files, tmp_path, monkeypatch
+):
     (tmp_path / "shared" / "run").mkdir(parents=True)
     (tmp_path / "shared").chmod(0o777)
-    change(monkeypatch)
-    assert files.hooks_site(SITE, str(tmp_path / "shared" / "run")) == SITE
-    assert list((tmp_path / "shared" / "run").iterdir()) == []
+    monkeypatch.setattr(own_files, "_stamp", lambda status: (0, 0, 0))
+    for run in (None, tmp_path / "missing", tmp_path / "shared" / "run"):
+        assert files.hooks_site(SITE, run and str(run)) == SITE
+    assert list(tmp_path.rglob("*.py")) == []

@@ -14,13 +14,6 @@ from saferun.model import ProcessLimits
 from saferun.supervise.changes import probes
 
 
-def test_every_attempt_gets_a_port_of_its_own(monkeypatch):
-    ports = iter(["1", "2", "3"])
-    monkeypatch.setattr(probes, "free_port", lambda: next(ports))
-    asked = probes.Probes({}, None)
-    assert [asked.ask(["free"], attempt)["free"] for attempt in (2, 2, 3)] == ["1", "1", "2"]
-
-
 def test_a_port_and_an_id_are_fresh_for_each_attempt_and_stay_for_it():
     asked = probes.Probes({}, None)
     first = asked.ask(["free", "fresh"], 2)
@@ -40,9 +33,6 @@ def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_p
     asked.close()
     assert not os.path.exists(made)
     asked.close()
-
-
-def test_without_a_usable_temporary_directory_the_runs_own_is_taken(tmp_path):
     asked = probes.Probes({"TMPDIR": "/proc/nowhere"}, None, str(tmp_path))
     made = asked.ask(["fresh-directory"], 1)["fresh-directory"]
     assert Path(made).parent == tmp_path
@@ -61,15 +51,11 @@ def _ptxas(path: Path, release: str) -> str:
 @pytest.mark.parametrize(
     ("packaged", "toolkits", "chosen"),
     [
-        (["12.8"], ["13.0"], 0),
-        (["12.8"], ["12.9", "13.1", "13.0"], 1),
-        (["12.8"], ["12.8"], None),
-        (["12.8", "13.1"], ["13.0"], None),
-        (["12.8"], [], None),
+        (["9.8"], ["12.9", "13.1", "nothing", "13.0"], 1),
+        (["12.8", "13.1"], ["13.0", "13.1"], None),
         ([], ["13.0"], None),
-        (["9.2"], ["12.1"], 0),
     ],
-    ids=["newer", "newest", "same", "older than one", "no toolkit", "no triton", "by number"],
+    ids=["newest", "older than one", "no triton"],
 )
 def test_the_newest_ptxas_is_taken_where_it_is_newer_than_the_packaged(
     packaged, toolkits, chosen, tmp_path, monkeypatch
@@ -82,15 +68,6 @@ def test_the_newest_ptxas_is_taken_where_it_is_newer_than_the_packaged(
     environ = {"PATH": ":".join(str(Path(path).parent) for path in found)}
     newest = probes.newest_ptxas(environ, str(tmp_path / "venv"))
     assert newest == (None if chosen is None else found[chosen])
-
-
-@pytest.mark.parametrize("text", ["exit 3", "echo nothing", "sleep 0; exit 0"])
-def test_a_ptxas_that_says_nothing_has_no_version(text, tmp_path):
-    path = tmp_path / "ptxas"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    assert probes.ptxas_version(str(path)) == ()
-    assert probes.ptxas_version(str(tmp_path / "none")) == ()
 
 
 def test_open_files_are_answered_only_where_the_limit_can_be_raised(monkeypatch):

@@ -12,7 +12,7 @@ from fakecuda import uuid
 from helpers import until
 
 from saferun.supervise.watch import rank_facts
-from saferun.supervise.watch.rank_facts import Cards, CpuState
+from saferun.supervise.watch.rank_facts import CpuState, answer_of, ask_cards
 
 RANKS = {0: 500, 1: 501, 2: 502, 3: 503}
 UUIDS = [uuid(n) for n in range(4)]
@@ -28,9 +28,9 @@ def facts(library: Nvml, rank: int = 1, holders: dict[int, list[int]] | None = N
     held = holders or {}
     cards = [gpu(n, held.get(n, ()), **(changed if n == 1 else {})) for n in range(4)]
     library.reports(*cards)
-    asked = Cards({"LD_LIBRARY_PATH": str(library.folder)}, is_wanted=True)
-    until(asked.are_ready, "the answer")
-    found = rank_facts.of_ranks(asked.take(), RANKS, UUIDS)
+    asked = ask_cards({"LD_LIBRARY_PATH": str(library.folder)})
+    until(asked.has_ended, "the answer")
+    found = rank_facts.of_ranks(answer_of(asked), RANKS, UUIDS)
     return rank_facts.of_gpu(found, rank, RANKS.values())
 
 
@@ -38,7 +38,6 @@ def facts(library: Nvml, rank: int = 1, holders: dict[int, list[int]] | None = N
     ("changed", "said"),
     [
         ({"GetClockInfo": "1200"}, "runs at 1200 MHz, the others at 1980 MHz"),
-        ({"GetCurrentClocksEventReasons": "4"}, "is slowed down (SW Power Cap)"),
         ({"GetCurrentClocksEventReasons": "64"}, "is slowed down (HW Thermal Slowdown)"),
         (
             {"GetEnforcedPowerLimit": "350000"},
@@ -56,11 +55,6 @@ def test_what_differs_from_the_others_is_said_of_the_gpu_of_the_rank(library, ch
     assert facts(library, rank=2, **changed) == [], "nothing is wrong with this one"
 
 
-def test_equal_gpus_show_nothing(library):
-    assert facts(library) == []
-    assert facts(library, GetClockInfo="1900", GetTemperatureV="80") == []
-
-
 def test_a_process_that_is_not_the_jobs_is_named(library):
     said = facts(library, holders={1: [501, 77]})
     assert said == [f"its GPU ({uuid(1)}) is used by process 77, which is not of the job"]
@@ -75,13 +69,12 @@ def test_the_gpu_of_a_rank_is_the_one_that_it_has_memory_of(library):
 @pytest.mark.parametrize("general", [{"Init_v2": "!9"}, {"Init_v2": "crash"}, {"Init_v2": "hang"}])
 def test_without_an_answer_nothing_is_said(library, general):
     library.reports(gpu(0), gpu(1), **general)
-    asked = Cards({"LD_LIBRARY_PATH": str(library.folder)}, is_wanted=True)
+    asked = ask_cards({"LD_LIBRARY_PATH": str(library.folder)})
     if general["Init_v2"] == "hang":
         until(lambda: library.asked, "it is asked")
     else:
-        until(asked.are_ready, "the answer")
-    assert rank_facts.of_ranks(asked.take(), RANKS, UUIDS) == {}
-    assert not Cards({}, is_wanted=False).take().cards
+        until(asked.has_ended, "the answer")
+    assert rank_facts.of_ranks(answer_of(asked), RANKS, UUIDS) == {}
 
 
 def state(at_s: float = 0.0, cpus: int = 16, delay_s: float = 0.0, swapped_mib: int = 0):
@@ -104,7 +97,8 @@ def test_what_differs_is_said_of_the_cpu_of_the_rank(mine, said):
     assert rank_facts.of_cpu(before, now, 2) == []
 
 
-def test_a_machine_that_is_busy_for_all_ranks_is_no_fact_of_one():
+def test_what_all_ranks_share_is_no_fact_of_one(library):
+    assert facts(library, GetClockInfo="1900", GetTemperatureV="80") == []
     before = {rank: state() for rank in RANKS}
     now = {rank: state(100.0, delay_s=30.0) for rank in RANKS}
     assert rank_facts.of_cpu(before, now, 1) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,6 @@ from saferun.system import checkpoints
 
 ENDED = Ended(9, 1000.0, 600.0, b"", b"", True, (), False, "job", 0, ())
 FAILED = AttemptOutcome(1, 137, 600.0, 600.0, "segfault", "retry", last_step=30)
-FULL = SimpleNamespace(f_favail=9, f_files=9, f_bavail=0, f_frsize=4096)
 ARGS = 'retry.resume.args=["--from={step}"]'
 
 
@@ -52,43 +50,6 @@ class ResumableJob:
 @pytest.fixture
 def job(tmp_path: Path) -> ResumableJob:
     return ResumableJob(tmp_path)
-
-
-def test_the_next_attempt_goes_on_from_the_newest_of_this_run(job):
-    job.save(40, 500.0)  # an earlier training's
-    run = job.run()
-    assert run.checkpoint(1) is None
-    assert run.checkpoint(2) is None
-    pattern = f"{job.out}/ckpt-*.bin"
-    none = f"starts as you wrote it: no complete checkpoint of this run is at {pattern}"
-    assert job.said == [f"attempt 2 {none}"]
-    job.save(10, 1100.0)
-    newest = job.save(20, 1200.0)
-    assert run.checkpoint(3) == Checkpoint(newest, 20, 1200.0)
-    assert job.said[1:] == [f"attempt 3 goes on from {newest} (step 20)"]
-    job.save(40, 1300.0)
-    assert run.checkpoint(4).step == 40  # written again
-
-
-@pytest.mark.parametrize(("count", "step"), [("1", 40), ("0", None), ("", None)])
-def test_a_job_that_slurm_runs_once_more_goes_on_at_its_first_attempt(tmp_path, count, step):
-    job = ResumableJob(tmp_path, SLURM_RESTART_COUNT=count)
-    say = job.said.append
-    assert resumption.first_plan(job.gathered, say) == job.plan
-    assert job.said == []
-    job.save(40, 500.0)
-    plan = resumption.first_plan(job.gathered, say)
-    assert plan.script_args == ((f"--from={step}",) if step else ())
-    assert (plan.checkpoint and plan.checkpoint.step) == step
-
-
-def test_the_plan_of_a_second_attempt_now_takes_what_lies_there(tmp_path):
-    job = ResumableJob(tmp_path, '--set=retry.resume_args=["--again"]')
-    job.save(40, 500.0)
-    plan = resumption.resumed_now(job.gathered, job.said.append)
-    assert (job.plan.script_args, plan.script_args) == ((), ("--from=40", "--again"))
-    bare = ResumableJob(tmp_path / "out", "--set=retry.resume.checkpoints=")
-    assert resumption.resumed_now(bare.gathered, job.said.append) is None
 
 
 def test_what_is_not_complete_or_gives_no_step_is_passed_over_and_said_once(job):
@@ -147,35 +108,6 @@ def test_where_names_have_no_number_a_newer_file_than_the_first_is_further(
     assert last.progressed is further
     run.checkpoint(2)
     assert job.said[-1].startswith(f"attempt 2 goes on from {path}; ")
-
-
-def test_one_that_cannot_be_loaded_is_left_for_the_one_before_until_it_is_written_again(job):
-    run = job.run()
-    broken = FAILED._replace(kind="checkpoint-corrupt", last_step=None)
-    older, newer = job.save(10, 1100.0), job.save(20, 1200.0)
-    plan = job.plan._replace(checkpoint=Checkpoint(newer, 20, 1200.0))
-    assert run.judged(broken, plan, ENDED).falls_back
-    left = "could not be loaded and is left as it is; "
-    assert job.said == [f"{newer} {left}the one before is tried"]
-    assert run.checkpoint(2).step == 10
-    plan = job.plan._replace(checkpoint=Checkpoint(older, 10, 1100.0))
-    assert not run.judged(broken, plan, ENDED).falls_back
-    assert job.said[-1] == f"{older} {left}there is none before it"
-    job.save(20, 1300.0)
-    assert run.checkpoint(3).step == 20
-    steps = broken._replace(first_step=21, last_step=30)  # it was loaded
-    assert run.judged(steps, plan, ENDED).lost_work.steps == 10
-
-
-def test_a_full_disk_with_room_again_is_tried_again(tmp_path, monkeypatch):
-    job = ResumableJob(tmp_path, "--set=retry.backoff_s=[0, 0]")
-    full = FAILED._replace(kind="disk-full")
-    assert job.run().judged(full, job.plan, ENDED).has_room
-    monkeypatch.setattr(os, "statvfs", lambda folder: FULL)
-    assert not job.run().judged(full, job.plan, ENDED).has_room
-    assert job.said == [f"no room for a checkpoint in {job.out}: waiting for it, up to 0 s"]
-    several = job.plan._replace(options=job.plan.options._replace(nodes=2))
-    assert not job.run().judged(full, several, ENDED).has_room
 
 
 def test_how_often_to_save_is_said_once_enough_is_known(job, monkeypatch):

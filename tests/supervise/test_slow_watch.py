@@ -6,47 +6,35 @@ import os
 import sys
 from types import SimpleNamespace
 
-import pytest
 from helpers import children
 
 from saferun.gpu import nvml
 from saferun.supervise.watch import slow_watch
 
 
-@pytest.mark.parametrize(("is_silent", "asked"), [(True, 0), (False, 1)])
-def test_ranks_of_a_silent_job_are_not_asked_since_an_answer_would_look_like_work(
-    tmp_path, monkeypatch, is_silent, asked
+def test_a_silent_job_is_not_asked_and_who_tells_of_the_gpus_ends_with_the_attempt(
+    tmp_path, monkeypatch
 ):
-    looked_for = []
-    monkeypatch.setattr(
-        slow_watch.rank_processes, "ranks", lambda pid: looked_for.append(pid) or {}
-    )
-    plan = SimpleNamespace(launcher="torchrun", gpus=SimpleNamespace(gpus=()))
-    record = SimpleNamespace(fault=lambda error: pytest.fail(str(error)))
-    watch = slow_watch.SlowWatch(plan, str(tmp_path), record, lambda: is_silent, print, {})
-    watch.started(1, 2)
-    assert watch.check_job() == slow_watch.FIRST_S
-    watch.check_job()
-    assert looked_for == [2] * asked
-
-
-def test_whoever_tells_of_the_gpus_is_not_left_behind_by_the_attempt(tmp_path, monkeypatch):
+    """An answer would look like work."""
     monkeypatch.setattr(slow_watch.rank_processes, "ranks", lambda pid: {0: 10, 1: 11})
     monkeypatch.setattr(slow_watch.process_tree, "catches", lambda pid, number: True)
-    monkeypatch.setattr(slow_watch, "_signal", lambda pid, number: None)
+    asked = []
+    monkeypatch.setattr(slow_watch, "_signal", lambda pid, number: asked.append(pid))
     monkeypatch.setattr(nvml, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
     for pid in (10, 11):
         (tmp_path / f"a1-rank0-pid{pid}.jsonl").touch()
-    plan = SimpleNamespace(
-        launcher="torchrun", gpus=SimpleNamespace(gpus=[SimpleNamespace(uuid="G")])
-    )
-    record = SimpleNamespace(fault=lambda error: pytest.fail(str(error)))
-    watch = slow_watch.SlowWatch(
-        plan, str(tmp_path), record, lambda: False, print, dict(os.environ)
-    )
+    gpus = SimpleNamespace(gpus=[SimpleNamespace(uuid="G")])
+    plan = SimpleNamespace(launcher="torchrun", gpus=gpus)
+    job = SimpleNamespace(plan=plan, receipts=str(tmp_path), launcher=2, environ=os.environ)
+    hangs = SimpleNamespace(is_silent=True)
+    watch = slow_watch.SlowWatch(job, hangs)
+    assert watch.check_job() == slow_watch.FIRST_S
+    watch.check_job()
+    assert asked == []
     before = set(children(os.getpid()))  # other tests' servers
+    hangs.is_silent = False
     watch.check_job()
-    watch.check_job()
+    assert asked == [10, 11]
     (child,) = set(children(os.getpid())) - before
     watch.ended()
     assert child not in children(os.getpid())

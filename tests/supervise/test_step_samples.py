@@ -25,7 +25,3 @@ def test_each_look_adds_the_newest_step_and_says_nothing_without_one(tmp_path):
         assert samples.sample().splitlines()[1].endswith(", 7, null]")
     finally:
         job.communicate()
-
-
-def test_a_job_that_is_gone_has_no_steps():
-    assert StepSamples(0, 0, time.monotonic()).sample() == ""

@@ -50,12 +50,7 @@ def test_a_rank_that_reads_a_terminal_waits_for_a_person(job, code):
     os.close(terminal)
 
 
-def test_a_rank_that_reads_a_pipe_waits_for_no_person(job):
-    job.append(python("input()", stdin=subprocess.PIPE))
-    until(lambda: "pipe" in observed(job[0]).ranks[0].waits_in, "it reads")
-
-
-def test_a_rank_that_reads_a_file_is_shown_with_its_name(job, tmp_path):
+def test_a_rank_that_reads_a_pipe_is_shown_with_its_name_and_waits_for_no_person(job, tmp_path):
     os.mkfifo(tmp_path / "data")
     kept = os.open(tmp_path / "data", os.O_RDWR)  # the reader gets past open(2)
     job.append(python(f"open({str(tmp_path / 'data')!r}).read()"))

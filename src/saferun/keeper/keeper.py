@@ -23,7 +23,7 @@ import time
 
 from saferun.keeper import process_tree, protocol, user_signals
 from saferun.keeper.job import DEATH_SIGNALS, program_of, release_inherited, start_program
-from saferun.keeper.state_machine import StateMachine
+from saferun.keeper.state_machine import StateMachine, rows
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ EXITED = "exited"  # the command has exited; what it left is ended and the outpu
 HURRIED = "hurried"  # saferun died, or wants the job to be killed: all is ended, nothing waited for
 LINGERING = "lingering"  # reported; somebody whom the job detached may still write
 GONE = "gone"  # there is no job
-WITH_JOB = (STARTING, SIGNALLED, RUNNING, EXITED, HURRIED, LINGERING)
+UNREPORTED = (STARTING, SIGNALLED, RUNNING, EXITED, HURRIED)
+WITH_JOB = (*UNREPORTED, LINGERING)
 
 # Events, beside the commands of protocol.py.
 SIGNAL_RANKS = "signal for ranks"  # a `Signal` that is for them
@@ -343,40 +344,18 @@ TABLE: Table = {
     (WAITING, protocol.Prepare): (Keeper._prepare, WAITING),
     (WAITING, protocol.Start): (Keeper._start, STARTING),
     (WAITING, CLOSED): (Keeper._dismiss, GONE),
-    #
-    (STARTING, protocol.Signal): (Keeper._signal_command, SIGNALLED),
-    (STARTING, protocol.Kill): (None, HURRIED),
-    (STARTING, CLOSED): (Keeper._close_inbox, HURRIED),
-    (STARTING, BORN): (None, RUNNING),
-    (STARTING, FAILED): (None, GONE),
-    #
-    (SIGNALLED, protocol.Signal): (Keeper._signal_command, SIGNALLED),
-    (SIGNALLED, protocol.Kill): (None, HURRIED),
-    (SIGNALLED, CLOSED): (Keeper._close_inbox, HURRIED),
-    (SIGNALLED, BORN): (None, RUNNING),
-    (SIGNALLED, FAILED): (None, GONE),
-    #
-    (RUNNING, protocol.Signal): (Keeper._signal_command, RUNNING),
-    (RUNNING, protocol.Kill): (None, HURRIED),
-    (RUNNING, CLOSED): (Keeper._close_inbox, HURRIED),
+    **rows((STARTING, SIGNALLED), [BORN], None, RUNNING),
+    **rows([HURRIED], [BORN], None),
+    **rows((STARTING, SIGNALLED, HURRIED), [FAILED], None, GONE),
     (RUNNING, EXIT): (None, EXITED),
-    #
-    (EXITED, protocol.Signal): (None, EXITED),
-    (EXITED, protocol.Kill): (None, HURRIED),
-    (EXITED, CLOSED): (Keeper._close_inbox, HURRIED),
-    (EXITED, LINGER): (Keeper._release_pipe_and_held, LINGERING),
-    #
-    (HURRIED, protocol.Signal): (Keeper._signal_command, HURRIED),
-    (HURRIED, protocol.Kill): (None, HURRIED),
-    (HURRIED, CLOSED): (Keeper._close_inbox, HURRIED),
-    (HURRIED, BORN): (None, HURRIED),
-    (HURRIED, FAILED): (None, GONE),
-    (HURRIED, LINGER): (Keeper._release_pipe_and_held, LINGERING),
-    #
-    (LINGERING, protocol.Signal): (None, LINGERING),
-    (LINGERING, protocol.Kill): (None, LINGERING),
-    (LINGERING, CLOSED): (Keeper._close_inbox, LINGERING),
-    #
-    **{(state, SIGNAL_RANKS): (Keeper._signal_ranks, state) for state in WITH_JOB},
-    **{(state, protocol.Resize): (Keeper._resize, state) for state in WITH_JOB},
+    **rows((EXITED, HURRIED), [LINGER], Keeper._release_pipe_and_held, LINGERING),
+    **rows((STARTING, SIGNALLED), [protocol.Signal], Keeper._signal_command, SIGNALLED),
+    **rows((RUNNING, HURRIED), [protocol.Signal], Keeper._signal_command),
+    **rows((EXITED, LINGERING), [protocol.Signal], None),
+    **rows(UNREPORTED, [protocol.Kill], None, HURRIED),
+    **rows([LINGERING], [protocol.Kill], None),
+    **rows(UNREPORTED, [CLOSED], Keeper._close_inbox, HURRIED),
+    **rows([LINGERING], [CLOSED], Keeper._close_inbox),
+    **rows(WITH_JOB, [SIGNAL_RANKS], Keeper._signal_ranks),
+    **rows(WITH_JOB, [protocol.Resize], Keeper._resize),
 }

@@ -7,13 +7,30 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
     State: TypeAlias = str
     Event: TypeAlias = str | type  # a message is an event of its type
     # (state, event) -> (action, next state); an action is a method of the object, None is none.
     Table: TypeAlias = Mapping[tuple[State, Event], tuple[Callable[..., None] | None, State]]
+
+
+def rows(
+    states: Iterable[State],
+    events: Iterable[Event],
+    action: Callable[..., None] | None,
+    following: State = "",
+) -> Table:
+    """Return the rows of a table in which the same follows from each event in each state.
+
+    Args:
+        states: where they may come.
+        events: what may come.
+        action: what is done then.
+        following: the next state; "": it stays.
+    """
+    return {(state, event): (action, following or state) for state in states for event in events}
 
 
 class StateMachine:

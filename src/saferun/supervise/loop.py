@@ -50,11 +50,11 @@ from saferun.supervise.ready.rank_imports import RankImports
 from saferun.supervise.records import record, report
 from saferun.supervise.records.record import Record
 from saferun.supervise.replace import become_job, check_size
-from saferun.supervise.watch.looks import Looks
 from saferun.system.descriptors import plug_closed_descriptors
 
-if TYPE_CHECKING:  # only a run of several nodes needs it: the agents' meeting, threads
+if TYPE_CHECKING:  # only a run of several nodes needs the first, an attempt that runs the others
     from saferun.supervise.nodes.peer_nodes import PeerNodes
+    from saferun.supervise.watch.looks import Looks
     from saferun.supervise.watch.step_samples import StepSamples
 
 LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
@@ -180,9 +180,8 @@ class _Run:
         self._nodes = self._other_nodes(first)
         # These are those of the attempt that runs.
         self._watch: AttemptWatch
-        self._looks: Looks
+        self._looks: Looks | None = None
         self._longest = Longest()  # of the whole run
-        self._pids = (0, 0)  # of its keeper and of the command
         self._steps: StepSamples | None = None
         self._began_s = 0.0
         self._requests = EndRequests()
@@ -309,17 +308,7 @@ class _Run:
             self._gathered = self._nodes.as_agreed(self._gathered)
         plan = self._mitigations.plan(self._gathered)
         self._watch = AttemptWatch(self._gathered, plan, self._mitigations.nccl_finding)
-        self._looks = Looks(
-            plan,
-            number,
-            self._history,
-            identity.receipts,
-            self._record,
-            self._longest,
-            self._resumption.saved_before,
-            self._say,
-            self._gathered.environ,
-        )
+        self._looks = self._steps = None
         self._record.attempt(number, plan, self._history, self._gathered.facts.torch)
         return plan
 
@@ -339,13 +328,13 @@ class _Run:
         self._warm_up(plan)
         observer = Observer(
             ordered=lambda: self._record.harmlessly(own_files.hold),
-            started=self._started,
+            started=lambda keeper, launcher: self._started(plan, keeper, launcher),
             cold=self._note_cold,
             later=self._beside().__next__,
             later_s=LOAD_S,
             spared=lambda: (*self._keepers.pids(), *self._record.helpers()),
-            check_job=self._looks.check_job,
-            asked=self._looks.ask if self._looks.takes_questions else None,
+            check_job=lambda: self._looks.check_job() if self._looks else LOAD_S,
+            asked=lambda: self._looks.ask() if self._looks else None,
             interrupted=lambda left_s: self._say(answer(left_s)),
         )
         ended = run_attempt(spec, observer, self._keepers.take())
@@ -357,11 +346,33 @@ class _Run:
         nodes = self._nodes.environ(plan) if self._nodes else {}
         return {**plan.environment(self._gathered.environ), **self._held.environ(), **nodes}
 
-    def _started(self, keeper: int, launcher: int) -> None:
+    def _started(self, plan: LaunchPlan, keeper: int, launcher: int) -> None:
+        self._began_s = time.monotonic()
         self._record.harmlessly(lambda: self._watch.started(launcher))
-        self._record.harmlessly(lambda: self._looks.started(keeper, launcher))
-        self._pids, self._steps, self._began_s = (keeper, launcher), None, time.monotonic()
+        self._record.harmlessly(lambda: self._look_at(plan, keeper, launcher))
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
+
+    def _look_at(self, plan: LaunchPlan, keeper: int, launcher: int) -> None:
+        """Begin to watch an attempt. What that needs is loaded now, while the job starts."""
+        from saferun.supervise.watch.looks import Looks
+        from saferun.supervise.watch.running_job import RunningJob
+        from saferun.supervise.watch.step_samples import StepSamples
+
+        identity = self._gathered.identity
+        job = RunningJob(
+            plan=plan,
+            number=identity.attempt,
+            history=self._history,
+            receipts=identity.receipts,
+            record=self._record,
+            longest=self._longest,
+            saved_before=self._resumption.saved_before,
+            say=self._say,
+            environ=self._gathered.environ,
+            keeper=keeper,
+            launcher=launcher,
+        )
+        self._looks, self._steps = Looks(job), StepSamples(keeper, launcher, self._began_s)
 
     def _beside(self) -> Iterator[float]:
         """Work beside an attempt, piece by piece; yield the seconds until the next piece.
@@ -390,10 +401,8 @@ class _Run:
             yield PREPARE_S if prepares else rest
 
     def _note_steps(self) -> None:
-        from saferun.supervise.watch.step_samples import StepSamples  # loaded by own_files.keep
-
-        self._steps = self._steps or StepSamples(*self._pids, self._began_s)
-        self._record.steps(self._steps.sample())
+        if self._steps:
+            self._record.steps(self._steps.sample())
 
     def _following(self) -> RunInputs:
         """Return what the plan of the attempt after the running one is computed from."""
@@ -467,7 +476,7 @@ class _Run:
 
     def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
         """Gather what happened, decide, record and report it."""
-        identity = self._gathered.identity
+        identity, looks = self._gathered.identity, self._looks
         self._record.mask_ranks(identity)
         ended = self._record.clean(ended)
         found, ranks_ran = self._watch.receipts(kept=self._record.journal.took_receipts())
@@ -481,11 +490,12 @@ class _Run:
         elif ended.exit_code:
             cause, stall = (
                 hang and hang._replace(line=self._record.journal.masked(hang.line))
-                for hang in (self._looks.cause, self._looks.stall)
+                for hang in ((looks.cause, looks.stall) if looks else (None, None))
             )
             lost = self._nodes.lost() if self._nodes else ""
             last = self._watch.diagnosed(last, ended, cause, lost, stall)
-        self._record.harmlessly(lambda: self._looks.ended(ended))
+        if looks:
+            self._record.harmlessly(lambda: looks.ended(ended))
         last = self._resumption.judged(last, plan, ended)
         self._history.append(last)
         ranks = {receipt.rank for receipt in found if receipt.rank is not None}

@@ -8,6 +8,12 @@ import re
 from saferun.system import procfs
 
 
+def environ(pid: int) -> dict[str, str]:
+    """Return the variables that a process was started with; nothing where it is gone."""
+    words = procfs.text(f"/proc/{pid}/environ").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def rank_of(pid: int) -> int | None:
     """Return the RANK that a process was started with; None without one."""
     match = re.search(r"(?:\A|\0)RANK=(\d+)\0", procfs.text(f"/proc/{pid}/environ"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from saferun.keeper import protocol
 from saferun.keeper.job import DEATH_SIGNALS
 from saferun.keeper.process_tree import UNKILLABLE_S
-from saferun.keeper.state_machine import StateMachine
+from saferun.keeper.state_machine import StateMachine, rows
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 from saferun.supervise.attempt.end_requests import USER_SIGNALS
 from saferun.supervise.ready.keeper_pool import Standby
@@ -238,15 +238,6 @@ class AttemptLife(StateMachine):
         if self._spec.grace_s is not None:
             self._deadline = self._clock() + self._spec.grace_s
 
-    def _kill_after_grace(self) -> None:
-        self._kill("grace")
-
-    def _kill_hung(self) -> None:
-        self._kill("hang")
-
-    def _kill_interrupted(self, number: int, sender: str) -> None:
-        self._kill("interrupt")
-
     def _kill_unread(self, number: int = 0, sender: str = "") -> None:
         """End the wait for a reader: the job has ended, and only its output is left."""
         self._kill("job")
@@ -286,80 +277,53 @@ def _rank_pids(receipts: str | None) -> list[int]:
     return [int(pid) for head, _, pid in parts if pid.isdigit() and "rank" in head]
 
 
+def _killed(by: str) -> Callable[..., None]:
+    """Return the action that has the job killed, and notes by what."""
+    return lambda life, *details: life._kill(by)
+
+
+_ASKS = (INTERRUPT, INTERRUPT_AGAIN, TERMINATE)
 # (state, event) -> (action, next state). What holds wherever the command's process group is:
 _COMMON: Table = {
     (STARTING, protocol.Started): (AttemptLife._begin, RUNNING),
-    (STARTING, protocol.Failed): (AttemptLife._finish, FAILED),
-    #
     (ASKED_EARLY, protocol.Started): (AttemptLife._begin, ENDING),
-    (ASKED_EARLY, protocol.Failed): (AttemptLife._finish, FAILED),
-    (ASKED_EARLY, DEADLINE): (AttemptLife._kill_after_grace, KILLING),
-    #
-    (RUNNING, protocol.Exited): (AttemptLife._exit, DRAINING),
-    (RUNNING, LATER): (AttemptLife._call_later, RUNNING),
-    (RUNNING, HUNG): (AttemptLife._kill_hung, KILLING),
-    #
-    (ENDING, protocol.Exited): (AttemptLife._exit_as_asked, DRAINING),
-    (ENDING, LATER): (AttemptLife._call_later, ENDING),
-    (ENDING, DEADLINE): (AttemptLife._kill_after_grace, KILLING),
-    #
-    (DRAINING, protocol.Ended): (AttemptLife._finish, ENDED),
-    (DRAINING, INTERRUPT): (AttemptLife._kill_unread, KILLING),
-    (DRAINING, INTERRUPT_AGAIN): (AttemptLife._kill_unread, KILLING),
-    (DRAINING, TERMINATE): (AttemptLife._kill_unread, KILLING),
-    (DRAINING, DEADLINE): (AttemptLife._kill_unread, KILLING),
-    #
     (KILLING, protocol.Started): (AttemptLife._begin, KILLING),
+    **rows((STARTING, ASKED_EARLY, KILLING), [protocol.Failed], AttemptLife._finish, FAILED),
+    (RUNNING, protocol.Exited): (AttemptLife._exit, DRAINING),
+    (ENDING, protocol.Exited): (AttemptLife._exit_as_asked, DRAINING),
     (KILLING, protocol.Exited): (AttemptLife._exit, KILLING),
-    (KILLING, protocol.Ended): (AttemptLife._finish, ENDED),
-    (KILLING, protocol.Failed): (AttemptLife._finish, FAILED),
-    (KILLING, INTERRUPT): (None, KILLING),
-    (KILLING, INTERRUPT_AGAIN): (None, KILLING),
-    (KILLING, TERMINATE): (None, KILLING),
-    (KILLING, LATER): (AttemptLife._call_later, KILLING),
-    (KILLING, DEADLINE): (AttemptLife._kill_keeper, KILLING),
+    **rows((DRAINING, KILLING), [protocol.Ended], AttemptLife._finish, ENDED),
     #
-    **{(state, KEEPER_GONE): (AttemptLife._lose, LOST) for state in LIVING},
+    **rows((RUNNING, ENDING, KILLING), [LATER], AttemptLife._call_later),
+    (RUNNING, HUNG): (_killed("hang"), KILLING),
+    **rows((ASKED_EARLY, ENDING), [DEADLINE], _killed("grace"), KILLING),
+    **rows([DRAINING], (*_ASKS, DEADLINE), AttemptLife._kill_unread, KILLING),
+    **rows([KILLING], [DEADLINE], AttemptLife._kill_keeper),
+    **rows([KILLING], _ASKS, None),
+    #
+    **rows(LIVING, [KEEPER_GONE], AttemptLife._lose, LOST),
     (KILLING, KEEPER_GONE): (AttemptLife._lose_killing, LOST),
-    **{(state, KEEPER_STOPPED): (AttemptLife._kill_stopped_keeper, state) for state in LIVING},
-    **{(state, TERMINAL): (AttemptLife._resize, state) for state in LIVING},
-    **{(state, USER): (AttemptLife._pass_user_signal, state) for state in LIVING},
+    **rows(LIVING, [KEEPER_STOPPED], AttemptLife._kill_stopped_keeper),
+    **rows(LIVING, [TERMINAL], AttemptLife._resize),
+    **rows(LIVING, [USER], AttemptLife._pass_user_signal),
     # Signals of the last moment: the job got none of them, but they ask the run to end.
-    **{(state, TERMINAL): (None, state) for state in OVER},
-    **{(state, USER): (None, state) for state in OVER},
-    **{(state, INTERRUPT): (AttemptLife._note, state) for state in OVER},
-    **{(state, INTERRUPT_AGAIN): (AttemptLife._note, state) for state in OVER},
-    **{(state, TERMINATE): (AttemptLife._note, state) for state in OVER},
+    **rows(OVER, (TERMINAL, USER), None),
+    **rows(OVER, _ASKS, AttemptLife._note),
 }
 # The command has a process group of its own: what asks us is passed on once, since a second request
 # would break torchrun's shutdown off; a second Ctrl-C kills.
 OWN_GROUP: Table = {
     **_COMMON,
-    (STARTING, INTERRUPT): (AttemptLife._ask, ASKED_EARLY),
-    (STARTING, TERMINATE): (AttemptLife._ask, ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT): (None, ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT_AGAIN): (AttemptLife._kill_interrupted, KILLING),
-    (ASKED_EARLY, TERMINATE): (None, ASKED_EARLY),
-    (RUNNING, INTERRUPT): (AttemptLife._ask, ENDING),
-    (RUNNING, TERMINATE): (AttemptLife._ask, ENDING),
-    (ENDING, INTERRUPT): (None, ENDING),
-    (ENDING, INTERRUPT_AGAIN): (AttemptLife._kill_interrupted, KILLING),
-    (ENDING, TERMINATE): (None, ENDING),
+    **rows([STARTING], (INTERRUPT, TERMINATE), AttemptLife._ask, ASKED_EARLY),
+    **rows([RUNNING], (INTERRUPT, TERMINATE), AttemptLife._ask, ENDING),
+    **rows((ASKED_EARLY, ENDING), (INTERRUPT, TERMINATE), None),
+    **rows((ASKED_EARLY, ENDING), [INTERRUPT_AGAIN], _killed("interrupt"), KILLING),
 }
 # The command is in our group: what the terminal's keys send reaches it without us, everything else
 # is passed on each time. SIGINT sets no limit: a debugger takes it and goes on.
 OUR_GROUP: Table = {
     **_COMMON,
-    (STARTING, INTERRUPT): (AttemptLife._pass_on, STARTING),
-    (STARTING, INTERRUPT_AGAIN): (AttemptLife._pass_on, STARTING),
+    **rows((STARTING, ASKED_EARLY, RUNNING, ENDING), _ASKS, AttemptLife._pass_on),
     (STARTING, TERMINATE): (AttemptLife._pass_on_and_limit, ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT): (AttemptLife._pass_on, ASKED_EARLY),
-    (ASKED_EARLY, INTERRUPT_AGAIN): (AttemptLife._pass_on, ASKED_EARLY),
-    (ASKED_EARLY, TERMINATE): (AttemptLife._pass_on, ASKED_EARLY),
-    (RUNNING, INTERRUPT): (AttemptLife._pass_on, RUNNING),
-    (RUNNING, INTERRUPT_AGAIN): (AttemptLife._pass_on, RUNNING),
     (RUNNING, TERMINATE): (AttemptLife._pass_on_and_limit, ENDING),
-    (ENDING, INTERRUPT): (AttemptLife._pass_on, ENDING),
-    (ENDING, INTERRUPT_AGAIN): (AttemptLife._pass_on, ENDING),
-    (ENDING, TERMINATE): (AttemptLife._pass_on, ENDING),
 }

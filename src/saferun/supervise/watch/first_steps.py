@@ -8,15 +8,15 @@ writes to, torchrun's of each rank among them (`--redirects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.reading import log_reader, progress
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.model import LaunchPlan
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.watch import live_output
+from saferun.supervise.watch.running_job import NEVER_S, RunningJob
 
-NEVER_S = 3600.0
 _EVERY_S = 3.0
 _LOOKS = 40  # then the first steps are no longer in what is kept of the output
 _KIND = "ranks-differ"
@@ -26,37 +26,25 @@ class FirstSteps:
     """Watches the first steps of one attempt.
 
     Args:
-        plan: the attempt's.
-        number: the attempt's. One that goes on from another is ended where its ranks differ; ranks
-            of a first attempt may each have a part of the work.
-        say: takes lines for people.
+        job: the attempt. One that goes on from another is ended where its ranks differ; ranks of a
+            first attempt may each have a part of the work.
     """
 
-    def __init__(self, plan: LaunchPlan, number: int, say: Callable[[str], None]) -> None:
-        self._say = say
-        agree = plan.settings.hooks.init.agree
-        self._ends = agree == "error" and (number > 1 or plan.checkpoint is not None)
+    def __init__(self, job: RunningJob) -> None:
+        plan, agree = job.plan, job.plan.settings.hooks.init.agree
+        self._job = job
+        self._ends = agree == "error" and (job.number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
-        self._launcher = self._keeper = 0
-        self._sizes: dict[tuple[int, int], int] = {}
+        self._sizes = live_output.sizes(job.launcher)  # what its files hold from before
         self.cause: Hang | None = None
 
-    def started(self, keeper: int, launcher: int) -> None:
-        """Note which command runs, and what its files hold from before."""
-        self._keeper, self._launcher = keeper, launcher
-        self._sizes = live_output.sizes(launcher)
-
-    def check_job(self) -> float | None:
-        """Look at the job; return the seconds until the next look, None to end it. Never raises."""
+    def check_job(self) -> float:
+        """Look at the job; return the seconds until the next look."""
         if not self._left:
             return NEVER_S
         self._left -= 1
-        try:
-            self._compare(self._lines())
-        except Exception as error:
-            self._left = 0
-            self._say(f"first steps could not be compared ({type(error).__name__}: {error})")
-        return None if self.cause else _EVERY_S
+        self._compare(self._lines())
+        return _EVERY_S
 
     def ended(self, ended: Ended) -> None:
         """Look at the beginning of the output of an attempt that is over."""
@@ -65,17 +53,13 @@ class FirstSteps:
             self._compare(_lines_of(ended.heads))
 
     def _lines(self) -> list[Line]:
-        outputs = [
-            data for data, _ in live_output.outputs(self._keeper, self._launcher, self._sizes)
-        ]
-        lines = [*_lines_of(outputs)]
-        for rank, files in live_output.of_ranks(self._launcher).items():
+        found = live_output.outputs(self._job.keeper, self._job.launcher, self._sizes)
+        lines = [*_lines_of(data for data, _ in found)]
+        for rank, files in live_output.of_ranks(self._job.launcher).items():
             lines += [line._replace(rank=rank) for line in _lines_of(files)]
         return lines
 
-    def _compare(self, lines: list[Line] | tuple[Line, ...]) -> None:
-        from saferun.diagnosis.reading import progress  # only a job that runs needs it
-
+    def _compare(self, lines: Sequence[Line]) -> None:
         found = progress.apart(lines)
         if found is None:
             return
@@ -84,13 +68,11 @@ class FirstSteps:
         if found.is_far and self._ends:
             self.cause = Hang(_KIND, None, line, "the steps that the ranks print")
         elif found.difference:
-            self._say(
+            self._job.say(
                 f"{line}. If they train one model, its weights become wrong: have all ranks load "
                 "the same checkpoint"
             )
 
 
-def _lines_of(outputs: Sequence[bytes]) -> tuple[Line, ...]:
-    from saferun.diagnosis.reading import log_reader  # only a job that runs needs it
-
+def _lines_of(outputs: Iterable[bytes]) -> tuple[Line, ...]:
     return log_reader.read(outputs).lines

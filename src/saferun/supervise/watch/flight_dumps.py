@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import Dump
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
-from saferun.system import paths, procfs
+from saferun.supervise import rank_processes
+from saferun.system import paths
 
 # The time for all of them: torch looks once a second, needs the GIL for the lines of the script,
 # and took more than 5 s for a first dump where its files were not in memory yet.
@@ -69,7 +70,7 @@ class FlightDumps:
 
 def _ask(pid: int, rank: int) -> _Asked | None:
     """Ask a rank for its dump; return where it will be, None where it cannot be asked."""
-    environ = _environ(pid)
+    environ = rank_processes.environ(pid)
     name = next((environ[name] for name in DUMPS if environ.get(name)), None)
     if not environ.get(PIPE) or not name:
         return None
@@ -88,11 +89,6 @@ def _ask(pid: int, rank: int) -> _Asked | None:
     finally:
         os.close(pipe)
     return None
-
-
-def _environ(pid: int) -> Mapping[str, str]:
-    words = procfs.text(f"/proc/{pid}/environ").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _stamp(path: str) -> tuple[int, int] | None:

@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.flight_record import Finding
-from saferun.diagnosis.silence import Helper, Longest, Look, Place, Silence, Used
+from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
 from saferun.inject import contract
 from saferun.inject.durations import seconds
 from saferun.keeper import process_tree
-from saferun.model import LaunchPlan
-from saferun.supervise.records.record import Record
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
+from saferun.supervise.watch.ras_query import RasQuery
+from saferun.supervise.watch.running_job import RunningJob
 from saferun.supervise.watch.weak_activity import Traffic, WeakActivity
 from saferun.supervise.watch.work_signs import Tree
-
-if TYPE_CHECKING:  # only a silence needs it
-    from saferun.supervise.watch.ras_query import RasQuery
 
 _EVERY_S = 10.0  # between looks
 _TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
@@ -42,8 +39,6 @@ _AGAIN_S = 0.25  # between looks for the answers
 _ECHO_S = 120.0
 _HELD = ("D", "T", "t")  # take no signal now
 _STACK_BYTES = 256 * 1024  # read of each file
-
-Say = Callable[[str], None]
 
 
 class _Asked:
@@ -153,36 +148,21 @@ class HangWatch:
     """Watches one attempt for a hang.
 
     Args:
-        plan: the attempt's.
-        receipts: the directory of the ranks' receipts; None where there is none.
-        record: the run's journal.
-        longest: silences of the run so far.
-        say: takes lines for people.
-        environ: the user's.
+        job: the attempt.
 
     Attributes:
         cause: why the attempt was ended; None where it was not.
+        is_wanted: a person asked where the ranks are: a report follows, however busy the job is.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        receipts: str | None,
-        record: Record,
-        longest: Longest,
-        say: Say,
-        environ: Mapping[str, str],
-    ) -> None:
-        self._longest = longest
-        self._receipts, self._record, self._say = receipts, record, say
-        self._environ = environ
-        self._gpus = [gpu.uuid for gpu in plan.gpus.gpus]
+    def __init__(self, job: RunningJob) -> None:
+        self._job = job
+        self._gpus = [gpu.uuid for gpu in job.plan.gpus.gpus]
         self._weak: WeakActivity | None = None
-        policy = plan.settings.watch
-        least = 1 if plan.options.nodes != 1 else 2
-        self._silence: Silence = Silence(policy.silence_s, longest, least)
+        policy = job.plan.settings.watch
+        least = 1 if job.plan.options.nodes != 1 else 2
+        self._silence: Silence = Silence(policy.silence_s, job.longest, least)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
-        self._launcher = 0
         self._asked: _Asked | None = None
         self._tree: Tree = {}
         self._tree_until_s = 0.0
@@ -195,16 +175,8 @@ class HangWatch:
         self._loud_s = self._gone_s = float("inf")
         # The last one, and when it was over.
         self._last_stall: tuple[Hang, float] | None = None
-        self._is_wanted = False  # a person asked where the ranks are
+        self.is_wanted = False
         self.cause: Hang | None = None
-
-    def started(self, keeper: int, launcher: int) -> None:
-        """Note which command runs."""
-        self._launcher = launcher
-
-    def ask(self) -> None:
-        """Have the next look followed by a report, however busy the job is."""
-        self._is_wanted = True
 
     @property
     def stall(self) -> Hang | None:
@@ -219,15 +191,8 @@ class HangWatch:
         """Whether the job has shown no sign of work for longer than the time between two looks."""
         return self._silence.lasts_s(time.monotonic()) > 1.5 * self._every_s
 
-    def check_job(self) -> float | None:
-        """Return the seconds until the next check of the job, None to end it. Never raises."""
-        try:
-            return self._check_job()
-        except Exception as error:
-            self._record.fault(error)
-            return self._every_s
-
-    def _check_job(self) -> float | None:
+    def check_job(self) -> float:
+        """Look at the job; return the seconds until the next look."""
         now = self._now(time.monotonic())
         if now is None:
             return self._every_s
@@ -237,11 +202,11 @@ class HangWatch:
             asked, self._asked = self._asked, None
             self._report(asked, now)
             self._silence.answered(now)
-            return self._every_s if self.cause is None else None
+            return self._every_s
         if self._silence.is_near(now):
             self._look_closer(now)
         began = self._silence.take(now, self._every_s)
-        if self._is_wanted:
+        if self.is_wanted:
             began = self._silence.with_ended(now)
         if not self._silence.is_stalled:
             self._end_stall(now.at_s)
@@ -254,7 +219,7 @@ class HangWatch:
     def _stall_to_ask(self, now: Look) -> Look | None:
         """Return the look with which a stall began of which something is to be asked now."""
         if began := self._silence.stalls(now):
-            self._loud_s = self._longest.loud_s()
+            self._loud_s = self._job.longest.loud_s()
             self._gone_s = silence.GONE_S if self._ends and self._gpus else float("inf")
             return began
         return self._silence.still_stalls(now, min(self._loud_s, self._gone_s))
@@ -263,16 +228,16 @@ class HangWatch:
         self._loud_s = self._gone_s = float("inf")
         if self._stall is not None and self._last_stall is not None:
             if not self._silence.has_slept:  # else nobody knows how long it would have lasted
-                self._longest.waited_at |= self._stall.functions
+                self._job.longest.waited_at |= self._stall.functions
             self._stall, self._last_stall = None, (self._last_stall[0], at_s)
-            self._record.stall("")
+            self._job.record.stall("")
 
     def _now(self, at_s: float) -> Look | None:
         """Look at the job. Who has started since a while is looked for only where it may matter."""
-        matters = self._asked or self._is_wanted or self._silence.is_quiet(at_s)
+        matters = self._asked or self.is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
-        now = work_signs.observe_job(self._launcher, at_s, self._tree)
+        now = work_signs.observe_job(self._job.launcher, at_s, self._tree)
         ranks = [one.pid for one in now.ranks] if now else []
         self._looks += 1
         if ranks != self._ranks or self._looks < _FIRST:
@@ -282,17 +247,15 @@ class HangWatch:
     def _look_closer(self, now: Look) -> None:
         """Look for signs of work that cost more."""
         if self._weak is None:
-            self._weak = WeakActivity(self._environ, self._gpus)
+            self._weak = WeakActivity(self._job.environ, self._gpus)
         if self._weak.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
             self._silence.note_busy(now.at_s)
 
     def _ask(self, began: Look, now: Look, *, is_stall: bool) -> _Asked:
-        from saferun.supervise.watch.ras_query import RasQuery  # only a silence needs it
-
         flight = FlightDumps(now.ranks, now.at_s)
         ras = RasQuery(began.ranks, now.at_s, is_wanted=bool(self._gpus))
         files = self._ask_ranks(now)
-        return _Asked(began, now, files, flight, ras, self._environ, is_stall=is_stall)
+        return _Asked(began, now, files, flight, ras, self._job.environ, is_stall=is_stall)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return the file of each, and its size before.
@@ -300,11 +263,11 @@ class HangWatch:
         A rank without the handler would die of the signal, so it is left alone.
         """
         files: dict[int, tuple[str, int]] = {}
-        names = os.listdir(self._receipts) if self._receipts else []
+        names = os.listdir(self._job.receipts) if self._job.receipts else []
         for one in now.ranks:
             ending = f"-pid{one.pid}{contract.STACKS}"
             for name in (name for name in names if name.endswith(ending)):
-                path = os.path.join(self._receipts or "", name)
+                path = os.path.join(self._job.receipts or "", name)
                 if process_tree.catches(one.pid, contract.STACKS_SIGNAL):
                     files[one.pid] = path, os.path.getsize(path)
                     os.kill(one.pid, contract.STACKS_SIGNAL)
@@ -318,16 +281,16 @@ class HangWatch:
             self._report_hang(found, asked, now)
 
     def _report_hang(self, found: _Found, asked: _Asked, now: Look) -> None:
-        wanted, self._is_wanted = self._is_wanted, False
+        wanted, self.is_wanted = self.is_wanted, False
         silent_s = now.at_s - asked.since.at_s
         lines = silence.report(found.places, "" if wanted else seconds(silent_s), found.told)
         ras = [f"  NCCL's RAS: {found.by_ras.line}"] if found.by_ras else []
-        self._say("\n".join([*lines, *ras]))
+        self._job.say("\n".join([*lines, *ras]))
         if self._ends and not wanted:
             self.cause = found.cause()
-        path = self._record.hang(found.places, round(silent_s, 1), found.native, asked=wanted)
+        path = self._job.record.hang(found.places, round(silent_s, 1), found.native, asked=wanted)
         if path:
-            self._say(f"  all stacks, those of C++ too: {path}")
+            self._job.say(f"  all stacks, those of C++ too: {path}")
 
     def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
         """Note who waits for whom; say it on stderr where it was never so long in this run.
@@ -345,18 +308,18 @@ class HangWatch:
         odd = tuple(place.pid for place in found.places if place.odd)
         is_same = self._stall is not None and self._stall.odd == odd
         if line and not is_same:
-            self._record.stall(line, now.at_s - asked.since.at_s, found.places)
+            self._job.record.stall(line, now.at_s - asked.since.at_s, found.places)
             self._last_stall = found.stalled(line), float("inf")
             used = work_signs.used(odd)
             self._stall = _Stall(odd, now, used, silence.functions(found.places))
             self._traffic.is_more(now.at_s, work_signs.everyone(odd))
         if silent_s < self._loud_s:
             return
-        is_known = bool(self._longest.waited_at & silence.functions(found.places))
-        never_s = self._longest.loud_s(works=True) if is_known else float("inf")
+        is_known = bool(self._job.longest.waited_at & silence.functions(found.places))
+        never_s = self._job.longest.loud_s(works=True) if is_known else float("inf")
         self._loud_s = min(2 * silent_s, never_s if silent_s < never_s else float("inf"))
         if line and is_same and (silent_s >= never_s or not self._works(found, asked.before)):
-            self._say(line)
+            self._job.say(line)
             self._loud_s = float("inf")
 
     def _works(self, found: _Found, now: Look) -> bool:

@@ -24,6 +24,7 @@ from saferun.journal.event_types import Stall, Started
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
 from saferun.settings import ResumePolicy
+from saferun.supervise import rank_processes
 from saferun.supervise.changes import resumption
 from saferun.supervise.watch import live_output, work_signs
 from saferun.system import procfs
@@ -135,12 +136,10 @@ class LiveRun:
         if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
             self._saved_at_s = time.monotonic()
             wanted = events.record(ResumePolicy, policy)
-            given = procfs.text(f"/proc/{pid}/environ").split("\0")
-            environ = {name: value for name, _, value in (pair.partition("=") for pair in given)}
             self._saved = resumption.saved_since(
                 wanted,
                 self._plan.script_args,
-                environ,
+                rank_processes.environ(pid),
                 live_output.target(f"/proc/{pid}/cwd"),
                 run.started_at or 0.0,
             )
@@ -222,10 +221,9 @@ def _secrets_of(
     run: Run, environ: Mapping[str, str], command: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables and the words in which a run's secrets are looked for."""
-    process = f"/proc/{run.process.get('pid', 0)}"
-    pairs = (pair.partition("=") for pair in procfs.text(f"{process}/environ").split("\0"))
-    words = procfs.text(f"{process}/cmdline").split("\0")
-    return {**environ, **{name: value for name, _, value in pairs}}, [*command, *words]
+    pid = run.process.get("pid", 0)
+    words = procfs.text(f"/proc/{pid}/cmdline").split("\0")
+    return {**environ, **rank_processes.environ(pid)}, [*command, *words]
 
 
 def _last_line(output: bytes) -> str:

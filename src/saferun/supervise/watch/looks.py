@@ -3,62 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.silence import Longest
-from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.attempt.attempt_values import Ended
-from saferun.supervise.records.record import Record
 from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.loss_watch import LossWatch
+from saferun.supervise.watch.running_job import RunningJob
 from saferun.supervise.watch.slow_watch import SlowWatch
 
-# Each has `started`, `cause` and `check_job` (the seconds until the next, None to end the job).
+# Each has `check_job`, which returns the seconds until the next look, and `cause`: to end the job.
 Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch | SlowWatch"
+_AFTER_FAULT_S = 10.0
 
 
 class Looks:
     """All watches of an attempt that its plan asks for.
 
     Args:
-        plan: the attempt's.
-        number: the attempt's.
-        history: the attempts before it.
-        receipts: the directory of the ranks' receipts; None where there is none.
-        record: the run's journal.
-        longest: silences of the run so far.
-        saved_before: returns the newest checkpoint of the run from before a time.
-        say: takes lines for people.
-        environ: the user's.
+        job: the attempt, which has just been started.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        number: int,
-        history: Sequence[AttemptOutcome],
-        receipts: str | None,
-        record: Record,
-        longest: Longest,
-        saved_before: Callable[[float], Checkpoint | None],
-        say: Callable[[str], None],
-        environ: Mapping[str, str],
-    ) -> None:
-        self._first_steps = FirstSteps(plan, number, say)
-        self._hangs = self._slow = None
-        watches: list[Watch] = [self._first_steps]
-        if plan.settings.watch.mode != "off":
-            hangs = self._hangs = HangWatch(plan, receipts, record, longest, say, environ)
-            self._slow = SlowWatch(plan, receipts, record, lambda: hangs.is_silent, say, environ)
-            watches += [hangs, self._slow]
-        if plan.settings.watch.loss != "off":
-            watches.append(LossWatch(plan, history, record, saved_before, say))
-        self._next_s: dict[Watch, float] = dict.fromkeys(watches, 0.0)
-        self.takes_questions = self._hangs is not None
+    def __init__(self, job: RunningJob) -> None:
+        self._record = job.record
+        policy = job.plan.settings.watch
+        self._first_steps = FirstSteps(job)
+        self._hangs = HangWatch(job) if policy.mode != "off" else None
+        self._slow = SlowWatch(job, self._hangs) if self._hangs else None
+        loss = LossWatch(job) if policy.loss != "off" else None
+        found = (self._first_steps, self._hangs, self._slow, loss)
+        self._next_s: dict[Watch, float] = {watch: 0.0 for watch in found if watch}
 
     @property
     def cause(self) -> Hang | None:
@@ -70,26 +45,27 @@ class Looks:
         """The rank that others waited for as the attempt ended."""
         return self._hangs.stall if self._hangs else None
 
-    def started(self, keeper: int, launcher: int) -> None:
-        """Note which command runs."""
-        for watch in self._next_s:
-            watch.started(keeper, launcher)
-
     def ask(self) -> None:
         """Have the next look followed by a report of where the ranks are."""
         if self._hangs:
-            self._hangs.ask()
+            self._hangs.is_wanted = True
             self._next_s[self._hangs] = 0.0
 
     def check_job(self) -> float | None:
-        """Have those look whose time has come; return the seconds until the next, None to end."""
+        """Have those look whose time has come; return the seconds until the next, None to end.
+
+        A fault of ours goes to the journal alone.
+        """
         now = time.monotonic()
         for watch, next_s in self._next_s.items():
             if now >= next_s:
-                wait_s = watch.check_job()
-                if wait_s is None:
+                try:
+                    self._next_s[watch] = now + watch.check_job()
+                except Exception as error:
+                    self._record.fault(error)
+                    self._next_s[watch] = now + _AFTER_FAULT_S
+                if watch.cause:
                     return None
-                self._next_s[watch] = now + wait_s
         return max(0.0, min(self._next_s.values()) - now)
 
     def ended(self, ended: Ended) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 
+from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import procfs
 
-_REAP_S = 0.2  # wait for a killed py-spy; the kernel may be unable to end it
 STOPS_S = 3.0  # a process that waits in the kernel for longer is read without being stopped
 LIMIT_S = 8.0  # time for all processes; a rank of torch takes about one second
-_MOST_BYTES = 256 * 1024  # read of each
 # The states of a process that is stopped or cannot be; nothing moves in it (ptrace(2)).
 _HELD = ("D", "T", "t")
 _MOST_RANKS = 64  # more are not looked at
@@ -36,7 +35,7 @@ class NativeStacks:
 
     def __init__(self, pids: Iterable[int], environ: Mapping[str, str], at_s: float) -> None:
         self._until_s, self._again_s = at_s + LIMIT_S, at_s + STOPS_S
-        self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+        self._running: dict[int, BesideJob] = {}
         self._program = _program(environ)
         states = {pid: _state(pid) for pid in list(pids)[:_MOST_RANKS]} if self._program else {}
         self._stopped = {pid for pid, state in states.items() if state in ("T", "t")}
@@ -49,61 +48,37 @@ class NativeStacks:
             self._again_s = self._until_s
             self._start_again()
         if at_s >= self._until_s:
-            for pid, (process, _) in self._running.items():
-                self._kill(pid, process)
-            return True
-        return all(process.poll() is not None for process, _ in self._running.values())
+            for pid, one in self._running.items():
+                self._kill(pid, one)
+        return all(one.has_ended() for one in self._running.values()) or at_s >= self._until_s
 
     def take(self) -> dict[int, str]:
         """Return pid -> its stacks, of those that could be read; call it once."""
-        found = {}
-        for pid, (process, file) in self._running.items():
-            text = os.pread(file, _MOST_BYTES, 0).decode("utf-8", "replace")
-            os.close(file)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
-                if process.wait(_REAP_S) == 0:
-                    found[pid] = text
+        answers = {pid: one.take() for pid, one in self._running.items()}
         self._running.clear()
-        return found
+        return {pid: text for pid, (status, text) in answers.items() if status == 0}
 
     def _start_again(self) -> None:
         """Read those that the kernel holds since as they are; what py-spy has stopped, it reads."""
-        for pid, (process, file) in list(self._running.items()):
-            if process.poll() is None and _state(pid) == "D":
-                self._kill(pid, process)
-                os.close(file)
-                del self._running[pid]
+        for pid, one in list(self._running.items()):
+            if not one.has_ended() and _state(pid) == "D":
+                self._kill(pid, one)
+                one.take()
                 self._start(pid, "--nonblocking")
 
-    def _kill(self, pid: int, process: subprocess.Popen[bytes]) -> None:
+    def _kill(self, pid: int, one: BesideJob) -> None:
         """End one, and have the process that it has stopped go on.
 
         The kernel lets go of it, but a stop that py-spy has sent may still come.
         """
-        if process.poll() is not None:
-            return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it
-            process.wait(_REAP_S)
-        if pid not in self._stopped:
+        if one.kill() and pid not in self._stopped:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
     def _start(self, pid: int, way: str) -> None:
         assert self._program is not None
-        file = os.memfd_create("saferun-stacks", os.MFD_CLOEXEC)
-        try:
-            process = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-                (self._program, "dump", way, "--full-filenames", "--pid", str(pid)),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(file)
-            return
-        self._running[pid] = process, file
+        words = (self._program, "dump", way, "--full-filenames", "--pid", str(pid))
+        self._running[pid] = BesideJob(words)
 
 
 def _state(pid: int) -> str:
@@ -112,7 +87,5 @@ def _state(pid: int) -> str:
 
 
 def _program(environ: Mapping[str, str]) -> str | None:
-    import shutil  # 3 ms; only a job that is looked into needs it
-
     beside = os.path.dirname(sys.executable)
     return shutil.which("py-spy", path=os.pathsep.join((environ.get("PATH", os.defpath), beside)))

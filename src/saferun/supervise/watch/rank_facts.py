@@ -6,20 +6,17 @@ does. Only what differs from the other ranks is a fact: all may run at a power l
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import statistics
-import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Card, number
+from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import command as bounded
 from saferun.system import procfs
 
-_MOST_BYTES = 1 << 20
 _LOWER = 0.9  # of the others' clock: that much does another temperature not explain
 _WAITED = 0.05  # of the time, for a CPU
 _SWAPPED_MIB = 100
@@ -63,45 +60,19 @@ def stolen() -> tuple[int, int]:
     return (ticks[7], sum(ticks)) if len(ticks) == 8 else (0, 0)
 
 
-class Cards:
-    """What NVML says of the GPUs of some ranks.
+def ask_cards(environ: Mapping[str, str]) -> BesideJob:
+    """Ask NVML for the health of the GPUs; nobody waits for its answer.
 
     Args:
         environ: the user's, in which NVML is found.
-        is_wanted: the job has GPUs; else nobody is asked.
     """
+    return BesideJob((*nvml.COMMAND, "--health"), environ)
 
-    def __init__(self, environ: Mapping[str, str], *, is_wanted: bool) -> None:
-        self._report = nvml.Report()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._file = os.memfd_create("saferun-gpus", os.MFD_CLOEXEC)
-        if is_wanted:
-            with contextlib.suppress(OSError):
-                self._process = subprocess.Popen(  # noqa: S603 - our own program
-                    (*nvml.COMMAND, "--health"),
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._file,
-                    stderr=subprocess.DEVNULL,
-                    env=dict(environ),
-                    start_new_session=True,
-                )
 
-    def are_ready(self) -> bool:
-        """Return whether the answer has come, or none will."""
-        return self._process is None or self._process.poll() is not None
-
-    def take(self) -> nvml.Report:
-        """Return the answer; an empty one where it has not come. Call it once."""
-        if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(bounded.REAP_S)
-            else:
-                text = os.pread(self._file, _MOST_BYTES, 0).decode("utf-8", "replace")
-                self._report = nvml.read(bounded.Answer(text, "", 0, "")).report
-        os.close(self._file)
-        return self._report
+def answer_of(asked: BesideJob) -> nvml.Report:
+    """Return NVML's answer; an empty one where it has not come. Call it once."""
+    status, text = asked.take()
+    return nvml.read(bounded.Answer(text, "", status, "")).report
 
 
 def of_ranks(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from saferun.diagnosis import ras
 from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import RankSign
-from saferun.system import procfs
+from saferun.supervise import rank_processes
 
 LIMIT_S = 13.0  # for both questions; RAS waits up to 5 s for a process
 BETWEEN_S = 2.0
@@ -38,7 +38,7 @@ class RasQuery:
         self._answers: list[ras.Answer] = []
         self._content = b""
         self._socket: socket.socket | None = None
-        environs = map(_environ, sorted(self._pids)) if is_wanted else ()
+        environs = map(rank_processes.environ, sorted(self._pids)) if is_wanted else ()
         environ = next(filter(None, environs), {})  # one may have ended
         size = environ.get("WORLD_SIZE", "")
         self._world = int(size) if size.isdecimal() and len(size) < 10 else len(self._pids)
@@ -100,11 +100,6 @@ class RasQuery:
         if self._socket is not None:
             self._socket.close()
         self._socket = self._address = None
-
-
-def _environ(pid: int) -> Mapping[str, str]:
-    words = procfs.text(f"/proc/{pid}/environ").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, int] | None:

@@ -12,21 +12,20 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from saferun.diagnosis import slow_rank
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.slow_rank import Slow, Times
+from saferun.gpu import nvml
 from saferun.inject import contract
 from saferun.keeper import process_tree
-from saferun.model import LaunchPlan
 from saferun.supervise import rank_processes
-from saferun.supervise.records.record import Record
-from saferun.supervise.watch.first_steps import NEVER_S
+from saferun.supervise.watch import rank_facts
+from saferun.supervise.watch.hang_watch import HangWatch
+from saferun.supervise.watch.rank_facts import CpuState
+from saferun.supervise.watch.running_job import NEVER_S, BesideJob, RunningJob
 from saferun.system import paths
-
-if TYPE_CHECKING:  # only a job that has run for minutes needs them
-    from saferun.diagnosis.slow_rank import Slow, Times
-    from saferun.supervise.watch.rank_facts import Cards, CpuState
 
 FIRST_S = 180.0  # the job starts, and compiles
 EVERY_S = 600.0
@@ -42,42 +41,30 @@ _MOST_BYTES = 16 << 20
 class _Asked:
     """Who was asked, and when."""
 
-    def __init__(self, ranks: Mapping[int, int], files: Mapping[int, str], cards: Cards) -> None:
+    def __init__(
+        self, ranks: Mapping[int, int], files: Mapping[int, str], cards: BesideJob | None
+    ) -> None:
         self.ranks, self.files, self.cards = ranks, files, cards
         self.until_s = time.monotonic() + _ANSWER_S
 
     def is_ready(self) -> bool:
         if time.monotonic() >= self.until_s:
             return True
-        return self.cards.are_ready() and all(map(os.path.exists, self.files.values()))
+        answered = self.cards is None or self.cards.has_ended()
+        return answered and all(map(os.path.exists, self.files.values()))
 
 
 class SlowWatch:
     """Watches one attempt for a slow rank.
 
     Args:
-        plan: the attempt's.
-        receipts: the directory of the ranks' receipts; None where there is none.
-        record: the run's journal.
-        is_silent: tells whether the job shows no sign of work: an answer would be one.
-        say: takes lines for people.
-        environ: the user's.
+        job: the attempt.
+        hangs: tells whether the job shows no sign of work: an answer would be one.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        receipts: str | None,
-        record: Record,
-        is_silent: Callable[[], bool],
-        say: Callable[[str], None],
-        environ: Mapping[str, str],
-    ) -> None:
-        self._receipts, self._record, self._say, self._environ = receipts, record, say, environ
-        self._is_silent = is_silent
-        self._uuids = [gpu.uuid for gpu in plan.gpus.gpus]
-        self._is_over = receipts is None or plan.launcher != "torchrun"
-        self._launcher = 0
+    def __init__(self, job: RunningJob, hangs: HangWatch) -> None:
+        self._job, self._hangs = job, hangs
+        self._uuids = [gpu.uuid for gpu in job.plan.gpus.gpus]
         self._has_begun = False
         self._asked: _Asked | None = None
         self._is_timed = False  # NCCL was told to time its collectives
@@ -87,48 +74,35 @@ class SlowWatch:
         self._stolen = (0, 0)
         self.cause: Hang | None = None  # it ends nothing
 
-    def started(self, keeper: int, launcher: int) -> None:
-        """Note which command runs."""
-        self._launcher = launcher
-
     def ended(self) -> None:
         """Wait no more for who tells of the GPUs: the attempt is over."""
-        if self._asked is not None:
+        if self._asked and self._asked.cards:
             self._asked.cards.take()
-            self._asked = None
 
     def check_job(self) -> float:
-        """Look at the job; return the seconds until the next look. Never raises."""
-        try:
-            return NEVER_S if self._is_over else self._check_job()
-        except Exception as error:
-            self._is_over = True
-            self._record.fault(error)
+        """Look at the job; return the seconds until the next look."""
+        if self._job.receipts is None or self._job.plan.launcher != "torchrun":
             return NEVER_S
-
-    def _check_job(self) -> float:
         if not self._has_begun:
             self._has_begun = True
             return FIRST_S
         if self._asked is None:
-            if self._is_silent():
+            if self._hangs.is_silent:
                 return _SILENT_S
-            self._asked = self._ask()
+            self._asked = self._ask(self._job.receipts)
             return _AGAIN_S if self._asked else self._next_s()
         if not self._asked.is_ready():
             return _AGAIN_S
         asked, self._asked = self._asked, None
         return self._judge(asked, _take(asked))
 
-    def _ask(self) -> _Asked | None:
+    def _ask(self, receipts: str) -> _Asked | None:
         """Ask the ranks for their times; None where they do not answer such questions."""
-        from saferun.supervise.watch.rank_facts import Cards  # see the top
-
-        ranks = rank_processes.ranks(self._launcher)
+        ranks = rank_processes.ranks(self._job.launcher)
         able = all(process_tree.catches(pid, contract.TIMES_SIGNAL) for pid in ranks.values())
-        names = os.listdir(self._receipts or "")
+        names = os.listdir(receipts)
         files = {
-            rank: os.path.join(self._receipts or "", name.removesuffix(".jsonl") + contract.TIMES)
+            rank: os.path.join(receipts, name.removesuffix(".jsonl") + contract.TIMES)
             for rank, pid in ranks.items()
             for name in names
             if name.endswith(f"-pid{pid}.jsonl")
@@ -138,7 +112,8 @@ class SlowWatch:
         for rank, pid in ranks.items():
             _remove(files[rank])
             _signal(pid, contract.TIMES_SIGNAL)
-        return _Asked(ranks, files, Cards(self._environ, is_wanted=bool(self._uuids)))
+        cards = rank_facts.ask_cards(self._job.environ) if self._uuids else None
+        return _Asked(ranks, files, cards)
 
     def _next_s(self) -> float:
         self._suspect = None
@@ -146,10 +121,8 @@ class SlowWatch:
         return EVERY_S if self._answers < _SOME else SELDOM_S
 
     def _judge(self, asked: _Asked, times: Mapping[int, Times]) -> float:
-        from saferun.diagnosis import slow_rank  # see the top
-        from saferun.supervise.watch import rank_facts
-
-        cards = rank_facts.of_ranks(asked.cards.take(), asked.ranks, self._uuids)
+        told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.Report()
+        cards = rank_facts.of_ranks(told, asked.ranks, self._uuids)
         now_s, pids = time.monotonic(), set(asked.ranks.values())
         states = {rank: rank_facts.cpu_state(pid, now_s) for rank, pid in asked.ranks.items()}
         before, self._states = self._states, states
@@ -179,18 +152,13 @@ class SlowWatch:
         return NEVER_S
 
     def _report(self, slow: Slow, facts: list[str]) -> None:
-        from saferun.diagnosis.slow_rank import sentence  # see the top
-
-        self._is_over = True
-        line = sentence(slow, facts)
-        self._record.slow(slow, line, facts)
-        self._say(line)
+        line = slow_rank.sentence(slow, facts)
+        self._job.record.slow(slow, line, facts)
+        self._job.say(line)
 
 
 def _take(asked: _Asked) -> dict[int, Times]:
     """Return the times of the ranks that have answered, and remove their files."""
-    from saferun.diagnosis import slow_rank  # see the top of SlowWatch
-
     found = {}
     for rank, path in asked.files.items():
         times = slow_rank.read(paths.read_private(path, _MOST_BYTES) or b"")

@@ -7,20 +7,17 @@ that does not answer at once is ended and not asked again.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
 from saferun.diagnosis.silence import RATE
 from saferun.gpu import nvml
+from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import command as bounded
 from saferun.system import tcp_bytes
 
 EVERY_S = 60.0  # between two answers of NVML
 ANSWER_S = 5.0  # the longest wait for one
 _USED = 10  # percent; above, a GPU is in use
-_MOST_BYTES = 1 << 20
 
 
 class WeakActivity:
@@ -77,47 +74,24 @@ class GpuUse:
     def __init__(self, environ: Mapping[str, str], gpus: Collection[str]) -> None:
         self._asks = bool(gpus)
         self._environ, self._gpus = environ, frozenset(gpus)
-        self._asked: tuple[subprocess.Popen[bytes], int] | None = None
+        self._asked: BesideJob | None = None
         self._asked_at_s = float("-inf")
 
     def are_used(self, at_s: float) -> bool:
         """Return whether an answer has come since the last call that says so; ask again in time."""
-        used = self._answer(at_s) if self._asked else False
+        used = self._asked is not None and self._answer(self._asked, at_s)
         if not self._asked and self._asks and at_s >= self._asked_at_s + EVERY_S:
-            self._ask(at_s)
+            self._asked_at_s = at_s
+            self._asked = BesideJob(nvml.COMMAND, self._environ)
         return used
 
-    def _ask(self, at_s: float) -> None:
-        self._asked_at_s = at_s
-        file = os.memfd_create("saferun-gpus", os.MFD_CLOEXEC)
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own program
-                nvml.COMMAND,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.DEVNULL,
-                env=dict(self._environ),
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(file)
-            self._asks = False
-            return
-        self._asked = process, file
-
-    def _answer(self, at_s: float) -> bool:
-        assert self._asked is not None
-        process, file = self._asked
-        if process.poll() is None:
-            if at_s < self._asked_at_s + ANSWER_S:
-                return False
-            self._asks = False  # it hangs, and would again
-            with contextlib.suppress(OSError):
-                process.kill()
-        text = os.pread(file, _MOST_BYTES, 0).decode("utf-8", "replace")
-        os.close(file)
+    def _answer(self, asked: BesideJob, at_s: float) -> bool:
+        if not asked.has_ended() and at_s < self._asked_at_s + ANSWER_S:
+            return False
+        hangs = asked.kill()
+        status, text = asked.take()
         self._asked = None
-        answer = nvml.read(bounded.Answer(text, "", process.poll(), ""))
-        self._asks = self._asks and bool(answer.program)
+        answer = nvml.read(bounded.Answer(text, "", status, ""))
+        self._asks = bool(answer.program) and not hangs  # else it would be the same again
         cards = (answer.report.card(uuid) for uuid in self._gpus)
         return any((card.load().percent or 0) >= _USED for card in cards if card)

@@ -1,0 +1,76 @@
+"""The attempt that runs, as its watches need it, and a program that they start beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.silence import Longest
+from saferun.model import Checkpoint, LaunchPlan
+from saferun.supervise.records.record import Record
+from saferun.system.command import REAP_S
+
+NEVER_S = float("inf")  # what a watch returns that looks no more
+_MOST_BYTES = 1 << 20  # read of a program's output
+
+
+class RunningJob(NamedTuple):
+    """One attempt that runs."""
+
+    plan: LaunchPlan
+    number: int
+    history: Sequence[AttemptOutcome]  # the attempts before it
+    receipts: str | None  # the directory of the ranks' receipts
+    record: Record
+    longest: Longest  # silences of the run so far
+    saved_before: Callable[[float], Checkpoint | None]  # the newest checkpoint from before a time
+    say: Callable[[str], None]
+    environ: Mapping[str, str]  # the user's
+    keeper: int  # pid
+    launcher: int  # pid
+
+
+class BesideJob:
+    """A program that runs beside the job, for which nobody waits; its stdout is kept in memory.
+
+    Args:
+        argv: its command line.
+        environ: its whole environment; None: ours.
+    """
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        self._file = os.memfd_create("saferun-answer", os.MFD_CLOEXEC)
+        self.process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self.process = subprocess.Popen(  # noqa: S603 - a tuple, no shell
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._file,
+                stderr=subprocess.DEVNULL,
+                env=None if environ is None else dict(environ),
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, or could not be started."""
+        return self.process is None or self.process.poll() is not None
+
+    def kill(self) -> bool:
+        """End it; return whether it still ran. The kernel may be unable to do it at once."""
+        if self.process is None or self.process.poll() is not None:
+            return False
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(REAP_S)
+        return True
+
+    def take(self) -> tuple[int | None, str]:
+        """End it; return its status, None where that is not known, and its output. Call it once."""
+        self.kill()
+        text = os.pread(self._file, _MOST_BYTES, 0).decode("utf-8", "replace")
+        os.close(self._file)
+        return self.process.returncode if self.process else None, text
