@@ -59,17 +59,6 @@ sys.exit(main())
 _LINE_CHARACTERS = 1 << 16  # a longer line comes in parts
 
 
-class _Launch(NamedTuple):
-    """The keyword arguments that `run` and `plan` share."""
-
-    profile: str | os.PathLike[str] | None
-    settings: Mapping[str, Setting] | None
-    retries: int | None
-    run_dir: str | os.PathLike[str] | None
-    env: Mapping[str, str] | None
-    cwd: str | os.PathLike[str] | None
-
-
 class Attempt(NamedTuple):
     """One attempt of a run."""
 
@@ -172,9 +161,8 @@ def run(
     if subprocess.PIPE in (stdout, stderr) or (on_line and not stdout is stderr is None):
         fix = "give on_line alone, or files"
         raise UsageError("stdout and stderr take neither a pipe nor on_line", fix=fix)
-    line, gathered, cwd = _gather(
-        argv, _Launch(profile, settings, retries, run_dir, env, cwd), starting=True
-    )
+    line = _command_line(argv, profile, settings, retries, run_dir)
+    gathered, cwd = _gather(line, env, cwd, starting=True)
     streams = (subprocess.PIPE, subprocess.STDOUT) if on_line else (stdout, stderr)
     before = _names(gathered.runs)
     with _start(line, gathered, cwd, streams) as job:
@@ -212,9 +200,8 @@ def plan(
         UsageError: the command line is wrong.
         ProfileError: the profile or a setting is wrong.
     """
-    return _gather(argv, _Launch(profile, settings, retries, run_dir, env, cwd), starting=False)[
-        1
-    ].plan()
+    line = _command_line(argv, profile, settings, retries, run_dir)
+    return _gather(line, env, cwd, starting=False)[0].plan()
 
 
 def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Diagnosis:
@@ -241,31 +228,37 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
     return front.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
 
 
-def _gather(argv: Words, launch: _Launch, *, starting: bool) -> tuple[list[str], RunInputs, str]:
-    """Return the command line, what its plans are computed from, and the working directory."""
+def _gather(
+    line: list[str],
+    env: Mapping[str, str] | None,
+    asked: str | os.PathLike[str] | None,
+    *,
+    starting: bool,
+) -> tuple[RunInputs, str]:
+    """Return what the plans of a command line are computed from, and the working directory."""
+    environ = dict(os.environ if env is None else env)
+    cwd = inputs.working_directory()
+    cwd = os.path.join(cwd, os.fspath(asked)) if asked else cwd
+    gathered = inputs.gather(read(line, environ), environ, cwd, starting=starting)
+    inputs.check_accepted(gathered)
+    return gathered, cwd
+
+
+def _command_line(
+    argv: Words,
+    profile: str | os.PathLike[str] | None,
+    settings: Mapping[str, Setting] | None,
+    retries: int | None,
+    run_dir: str | os.PathLike[str] | None,
+) -> list[str]:
+    """Return the command line, with the keyword arguments as options."""
     if isinstance(argv, str):
         raise TypeError("argv is a list of words, and not one str")
-    line = _command_line(argv, launch)
-    given = launch.env
-    environ = dict(os.environ if given is None else given)
-    cwd = inputs.working_directory()
-    if asked := launch.cwd:
-        cwd = os.path.join(cwd, os.fspath(asked))
-    request = read(line, environ)
-    gathered = inputs.gather(request, environ, cwd, starting=starting)
-    inputs.check_accepted(gathered)
-    return line, gathered, cwd
-
-
-def _command_line(argv: Words, launch: _Launch) -> list[str]:
-    """Return the command line, with the keyword arguments as options."""
-    options = [("--profile", launch.profile)]
-    for key, value in (launch.settings or {}).items():
+    options = [("--profile", profile), ("--retries", None if retries is None else str(retries))]
+    options += [("--run-dir", run_dir)]
+    for key, value in (settings or {}).items():
         one = cast("Value", tuple(value) if isinstance(value, list) else value)
         options.append(("--set", f"{key}={write_value(key, one)}"))
-    retries = launch.retries
-    options += [("--retries", None if retries is None else str(retries))]
-    options += [("--run-dir", launch.run_dir)]
     line = [f"{name}={os.fspath(text)}" for name, text in options if text is not None]
     return line + [os.fspath(word) for word in argv]
 

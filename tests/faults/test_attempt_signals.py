@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,18 +176,7 @@ def test_user_signal_alone_counts_as_asked_and_not_as_interrupted(tmp_path):
 
 def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
     standby = start_keeper()
-    start = protocol.Start(
-        argv=["sleep", "1000"],
-        env=dict(os.environ),
-        own_group=True,
-        cold="",
-        mark="",
-        ignored=[],
-        blocked=[],
-        nofile=None,
-        tail_bytes=100,
-        gpu_prefix="/dev/nvidia",
-    )
+    start = protocol.Start(["sleep", "1000"], dict(os.environ), own_group=True, tail_bytes=100)
     os.kill(standby.pid, signal.SIGSTOP)
     protocol.send(standby.commands, start)
     protocol.send(standby.commands, protocol.Signal(int(signal.SIGTERM), None))
@@ -198,3 +188,28 @@ def test_signal_that_comes_with_the_task_is_not_lost(tmp_path):
     kinds = [type(report) for report in reports if not isinstance(report, protocol.Released)]
     assert kinds == [protocol.Started, protocol.Exited, protocol.Ended]
     assert reports[-1].wait_status == signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_torchrun_that_takes_user_signals_gets_them_and_all_ends(tmp_path):
+    pytest.importorskip("torch")
+    torchrun = Path(sys.executable).with_name("torchrun")
+    names = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    notes, receipts = tmp_path / "notes", tmp_path / "receipts"
+    receipts.mkdir()
+    command = [str(torchrun), "--nproc-per-node=2", str(PROGRAMS / "ends_at_a_user_signal.py")]
+    options = {
+        "receipts": str(receipts),
+        "popen": {"env": {"PET_SIGNALS_TO_HANDLE": names}},
+        "handled": names.split(","),
+    }
+    with supervised(tmp_path, [*command, str(notes)], grace_s=40, **options) as run:
+        until(lambda: len(list(tmp_path.glob("notes.*"))) == 2, "both ranks listen")
+        for path in tmp_path.glob("notes.*"):
+            (receipts / f"a1-r0-rank0-pid{path.suffix[1:]}.jsonl").touch()
+        run.kill("saferun", signal.SIGUSR1)
+        ended = run.ended()
+        assert (ended["exit_code"], ended["ended_by"]) == (1, "job")
+        assert notes.read_text().split() == ["SIGUSR1", "SIGUSR1"]
+        assert f"Received {signal.SIGUSR1.value} death signal".encode() in run.err
+        assert living(run.mark) == {}

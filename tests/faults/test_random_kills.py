@@ -18,18 +18,3 @@ def test_a_training_that_is_killed_at_random_ends_as_if_nobody_had(tmp_path, pro
     options = ["--kills=4", f"--keep={tmp_path}"]
     done = subprocess.run([*trials, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("program", "file"),
-    [
-        ("nanogpt-own", "nanoGPT/train.py"),
-        ("nanochat-own-python", "nanochat/scripts/base_train.py"),
-    ],
-)
-def test_a_program_that_is_not_here_is_skipped_and_named(tmp_path, program, file):
-    trials = [sys.executable, str(ROOT / "tools" / "resume_trials.py"), program]
-    for own in ([], [f"--own={tmp_path}"]):
-        done = subprocess.run([*trials, *own], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert f"{program}: skipped: --own names no directory with {file}" in done.stdout

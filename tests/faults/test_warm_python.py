@@ -13,72 +13,32 @@ from typing import Any
 
 import pytest
 from cases import few, slow
-from helpers import MARK, PROGRAMS, children, kill_all, living, until
+from helpers import PROGRAMS, children, kill_all, living, until
 from terminals import read_all, start
+from warm_jobs import WAYS, WarmJob, plain
 
-WAYS = ("spawn", "warm")
 SAID = "saferun: start.ranks is warm, but a process is started as usual: "
 # The hooks wait for this module, and it may be any: a process that has it lists its imports.
 WATCHED = "torchdata.stateful_dataloader.stateful_dataloader"
 HEAD = f"import {WATCHED}\nimport os, signal, sys, successor\n"
 
 
-class Job:
-    """A script, and what is installed for it."""
+class Job(WarmJob):
+    """A job of plain python."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.script = folder / "job.py"
-        self.installed = folder / "lib" / "site-packages"
+        options = ("--profile=cpu", "--set=launcher=python", "--set=hooks.shards=off")
+        super().__init__(folder, *options, script="job.py")
         for name in ("torchdata", "torchdata.stateful_dataloader", WATCHED):
             self.package(name, "")
-        path = [self.installed, PROGRAMS, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            MARK: str(folder),
-        }
-
-    def package(self, name: str, text: str) -> Path:
-        path = self.installed.joinpath(*name.split("."), "__init__.py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
 
     def write(self, text: str) -> None:
         self.script.write_text(HEAD + text)
-
-    def command(self, way: str, *words: str) -> list[str]:
-        settings = ("launcher=python", "retry.backoff_s=[0, 0]", "hooks.shards=off")
-        options = [f"--set={one}" for one in (f"start.ranks={way}", *settings)]
-        start = [sys.executable, "-m", "saferun", "--profile=cpu", *options]
-        return [*start, *(words or ("job.py",))]
-
-    def run(self, way: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(way, *words),
-            cwd=self.folder,
-            env={**self.env, "WAY": way, **env},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
 
     def learn(self, *words: str, **env: str) -> None:
         """Run it until its end, undisturbed, so that its imports are known."""
         done = self.run("warm", *words, **env, LEARN="1")
         assert done.returncode == 0, done.stderr
-
-    def last(self) -> Path:
-        """Return the directory of the last run."""
-        return max(path for path in (self.folder / "state/saferun/runs").iterdir() if path.is_dir())
-
-    def starts(self) -> list[str]:
-        """Return how each process of the last run that replaced another one was started."""
-        files = sorted((self.last() / "receipts").glob("a*.jsonl"))
-        return [json.loads(file.read_text().splitlines()[0]).get("start", "") for file in files]
 
 
 @pytest.fixture
@@ -157,18 +117,10 @@ def test_it_ends_as_one_that_was_started(job, ending):
     seen = []
     for way in WAYS:
         done = job.run(way, "--retries=1", "job.py")
-        seen.append((done.returncode, done.stdout, _plain(done.stderr)))
+        seen.append((done.returncode, done.stdout, plain(done.stderr)))
     assert job.starts()[0].startswith("ahead ")
     assert seen[1] == seen[0]
     assert seen[0][0] != 0
-
-
-def _plain(text: str) -> str:
-    """Return stderr without what differs between two runs of the same job."""
-    text = re.sub(r"\d{8}-\d{6}-\d+|0x[0-9a-f]+|[\d.]+ m?s\b|pid \d+", "TIME", text)
-    text = text.replace("; warm replacements", "")
-    # The frame that faulthandler finds below the script's: docs/warm.md.
-    return "\n".join(line for line in text.splitlines() if 'File "<string>"' not in line)
 
 
 ODD = {
@@ -314,9 +266,9 @@ def test_ctrl_c_reaches_the_job_that_runs_and_no_process_that_waits(job, before)
     )
     job.learn()
     seen = [at_terminal(job, way, "\x03") for way in WAYS]
-    plain = [(status, _plain(shown).replace("^C", "")) for status, shown in seen]
-    assert plain[1] == plain[0]
-    assert plain[0][1].count("caught") == 1
+    ends = [(status, plain(shown).replace("^C", "")) for status, shown in seen]
+    assert ends[1] == ends[0]
+    assert ends[0][1].count("caught") == 1
     until(lambda: not living(str(job.folder)), "something lives")
 
 

@@ -5,65 +5,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers import PROGRAMS
+from warm_jobs import WAYS, WarmJob, plain
 
 from saferun.inject.start.imports import assigned_variables
 
 if not all(map(importlib.util.find_spec, ("torch", "numpy"))):
     pytest.skip("needs torch and numpy", allow_module_level=True)
 
-WAYS = ("spawn", "warm")
 SAID = "saferun: start.ranks is warm, but ranks are started as usual: "
 
 
-class Job:
-    """A script, and what is installed for it, run by two ranks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.script = folder / "train.py"
-        self.installed = folder / "lib" / "site-packages"
-        self.installed.mkdir(parents=True)
-        self.env: dict[str, str] = {}
-
-    def package(self, name: str, text: str) -> Path:
-        path = self.installed / name / "__init__.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        return path
-
-    def run(self, way: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        start = [sys.executable, "-m", "saferun", "--set", f"start.ranks={way}"]
-        options = ["--set", "retry.backoff_s=[0, 0]", "--nproc-per-node=2"]
-        path = os.pathsep.join(filter(None, [str(self.installed), os.environ.get("PYTHONPATH")]))
-        return subprocess.run(
-            [*start, *options, *(words or ("train.py",))],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, **self.env, **env},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    def starts(self) -> list[str]:
-        """Return how each rank of the last run was started, in the order of attempts."""
-        runs = Path(os.environ["XDG_STATE_HOME"], "saferun", "runs")
-        last = max(path for path in runs.iterdir() if path.is_dir())
-        files = sorted((last / "receipts").glob("a*.jsonl"))
-        return [json.loads(file.read_text().splitlines()[0]).get("start", "") for file in files]
-
-
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return Job(tmp_path)
+def job(tmp_path: Path) -> WarmJob:
+    return WarmJob(tmp_path, "--nproc-per-node=2", script="train.py")
 
 
 @pytest.mark.slow
@@ -119,7 +78,7 @@ def test_a_warm_rank_ends_as_a_started_one(job, ending):
     seen = []
     for way in WAYS:
         done = job.run(way, *ONCE, "train.py")
-        seen.append((done.returncode, done.stdout, _plain(done.stderr)))
+        seen.append((done.returncode, done.stdout, plain(done.stderr)))
     assert seen[1] == seen[0]
     assert (seen[0][0] == 0) is (ending == "thread")
 
@@ -128,7 +87,7 @@ def test_a_warm_rank_ends_as_a_started_one(job, ending):
 def test_a_syntax_error_has_no_frame_of_ours(job):
     job.script.write_text("import torch\ndef broken(:\n")
     words = (*ONCE, "--nproc-per-node=1", "train.py")  # two ranks may fail at once, or one after
-    seen = [_plain(job.run(way, *words).stderr) for way in WAYS]
+    seen = [plain(job.run(way, *words).stderr) for way in WAYS]
     assert seen[1] == seen[0]
     assert "SyntaxError" in seen[0]
 
@@ -147,17 +106,6 @@ def test_a_ctrl_c_that_comes_as_the_program_fails_leaves_its_own_error(job):
     assert "KeyboardInterrupt" not in done.stderr
     assert "ZeroDivisionError" in done.stderr
     assert done.returncode == 1
-
-
-def _plain(text: str) -> str:
-    """Return stderr without what differs between two runs of the same job."""
-    text = re.sub(r"\(pid:? \d+\)|PID \d+|pid=\d+|process \d+", "PID", text)
-    text = re.sub(r"[WE]\d{4} [\d:.]+ \d+", "TIME", text)
-    text = re.sub(r"\d{4}-\d\d-\d\d_[\d:]+|\d{8}-\d{6}-\d+|0x[0-9a-f]+|[\d.]+ s\b", "TIME", text)
-    text = re.sub(r"/\S+/(error\.json|site-packages)", r"\1", text)
-    text = text.replace("; warm ranks", "")
-    # The frame that faulthandler finds below the script's: docs/warm.md.
-    return "\n".join(line for line in text.splitlines() if 'File "<string>"' not in line)
 
 
 @pytest.mark.slow

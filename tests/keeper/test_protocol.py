@@ -10,7 +10,7 @@ MESSAGES: list[protocol.Message] = [
     protocol.Prepare(
         ["python", "-s"], {"A": "\udcff"}, "/bin/torchrun", ["torchrun"], [1], None, True
     ),
-    protocol.Start(["a", "b"], {"B": ""}, True, "why", "MARK", [2], [3], None, 5, "/dev/nvidia"),
+    protocol.Start(["a", "b"], {"B": ""}, True, [2], [3], None, "why", "MARK", 5, "/dev/nvidia"),
     protocol.Signal(15, [1, 2]),
     protocol.Signal(15, None),
     protocol.Resize(),

@@ -44,24 +44,31 @@ def script(folder: Path, name: str = "train.py") -> str:
     return str(path)
 
 
-def test_other_numbers_of_nodes_are_refused_by_name(pair: list[Host], tmp_path: Path):
-    counts = zip(pair, ("2", "3"), strict=True)
-    runs = [host.start(*meeting(nnodes=n), script(tmp_path)) for host, n in counts]
+@pytest.mark.parametrize(
+    ("counts", "names", "said"),
+    [
+        ("23", ("train.py", "train.py"), ("--nnodes differs: ", "2 on h1", "3 on h2")),
+        ("22", ("train.py", "eval.py"), ("train.py on h1", "eval.py on h2")),
+    ],
+    ids=["numbers of nodes", "scripts"],
+)
+def test_what_differs_is_refused_by_name(pair: list[Host], tmp_path: Path, counts, names, said):
+    nodes = zip(pair, counts, names, strict=True)
+    runs = [host.start(*meeting(nnodes=n), script(tmp_path, name)) for host, n, name in nodes]
     assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
     for run in runs:
-        assert "--nnodes differs: " in run.err
-        assert "2 on h1" in run.err
-        assert "3 on h2" in run.err
+        assert all(text in run.err for text in said), run.err
         assert "ran" not in run.out
     clean(runs)
 
 
-def test_other_scripts_are_refused_by_name(pair: list[Host], tmp_path: Path):
-    names = zip(pair, ("train.py", "eval.py"), strict=True)
-    runs = [host.start(*meeting(), script(tmp_path, name)) for host, name in names]
-    assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
-    assert all("train.py on h1" in run.err and "eval.py on h2" in run.err for run in runs)
-    clean(runs)
+def with_torchrun(folder: Path, *lines: str) -> dict[str, str]:
+    """Return the variables of a host whose torchrun first executes these lines."""
+    place = folder / "bin"
+    place.mkdir()
+    last = ["from torch.distributed.run import main", "sys.exit(main())"]
+    executable(place / "torchrun", "\n".join([f"#!{sys.executable}", *lines, *last, ""]))
+    return {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Path):
@@ -111,18 +118,12 @@ def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_pat
 
 def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], tmp_path: Path):
     """The first attempt fails in the rendezvous itself, before the nodes have met."""
-    place = tmp_path / "bin"
-    place.mkdir()
-    failing = [
-        f"#!{sys.executable}",
+    path = with_torchrun(
+        tmp_path,
         "import os, sys",
-        "from torch.distributed.run import main",
         "if os.environ['SAFERUN_ATTEMPT'] == '1':",
         "    sys.exit('torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /a/b')",
-        "sys.exit(main())",
-    ]
-    executable(place / "torchrun", "\n".join(failing) + "\n")
-    path = {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    )
     limits = ["--set=retry.backoff_s=[0, 0]", "--set=retry.rejoin_s=5"]
     run = pair[0].start(*meeting(), *limits, script(tmp_path), env=path)
     assert run.end() == 1, run.err
@@ -134,10 +135,8 @@ def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], t
 
 def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: Path):
     """The other node's agent takes an hour off the time of each heartbeat."""
-    place = tmp_path / "bin"
-    place.mkdir()
-    late = [
-        f"#!{sys.executable}",
+    path = with_torchrun(
+        tmp_path,
         "import datetime, sys",
         "import torch.distributed.elastic.rendezvous.dynamic_rendezvous as rendezvous",
         "class Late(datetime.datetime):",
@@ -145,11 +144,7 @@ def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: 
         "    def now(cls, zone=None):",
         "        return datetime.datetime.now(zone) - datetime.timedelta(hours=1)",
         "rendezvous.datetime = Late",
-        "from torch.distributed.run import main",
-        "sys.exit(main())",
-    ]
-    executable(place / "torchrun", "\n".join(late) + "\n")
-    path = {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    )
     runs: list[Run] = [
         pair[0].start(*meeting(), script(tmp_path)),
         pair[1].start(*meeting(), script(tmp_path), env=path),

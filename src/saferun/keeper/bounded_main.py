@@ -13,21 +13,20 @@ import select
 import signal
 import time
 
-from saferun.keeper import process_tree
-from saferun.keeper.job import KEEPER_IGNORES, Program, start_program
+from saferun.keeper import process_tree, protocol
+from saferun.keeper.job import KEEPER_IGNORES, start_program
 
 _LOOK_S = 0.05  # between two looks at whether the command has ended
 _KEPT_BYTES = 4096  # so much of the end of its output is kept
 
 
 def bounded(limit_s: float, *argv: str) -> None:
-    """Run a command; the report is why it failed, or nothing.
+    """Run a command; the report is why it failed, or nothing. The process leads a session.
 
     Args:
         limit_s: seconds after which it, and all that it started, is killed.
         argv: the command.
     """
-    os.setsid()
     process_tree.become_subreaper()
     for number in KEEPER_IGNORES:
         signal.signal(number, signal.SIG_IGN)
@@ -46,7 +45,7 @@ def _run(argv: list[str], lifeline: int, limit_s: float) -> str:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     family = process_tree.Family()
-    program = Program(argv, dict(os.environ), True, (), (), None, ())
+    program = protocol.Start(argv, dict(os.environ), own_group=True)
     try:
         family.first = start_program(program, (writing, writing))
     except OSError as error:

@@ -8,20 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Sequence
 
-from saferun.keeper import process_tree
-
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NamedTuple
-
-    from saferun.keeper import protocol
-else:
-    from saferun.keeper.named_tuple import NamedTuple
+from saferun.keeper import process_tree, protocol
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-# Signals that a keeper ignores; the job ignores those of `Program.ignored` alone.
+# Signals that a keeper ignores; the job ignores those of `Start.ignored` alone.
 KEEPER_IGNORES = (
     *DEATH_SIGNALS,
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),
@@ -31,26 +23,15 @@ _SET_PDEATHSIG = 1  # linux/prctl.h
 _NOT_EXECUTED = 127  # the status of a child that never became the program
 
 
-class Program(NamedTuple):
-    """A program to be executed, and how its process differs from the keeper's."""
+def start_program(
+    program: protocol.Start, files: Sequence[int], inherited: Sequence[int] = ()
+) -> int:
+    """Fork and execute a program.
 
-    argv: list[str]
-    env: dict[str, str]
-    own_group: bool
-    ignored: Sequence[int]  # signals
-    blocked: Sequence[int]  # signals
-    nofile: int | None  # the soft limit of open files, raised as far as the hard one allows
-    inherited: Sequence[int]  # descriptors beyond 0, 1 and 2
-
-
-def program_of(start: protocol.Start) -> Program:
-    """Return the program that saferun asks for."""
-    signals = start.ignored, start.blocked
-    return Program(start.argv, start.env, start.own_group, *signals, start.nofile, ())
-
-
-def start_program(program: Program, files: Sequence[int]) -> int:
-    """Fork and execute a program with `files` as its descriptors 1 and 2.
+    Args:
+        program: what is executed, and how its process differs from the keeper's.
+        files: become its descriptors 1 and 2.
+        inherited: the descriptors beyond these that it gets.
 
     Returns:
         Its pid.
@@ -63,7 +44,7 @@ def start_program(program: Program, files: Sequence[int]) -> int:
     pid = os.fork()
     if not pid:
         try:
-            _execute(program, files, keeper)
+            _execute(program, files, inherited, keeper)
         except OSError as error:
             os.write(writing, b"%d" % (error.errno or 0))
         finally:
@@ -77,12 +58,14 @@ def start_program(program: Program, files: Sequence[int]) -> int:
     return pid
 
 
-def _execute(program: Program, files: Sequence[int], keeper: int) -> None:
+def _execute(
+    program: protocol.Start, files: Sequence[int], inherited: Sequence[int], keeper: int
+) -> None:
     if program.own_group:
         os.setpgid(0, 0)
     for number, file in enumerate(files, 1):
         os.dup2(file, number, inheritable=True)
-    for file in program.inherited:
+    for file in inherited:
         os.set_inheritable(file, True)
     for number in (*KEEPER_IGNORES, signal.SIGCHLD):
         ignored = number in program.ignored

@@ -20,18 +20,15 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable, Sequence
 
 from saferun.keeper import process_tree, protocol, user_signals
-from saferun.keeper.job import DEATH_SIGNALS, program_of, release_inherited, start_program
-from saferun.keeper.state_machine import StateMachine, rows
+from saferun.keeper.job import DEATH_SIGNALS, release_inherited, start_program
+from saferun.keeper.output_relay import Streams
+from saferun.keeper.state_machine import StateMachine, Table, rows
 
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from saferun.keeper.job import Program
-    from saferun.keeper.output_relay import Streams
-    from saferun.keeper.state_machine import Table
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # needed ahead of an attempt only
     from saferun.keeper.warm_agent import WarmAgent
 
 # States.
@@ -235,10 +232,10 @@ class Keeper(StateMachine):
         if not message.own_group:
             os.setsid()  # the job stays in the group that it was born in
 
-    def _cold_program(self, message: protocol.Start) -> Program:
+    def _cold_program(self, message: protocol.Start) -> protocol.Start:
         """Return what a new process executes; its environment says why no warm one became it."""
         told = {message.mark: f"spawn {self._cold}"} if message.mark and self._cold else {}
-        return program_of(message._replace(env={**message.env, **told}))
+        return message._replace(env={**message.env, **told})
 
     # --- the warm agent --------------------------------------------------------------------
 

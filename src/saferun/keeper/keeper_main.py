@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 
-from saferun.keeper import output_ends, process_tree, protocol
+from saferun.keeper import output_ends, output_relay, process_tree, protocol
 from saferun.keeper.job import KEEPER_IGNORES
 from saferun.keeper.keeper import Keeper
 
@@ -50,8 +50,6 @@ def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: i
     """
     for fd in (commands, reports, *held):
         os.set_inheritable(fd, False)
-    from saferun.keeper import output_relay
-
     wake, notify = _set_up()
     inbox = protocol.Inbox(commands)
     found = output_ends.decode(ends)

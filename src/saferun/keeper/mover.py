@@ -14,12 +14,9 @@ import errno
 import os
 import select
 import stat
+from collections.abc import Callable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from saferun.keeper.output_ends import OutputPipes
+from saferun.keeper.output_ends import OutputPipes
 
 _MOST_BYTES = 1 << 20  # one look shows at most so many; the pipe for it holds less
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK of fcntl.h

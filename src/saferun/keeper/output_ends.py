@@ -12,12 +12,9 @@ import fcntl
 import os
 import stat
 import termios
+from collections.abc import Iterable, Sequence
 
 from saferun.keeper.named_tuple import NamedTuple
-
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
 _SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10

@@ -15,16 +15,11 @@ import _thread
 import os
 import select
 import stat
+from collections.abc import Sequence
 
 from saferun.keeper.mover import mover
-from saferun.keeper.output_ends import FILE, TERMINAL, copy_size, kind, same
+from saferun.keeper.output_ends import FILE, TERMINAL, OutputPipes, copy_size, kind, same
 from saferun.keeper.output_tail import MEMORY, FileTail, Tail
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from saferun.keeper.output_ends import OutputPipes
 
 CHUNK_BYTES = 1 << 20
 _FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing

@@ -8,10 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 MEMORY = "saferun-output-"  # with 1 or 2, the name of a memory file: the end of that output
 _BYTES_AT = 24  # the offset of the bytes in it

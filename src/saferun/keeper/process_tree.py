@@ -10,10 +10,7 @@ import ctypes
 import os
 import signal
 import time
-
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable
 
 UNKILLABLE_S = 30.0  # the kernel may take so long to free what a killed process holds
 # The time to stop all before the first is killed. A process that still makes new ones then (another

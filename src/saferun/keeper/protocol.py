@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import marshal
 import os
+from collections.abc import Callable, Sequence
 
 from saferun.keeper.named_tuple import NamedTuple
-
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
 
 HURRIED_DRAIN_S = 2.0  # output waits so long for a slow reader once somebody wants an end
 _LENGTH_BYTES = 8
@@ -46,13 +42,13 @@ class Start(NamedTuple):
     argv: list[str]
     env: dict[str, str]  # the whole environment
     own_group: bool  # it gets a process group of its own, else it stays in saferun's
-    cold: str  # why no warm process may become the command; "" where one may
-    mark: str  # the environment variable that tells the command why none did; "" for none
-    ignored: list[int]  # signals that it ignores
-    blocked: list[int]  # signals that it blocks
-    nofile: int | None  # the soft limit of open files, raised as far as the hard one allows
-    tail_bytes: int  # how much of the end of each stream to keep
-    gpu_prefix: str  # who has a path with this beginning open is ended after success, too
+    ignored: Sequence[int] = ()  # signals that it ignores
+    blocked: Sequence[int] = ()  # signals that it blocks
+    nofile: int | None = None  # the soft limit of open files, raised as far as the hard one allows
+    cold: str = ""  # why no warm process may become the command; "" where one may
+    mark: str = ""  # the environment variable that tells the command why none did; "" for none
+    tail_bytes: int = 0  # how much of the end of each stream to keep
+    gpu_prefix: str = ""  # who has a path with this beginning open is ended after success, too
 
 
 class Signal(NamedTuple):
@@ -115,10 +111,9 @@ class Failed(NamedTuple):
     program: str
 
 
-if TYPE_CHECKING:
-    Command: TypeAlias = Prepare | Start | Signal | Resize | Kill
-    Report: TypeAlias = Started | Released | Exited | Ended | Failed
-    Message: TypeAlias = Command | Report
+Command = Prepare | Start | Signal | Resize | Kill
+Report = Started | Released | Exited | Ended | Failed
+Message = Command | Report
 
 _TYPES: dict[str, Callable[..., Message]] = {
     kind.__name__: kind

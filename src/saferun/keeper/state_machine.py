@@ -5,15 +5,12 @@ Standard library only: the keeper uses it, too.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
 
-    State: TypeAlias = str
-    Event: TypeAlias = str | type  # a message is an event of its type
-    # (state, event) -> (action, next state); an action is a method of the object, None is none.
-    Table: TypeAlias = Mapping[tuple[State, Event], tuple[Callable[..., None] | None, State]]
+State = str
+Event = str | type  # a message is an event of its type
+# (state, event) -> (action, next state); an action is a method of the object, None is none.
+Table = Mapping[tuple[State, Event], tuple[Callable[..., None] | None, State]]
 
 
 def rows(

@@ -6,11 +6,9 @@ signals with the rank, die of them. Standard library only.
 
 from __future__ import annotations
 
-from saferun.keeper import process_tree
+from collections.abc import Collection, Mapping
 
-TYPE_CHECKING = False  # typing costs 5 ms at the start of every attempt
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+from saferun.keeper import process_tree
 
 
 def receivers(

@@ -15,15 +15,10 @@ from __future__ import annotations
 import marshal
 import os
 import signal
+from collections.abc import Sequence
 
-from saferun.keeper import output_ends
-from saferun.keeper.job import KEEPER_IGNORES, Program, start_program
-
-TYPE_CHECKING = False  # typing costs a keeper 10 ms
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from saferun.keeper import protocol
+from saferun.keeper import output_ends, protocol
+from saferun.keeper.job import KEEPER_IGNORES, start_program
 
 # What a terminal or a user sends to all of saferun's group: a job of plain python is born there.
 _SHARED = [n for n in KEEPER_IGNORES if n not in (signal.SIGPIPE, signal.SIGXFSZ)]
@@ -80,14 +75,15 @@ class WarmAgent:
         theirs = [control, answer, boot, *(writing for _, writing in pipes)]
         try:
             program = self._program(control, answer, boot)
-            self.pid = start_program(program, [theirs[3], theirs[-1]])
+            inherited = (control, answer, boot, *self.files)
+            self.pid = start_program(program, [theirs[3], theirs[-1]], inherited)
         finally:
             for fd in theirs:
                 os.close(fd)
         for fd, _ in self._printed:
             os.set_blocking(fd, False)
 
-    def _program(self, control: int, answer: int, boot: int) -> Program:
+    def _program(self, control: int, answer: int, boot: int) -> protocol.Start:
         """Return what to execute; the code that it runs first lies ready in memory."""
         prepared = self._prepared
         keeper = boot, control, answer, self.files
@@ -101,8 +97,7 @@ class WarmAgent:
         argv += [" " * missing] if missing > 0 else []
         own = prepared.own_group
         blocked = () if own else _SHARED
-        inherited = (control, answer, boot, *self.files)
-        return Program(argv, prepared.env, own, prepared.ignored, blocked, None, inherited)
+        return protocol.Start(argv, prepared.env, own, prepared.ignored, blocked)
 
     def hand_over(self, start: protocol.Start) -> bool:
         """Send the task; return whether anybody reads it. Its answer arrives on `answers`.

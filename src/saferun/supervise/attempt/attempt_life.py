@@ -10,19 +10,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from saferun.keeper import protocol
 from saferun.keeper.job import DEATH_SIGNALS
 from saferun.keeper.process_tree import UNKILLABLE_S
-from saferun.keeper.state_machine import StateMachine, rows
+from saferun.keeper.state_machine import StateMachine, Table, rows
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 from saferun.supervise.attempt.end_requests import USER_SIGNALS
 from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
-
-if TYPE_CHECKING:  # the keeper's room defines it for type checkers alone
-    from saferun.keeper.state_machine import Table
 
 # States.
 STARTING = "starting"  # the keeper has its task; the command is not executed yet

@@ -11,11 +11,11 @@ import contextlib
 import json
 import os
 import select
-import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
@@ -40,9 +40,8 @@ class _Started(NamedTuple):
     """A command that has been started."""
 
     event: str
-    pid: int  # the process that bounds it
-    lifeline: int  # descriptor: when it closes the command is killed
-    report: int  # descriptor: why it failed, then the end
+    process: subprocess.Popen[bytes]  # bounds it; when its stdin closes the command is killed
+    report: IO[bytes]  # why it failed, then the end
     until_s: float  # on the monotonic clock
 
 
@@ -156,7 +155,7 @@ class Notifier:
 
     def pids(self) -> list[int]:
         """Return the processes that run, which are no part of an attempt."""
-        return [one.pid for one in self._running]
+        return [one.process.pid for one in self._running]
 
     def close(self, wake: int) -> None:
         """Wait for the commands that run, each within its bound.
@@ -165,14 +164,9 @@ class Notifier:
             wake: a descriptor that is readable when a signal asks for the end, which ends them; -1
                 for none.
         """
-        poller = select.poll()
-        if wake >= 0:
-            poller.register(wake, select.POLLIN)
         for one in self._running:
-            poller.register(one.report, select.POLLIN)
-            left_s = 0.0 if self._hurried else one.until_s - time.monotonic()
-            poller.poll(max(0.0, left_s) * 1e3)
-            poller.unregister(one.report)
+            left_s = 0.0 if self._hurried else max(0.0, one.until_s - time.monotonic())
+            select.select([one.report.fileno(), *([wake] if wake >= 0 else [])], [], [], left_s)
             self._finish(one)
         self._running.clear()
 
@@ -186,40 +180,30 @@ class Notifier:
     def _start(self, event: str, line: bytes) -> _Started:
         argv = [sys.executable, "-I", "-S", "-c", keeper_pool.prologue() + _BOOT]
         argv += [os.path.dirname(paths.PACKAGE), str(LIMIT_S), *self._command]
-        stdin, lifeline = os.pipe()
-        report, stdout = os.pipe()
-        files = [
-            (os.POSIX_SPAWN_DUP2, stdin, 0),
-            (os.POSIX_SPAWN_DUP2, stdout, 1),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        ]
-        try:
-            pid = os.posix_spawn(
-                sys.executable, argv, self._environ, file_actions=files, setsigmask=range(1, 32)
-            )
-        except BaseException:
-            os.close(lifeline)
-            os.close(report)
-            raise
-        finally:
-            os.close(stdin)
-            os.close(stdout)
+        process = subprocess.Popen(  # noqa: S603 - a tuple, no shell
+            argv,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environ,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has died: its report says nothing, too
-            os.write(lifeline, line)
-        return _Started(event, pid, lifeline, report, time.monotonic() + LIMIT_S + _END_S)
+            process.stdin.write(line)
+        return _Started(event, process, process.stdout, time.monotonic() + LIMIT_S + _END_S)
 
     def _finish(self, one: _Started) -> None:
         """End a command that has not ended, and say why it failed."""
-        os.close(one.lifeline)
-        limit = time.monotonic() + _END_S
-        poller = select.poll()
-        poller.register(one.report, select.POLLIN)
-        if not poller.poll(max(0.0, limit - time.monotonic()) * 1e3):
-            os.kill(one.pid, signal.SIGKILL)
-        text = os.read(one.report, 1 << 14).decode("utf-8", "replace")
-        os.close(one.report)
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
-            os.waitpid(one.pid, 0)
+        if one.process.stdin:
+            one.process.stdin.close()
+        if not select.select([one.report], [], [], _END_S)[0]:
+            one.process.kill()
+        text = os.read(one.report.fileno(), 1 << 14).decode("utf-8", "replace")
+        one.report.close()
+        one.process.wait()
         if text:
             self._complain(one.event, text)
 

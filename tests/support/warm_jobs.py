@@ -1,0 +1,79 @@
+"""A script whose processes are started warm or not, and what is installed for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers import MARK, PROGRAMS
+
+WAYS = ("spawn", "warm")
+
+
+class WarmJob:
+    """A script, run in its folder.
+
+    Args:
+        folder: of the script, with a state and a cache of its own.
+        options: saferun's.
+        script: its name.
+    """
+
+    def __init__(self, folder: Path, *options: str, script: str) -> None:
+        self.folder, self._options, self._name = folder, options, script
+        self.script = folder / script
+        self.installed = folder / "lib" / "site-packages"
+        self.installed.mkdir(parents=True)
+        path = [self.installed, PROGRAMS, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            MARK: str(folder),
+        }
+
+    def package(self, name: str, text: str) -> Path:
+        path = self.installed.joinpath(*name.split("."), "__init__.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def command(self, way: str, *words: str) -> list[str]:
+        settings = [f"--set=start.ranks={way}", "--set=retry.backoff_s=[0, 0]"]
+        saferun = [sys.executable, "-m", "saferun", *settings, *self._options]
+        return [*saferun, *(words or (self._name,))]
+
+    def run(self, way: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(way, *words),
+            cwd=self.folder,
+            env={**self.env, "WAY": way, **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    def last(self) -> Path:
+        """Return the directory of the last run."""
+        return max(path for path in (self.folder / "state/saferun/runs").iterdir() if path.is_dir())
+
+    def starts(self) -> list[str]:
+        """Return how each process of the last run was started, in the order of attempts."""
+        files = sorted((self.last() / "receipts").glob("a*.jsonl"))
+        return [json.loads(file.read_text().splitlines()[0]).get("start", "") for file in files]
+
+
+def plain(text: str) -> str:
+    """Return stderr without what differs between two runs of the same job."""
+    text = re.sub(r"\(pid:? \d+\)|PID \d+|pid=\d+|pid \d+|process \d+", "PID", text)
+    text = re.sub(r"[WE]\d{4} [\d:.]+ \d+", "TIME", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d_[\d:]+|\d{8}-\d{6}-\d+|0x[0-9a-f]+|[\d.]+ m?s\b", "TIME", text)
+    text = re.sub(r"/\S+/(error\.json|site-packages)", r"\1", text)
+    text = text.replace("; warm ranks", "").replace("; warm replacements", "")
+    # The frame that faulthandler finds below the script's: docs/warm.md.
+    return "\n".join(line for line in text.splitlines() if 'File "<string>"' not in line)
