@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -16,26 +14,6 @@ import pytest
 from helpers import MARK, living, until
 from runs import program, run, small_torchrun, staying
 from terminals import Terminal
-
-WATCH = ["--set", "watch.mode=warn", "--set", "watch.silence_s=2"]
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_is_named_and_nothing_is_done_to_the_job(tmp_path):
-    with run(tmp_path, *WATCH, *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
-        until(lambda: set(job.ranks()) == {0, 1}, "both ranks run")
-        stopped = job.ranks()[1]
-        os.kill(stopped, signal.SIGSTOP)
-        job.wait_for_message("<- not where the others are")
-        assert set(job.ranks()) == {0, 1}
-        os.kill(stopped, signal.SIGCONT)
-        job.process.send_signal(signal.SIGTERM)
-        job.end()
-        job.nothing_lives()
-        (event,) = job.events("hang")
-    line = next(line for line in job.messages() if "not where the others are" in line)
-    assert line.startswith(f"saferun:   rank 1 (pid {stopped}) is stopped")
-    assert [place["odd"] for place in event["ranks"]] == [False, True]
 
 
 @pytest.mark.parametrize("key", ["watch.mode=end", "watch.mode=warn"])
@@ -119,34 +97,6 @@ def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
     assert "loop_for_ever" in stacks
     assert "libtorch" in stacks
     assert "hunter22" not in stacks
-
-
-@pytest.mark.slow
-def test_a_rank_that_others_wait_for_is_noted_long_before_the_job_may_hang(tmp_path):
-    """It evaluates, and the job is well: nothing is said on stderr, and `runs watch` shows it."""
-    argv = ["--profile=cpu", "--set=watch.silence_s=80", "--nproc-per-node=3"]
-    with run(tmp_path, *argv, program("evaluating"), str(tmp_path / "go")) as job:
-        until(lambda: list(job.home.glob(".local/state/saferun/runs/*/events.jsonl")), "a run", 120)
-        until(lambda: job.events("stall"), "the stall", 120)
-        watched = subprocess.Popen(
-            [sys.executable, "-m", "saferun", "runs", "watch", "--json"],
-            env=job.environ, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        seen = json.loads(watched.stdout.readline())
-        (tmp_path / "go").touch()
-        until(lambda: len(job.events("stall")) == 2, "its end", 120)
-        job.process.send_signal(signal.SIGTERM)
-        job.end()
-        watched.communicate()
-        first, over = job.events("stall")
-    line = first["line"]
-    assert line.startswith(f"rank 0 is at {program('evaluating')}:")
-    assert " in evaluate, 2 ranks wait for it in all_reduce (" in line
-    assert 30 <= first["silent_s"] < 80
-    assert seen["jobs"][0]["stall"] == line
-    assert over["line"] == ""
-    assert not job.events("hang")
-    assert "wait for it" not in job.err
 
 
 SLOW_PY_SPY = """#!{python}

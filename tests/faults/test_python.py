@@ -106,12 +106,6 @@ def test_an_interrupt_sent_to_saferun_alone_reaches_the_script_once(tmp_path):
         ("watch.mode=warn", False),
         ("hooks.optuna.mode=on", True),
         ("recover.gpu_reset=when-idle", True),
-        *slow(  # runs of one attempt elsewhere show what these do
-            ("watch.mode=end", True),
-            ("watch.loss=end", True),
-            ("watch.silence_s=20", True),
-            ('notify.command=["true"]', True),
-        ),
     ],
 )
 def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_path, key, stays):

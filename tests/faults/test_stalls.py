@@ -6,8 +6,10 @@ All times of the watch are a tenth of the usual ones.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -68,6 +70,11 @@ def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     """The first evaluation has nothing to be compared with, however long it takes."""
     with stalling(tmp_path, "evaluate", "evaluate", settings=[]) as job:
         job.wait_for_event("stall")
+        watch = [sys.executable, "-m", "saferun", "runs", "watch", "--json"]
+        with subprocess.Popen(watch, env=job.environ, stdout=subprocess.PIPE, text=True) as shown:
+            assert shown.stdout is not None
+            seen = json.loads(shown.stdout.readline())
+            shown.terminate()
         asked = job.journal / "receipts"
         until(lambda: _answers(asked) >= 3, "it is asked again, when it could be said")
         (tmp_path / "0").touch()
@@ -79,6 +86,7 @@ def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     assert " in evaluate, 2 ranks wait for it in all_reduce (" in first["line"]
     assert len(said(job)) == 1
     assert first["silent_s"] < 12
+    assert seen["jobs"][0]["stall"] == first["line"]
     assert second["line"]
 
 

@@ -112,8 +112,8 @@ def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_pat
     unsaid = [word for word in meeting() if not word.startswith("--rdzv-endpoint")]
     runs = [pair[0].start(*meeting(at="localhost"), script(tmp_path))]
     runs.append(pair[1].start(*unsaid, script(tmp_path)))
-    runs[0].wait_for_message(", which is each node itself) since 30 s; --nnodes is 2")
-    runs[1].wait_for_message("is each node itself, as no --rdzv-endpoint is given) since 30 s")
+    runs[0].wait_for_message(", which is each node itself) for 30 s; --nnodes is 2")
+    runs[1].wait_for_message("is each node itself, as no --rdzv-endpoint is given) for 30 s")
 
 
 def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], tmp_path: Path):

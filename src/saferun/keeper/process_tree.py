@@ -16,7 +16,6 @@ UNKILLABLE_S = 30.0  # the kernel may take so long to free what a killed process
 # The time to stop all before the first is killed. A process that still makes new ones then (another
 # user's, which we cannot stop) has them killed as they are found.
 _FREEZE_S = 5.0
-_LOOKS = 5  # at what holds a GPU, while processes fork and exit: one may be between two openings
 # Between two looks at whether the killed are gone: the first after what one exit takes, then
 # doubled, up to what costs a core nothing.
 _PAUSES_S = (0.0005, 0.05)
@@ -186,8 +185,8 @@ class Family:
     def end_openers(self, prefix: str, limit_s: float = UNKILLABLE_S) -> tuple[int, list[int]]:
         """Kill those that have a file open whose path begins with `prefix`; the others go on.
 
-        Where a child died during the look, what forks and exits may have been missed: all are
-        stopped for another one.
+        Where one has, or where a child died during the look, so that what forks and exits may have
+        been missed, all are stopped for another look, and continued.
 
         Returns:
             As `end_processes`.
@@ -196,22 +195,16 @@ class Family:
         def openers() -> dict[int, int]:
             return {pid: start for pid, start in self.living().items() if opens(pid, prefix)}
 
-        limit = time.monotonic() + limit_s
-        total = 0
-        left: list[int] = []
-        for _ in range(_LOOKS):
+        self.reap()
+        before = self._reaped
+        if not openers():
             self.reap()
-            before = self._reaped
-            killed, left = end_processes(openers, limit - time.monotonic())
-            total += killed
-            self.reap()
-            if (not killed and self._reaped == before) or time.monotonic() > limit:
-                break
-            stopped = self._stop()
-            killed, left = end_processes(openers, limit - time.monotonic())
-            total += killed
-            self._continue(stopped)
-        return total, left
+            if self._reaped == before:
+                return 0, []
+        stopped = self._stop()
+        ended = end_processes(openers, limit_s)
+        self._continue(stopped)
+        return ended
 
     def _stop(self) -> set[int]:
         """Stop all; return those that were stopped before."""

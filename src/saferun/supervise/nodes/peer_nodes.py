@@ -37,6 +37,7 @@ from saferun.supervise.attempt.attempt_watch import end_requested
 from saferun.supervise.changes.mitigations import RunMitigations
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.nodes import node_facts, shared_reports
+from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
 from saferun.system import paths
 
@@ -320,13 +321,14 @@ class PeerNodes:
         failed_at = ended.started_at + ended.lived_s
         leaves = decision.action == STOP and _is_of_hardware(diagnosis)
         self._own = decision
+        known = {**as_tree(diagnosis), "nearest": []}
         self._report = {
             "attempt": last.number,
             "host": self.host,
             "node": outcome["node"],
             "weight": classify.weight(diagnosis, signatures.load(self._gathered.environ)),
             "after_s": round(max(0.0, failed_at - outcome["at"]), 3),
-            "diagnosis": self._masked({**as_tree(diagnosis), "nearest": []}),
+            "diagnosis": cleaned(known, self._record.journal.masked, TEXT_CHARS),
             "facts": {key: getattr(last, key) for key in _SHARED},
             "decision": decision._asdict(),
             "leaves": leaves,
@@ -366,14 +368,6 @@ class PeerNodes:
         """Remove what was made for this run alone."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _masked(self, value: Any) -> Any:
-        """Return a value without secrets, and no text too long to travel: other nodes print it."""
-        if isinstance(value, str):
-            return self._record.journal.masked(value)[:TEXT_CHARS]
-        if isinstance(value, dict):
-            return {key: self._masked(item) for key, item in value.items()}
-        return [self._masked(item) for item in value] if isinstance(value, list) else value
 
     def _read(self, name: str) -> Any:  # an Outcome or a Loss, as JSON gives it
 

@@ -139,17 +139,10 @@ class Notifier:
         head = {"schema": 1, "event": event, "at": round(time.time(), 3), "text": text}
         try:
             self._sweep()
-            line = json.dumps(self._clean({**head, **self._about, **facts})).encode() + b"\n"
-            self._running.append(self._start(event, line))
+            told = cleaned({**head, **self._about, **facts}, self._masked, _MOST_CHARS)
+            self._running.append(self._start(event, json.dumps(told).encode() + b"\n"))
         except (OSError, ValueError) as error:
             self._complain(event, f"cannot be run: {getattr(error, 'strerror', None) or error}")
-
-    def _clean(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._masked(value)[:_MOST_CHARS]
-        if isinstance(value, dict):
-            return {key: self._clean(item) for key, item in value.items()}
-        return [self._clean(item) for item in value] if isinstance(value, list) else value
 
     # --- the command's processes -------------------------------------------------------------
 
@@ -210,3 +203,18 @@ class Notifier:
     def _complain(self, event: str, why: str) -> None:
         text = f"notify: `{self._command[0]}` {why} (event {event})"
         self._say(printable(self._masked(text)))
+
+
+def cleaned(value: Any, masked: Callable[[str], str], most: int) -> Any:
+    """Return a value for JSON without secrets and without longer texts than that many characters.
+
+    Args:
+        value: a text, or a dictionary or list of what this takes.
+        masked: returns a text without secrets.
+        most: characters.
+    """
+    if isinstance(value, str):
+        return masked(value)[:most]
+    if isinstance(value, dict):
+        return {key: cleaned(item, masked, most) for key, item in value.items()}
+    return [cleaned(item, masked, most) for item in value] if isinstance(value, list) else value

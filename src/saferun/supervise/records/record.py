@@ -285,25 +285,14 @@ def begin(gathered: RunInputs, say: Callable[[str], None]) -> tuple[RunInputs, J
 
 def with_places(gathered: RunInputs, journal: Journal) -> RunInputs:
     """Return `gathered` with the directories that a journal has for the job's processes."""
-    receipts = journal.receipts()
-    counts = gathered.starts_python or _has_trials(gathered)
-    state = journal.state() if counts else None
-    flight = journal.flight() if _asks_for_flight_records(gathered) else None
+    receipts, settings = journal.receipts(), gathered.profile and gathered.profile.settings
+    has_trials = settings is not None and settings.hooks.optuna.mode == "on"
+    state = journal.state() if gathered.starts_python or has_trials else None
+    watches = settings is not None and settings.watch.mode != "off"
+    # The watch may ask ranks of NCCL for their last collectives.
+    flight = journal.flight() if watches and gathered.facts.gpu.gpus else None
     identity = gathered.identity._replace(receipts=receipts, state=state, flight=flight)
     return gathered._replace(identity=identity)
-
-
-def _asks_for_flight_records(gathered: RunInputs) -> bool:
-    """Return whether the watch may ask ranks of NCCL for their last collectives."""
-    profile = gathered.profile
-    watches = profile is not None and profile.settings.watch.mode != "off"
-    return watches and bool(gathered.facts.gpu.gpus)
-
-
-def _has_trials(gathered: RunInputs) -> bool:
-    """Return whether ranks may note the trials of a study."""
-    profile = gathered.profile
-    return profile is not None and profile.settings.hooks.optuna.mode == "on"
 
 
 def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
