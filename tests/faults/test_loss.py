@@ -20,7 +20,14 @@ ENDED = ["--set=watch.loss=end"]
 
 def training(folder: Path, *more: str) -> list[str]:
     """Return a training that resumes from the checkpoints in a folder."""
-    job = [program("diverging"), "36", str(folder), *(["--stays"] if ENDED[0] in more else [])]
+    # So slow that the watch has looked before the first loss that is no number.
+    job = [
+        program("diverging"),
+        "36",
+        str(folder),
+        "--pace=0.1",
+        *(["--stays"] if ENDED[0] in more else []),
+    ]
     pattern = f"--set=retry.resume.checkpoints={folder}/step-*.json"
     resume = '--set=retry.resume.args=["--resume", "{checkpoint}"]'
     return [*PYTHON, *KEEP, pattern, resume, *more, *job]

@@ -86,26 +86,20 @@ def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair: list[Host], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, rank: int):
-    runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"))
+@pytest.mark.parametrize(("rank", "shared"), [(0, False), (1, True)])
+def test_all_nodes_end_with_the_same_words(
+    pair: list[Host], tmp_path: Path, rank: int, *, shared: bool
+):
+    """Through a shared directory no agent is started to tell the others of the end."""
+    given = [f"--run-dir={tmp_path / 'runs'}"] * shared
+    runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"), "c10d", *given)
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     argv = last_words(runs[0])
     assert argv == last_words(runs[1])
     assert argv[0].startswith("saferun: the run failed: ")
     assert argv[0].endswith(f"(user-exception on rank {rank}, host h{rank + 1})")
-    clean(runs)
-
-
-@pytest.mark.slow
-def test_through_a_shared_directory_all_decide_at_once(pair: list[Host], tmp_path: Path):
-    """No agent is started to tell the others of the end."""
-    shared = f"--run-dir={tmp_path / 'runs'}"
-    runs = start(pair, add_up(tmp_path, "raise", "1", "6", "any"), "c10d", shared)
-    assert end_all(runs) == [1, 1], [run.err for run in runs]
-    assert last_words(runs[0]) == last_words(runs[1])
     journals = list((tmp_path / "runs").glob("*/events.jsonl"))
-    assert [path.read_text().count('"event": "started"') for path in journals] == [1, 1]
+    assert [path.read_text().count('"event": "started"') for path in journals] == [1, 1] * shared
     clean(runs)
 
 

@@ -23,8 +23,6 @@ from saferun.keeper.output_tail import MEMORY, FileTail, Tail
 
 CHUNK_BYTES = 1 << 20
 _FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing
-# A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
-_FULL_READ_BYTES, _GATHER_BYTES = 2048, 1 << 16
 LINE_S, LINE_BYTES = 0.2, 1 << 16  # how long, and how much, of a line is waited for
 _READER_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
@@ -126,7 +124,7 @@ class Channel:
             count = os.readv(self._ours, [self._buffer])
         except BlockingIOError:
             return None
-        return self._buffer[: self._gather(count) if self.is_terminal else count]
+        return self._buffer[:count]
 
     def _pass_on(self, chunk: memoryview) -> None:
         """Deliver a chunk; of a shared output only as far as the last end of a line."""
@@ -143,17 +141,6 @@ class Channel:
     def _pass_rest(self) -> None:
         rest, self._rest = self._rest, b""
         self._deliver(memoryview(rest))
-
-    def _gather(self, count: int) -> int:
-        """Read on while a terminal returns full reads; return how many bytes have been read."""
-        last = count
-        while last >= _FULL_READ_BYTES and count < _GATHER_BYTES:
-            try:
-                last = os.readv(self._ours, [self._buffer[count:]])
-            except OSError:  # nothing more now, or the end: the next read shows which
-                break
-            count += last
-        return count
 
     def _wait(self, poller: select.poll) -> bool:
         """Wait for the job to write; return whether there is still a reader."""

@@ -53,8 +53,8 @@ class FirstSteps:
             self._compare(_lines_of(ended.heads))
 
     def _lines(self) -> list[Line]:
-        found = live_output.outputs(self._job.keeper, self._job.launcher, self._sizes)
-        lines = [*_lines_of(data for data, _ in found)]
+        found = live_output.beginnings(self._job.keeper, self._job.launcher, self._sizes)
+        lines = [*_lines_of(found)]
         for rank, files in live_output.of_ranks(self._job.launcher).items():
             lines += [line._replace(rank=rank) for line in _lines_of(files)]
         return lines

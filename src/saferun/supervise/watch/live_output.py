@@ -6,6 +6,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from saferun.keeper import output_tail
 from saferun.supervise import rank_processes
@@ -16,65 +17,52 @@ _BYTES = 64 * 1024  # read of one end of a file
 FileId = tuple[int, int]  # st_dev, st_ino
 
 
-def outputs(
-    keeper: int, launcher: int, since: Mapping[FileId, int] | None = None
+def ends(
+    keeper: int, launcher: int, since: Mapping[FileId, int] = MappingProxyType({})
 ) -> Iterator[tuple[bytes, float]]:
     """Yield the end of each output of a job, and how many seconds ago it grew.
 
+    The files that ranks write to are among them.
+
     Args:
         keeper: the pid of the job's keeper.
         launcher: the pid of the command that it started.
-        since: the result of `sizes`: the beginning of what was written since is wanted, in whole
-            lines, and nothing of an output whose beginning is gone.
+        since: the result of `sizes`: what was written since is wanted.
     """
-    for moves, data, at_s in _memories(keeper):
-        part = data[-_BYTES:] if since is None else _whole(data if moves == 0 else b"")
-        yield part, max(0.0, time.monotonic() - at_s)
-    for path, status in _files(launcher):
-        if since is None:
-            data = _part(path, max(0, status.st_size - _BYTES))
-        else:
-            data = _whole(_part(path, since.get((status.st_dev, status.st_ino), 0)))
+    for _, data, at_s in _memories(keeper):
+        yield data[-_BYTES:], max(0.0, time.monotonic() - at_s)
+    pids = (launcher, *rank_processes.ranks(launcher).values())
+    files = {_id(status): (path, status) for pid in pids for path, status in _files(pid)}
+    for file, (path, status) in files.items():
+        data = _part(path, max(since.get(file, 0), status.st_size - _BYTES))
         yield data, max(0.0, time.time() - status.st_mtime)
 
 
-def ends(keeper: int, launcher: int, since: Mapping[FileId, int], within_s: float) -> list[bytes]:
-    """Return the ends of what was written to each output since, the ranks' own files among them.
+def beginnings(keeper: int, launcher: int, since: Mapping[FileId, int]) -> list[bytes]:
+    """Return the whole lines at the beginning of each output of a job's command.
+
+    Nothing of an output whose beginning is gone.
 
     Args:
         keeper: the pid of the job's keeper.
         launcher: the pid of the command that it started.
-        since: the result of `sizes`.
-        within_s: seconds; an output that did not grow within them is left out.
+        since: the result of `sizes`; what was there before is left out.
     """
-    now_s = time.monotonic()
-    found = [data[-_BYTES:] for _, data, at_s in _memories(keeper) if now_s - at_s <= within_s]
-    files = {
-        (status.st_dev, status.st_ino): (path, status)
-        for pid in (launcher, *rank_processes.ranks(launcher).values())
-        for path, status in _files(pid)
-    }
-    for file, (path, status) in files.items():
-        if time.time() - status.st_mtime <= within_s:
-            start = since.get(file, 0)
-            found.append(_part(path, max(start, status.st_size - _BYTES)))
-    return found
+    found = [data if moves == 0 else b"" for moves, data, _ in _memories(keeper)]
+    found += [_part(path, since.get(_id(status), 0)) for path, status in _files(launcher)]
+    return [_whole(data) for data in found]
 
 
 def sizes(launcher: int) -> dict[FileId, int]:
     """Return how many bytes the files have that a command writes to."""
-    return {(status.st_dev, status.st_ino): status.st_size for _, status in _files(launcher)}
+    return {_id(status): status.st_size for _, status in _files(launcher)}
 
 
 def of_ranks(launcher: int) -> dict[int, list[bytes]]:
     """Return the beginnings of the files that ranks write to, of those that write to their own."""
     shared, found = sizes(launcher).keys(), {}
     for rank, pid in rank_processes.ranks(launcher).items():
-        own = [
-            _whole(_part(path, 0))
-            for path, status in _files(pid)
-            if (status.st_dev, status.st_ino) not in shared
-        ]
+        own = [_whole(_part(path, 0)) for path, status in _files(pid) if _id(status) not in shared]
         found[rank] = own
     return {rank: own for rank, own in found.items() if any(own)}
 
@@ -88,8 +76,12 @@ def _files(pid: int) -> list[tuple[str, os.stat_result]]:
         except OSError:
             continue
         if stat.S_ISREG(status.st_mode):
-            found.setdefault((status.st_dev, status.st_ino), (path, status))
+            found.setdefault(_id(status), (path, status))
     return list(found.values())
+
+
+def _id(status: os.stat_result) -> FileId:
+    return status.st_dev, status.st_ino
 
 
 def _part(path: str, start: int) -> bytes:

@@ -165,7 +165,7 @@ class Watched:
     def with_observed(self, job: Job, masker: Masker) -> Job:
         """Return a job with what its processes show now, its output without secrets."""
         now = time.monotonic()
-        found = list(live_output.outputs(self.started.keeper, self.started.launcher))
+        found = list(live_output.ends(self.started.keeper, self.started.launcher))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
         ages = [age for _, age in found]
         newest = min(found, key=lambda one: one[1])[0] if found else b""

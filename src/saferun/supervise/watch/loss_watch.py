@@ -33,8 +33,9 @@ class LossWatch:
 
     def check_job(self) -> float:
         """Look at the job; return the seconds until the next look."""
-        ends = live_output.ends(self._job.keeper, self._job.launcher, self._sizes, _EVERY_S * 3)
-        found = self._losses.take(ends, time.time())
+        ends = live_output.ends(self._job.keeper, self._job.launcher, self._sizes)
+        recent = [data for data, age_s in ends if age_s <= _EVERY_S * 3]
+        found = self._losses.take(recent, time.time())
         if found is None:
             return _EVERY_S
         self._report(found)

@@ -30,7 +30,7 @@ class StepSamples:
         now = time.monotonic() - self._began_s
         last = self._points[-1] if self._points else Point(0.0, -1)
         found = [last]
-        for data, age_s in live_output.outputs(self._keeper, self._launcher):
+        for data, age_s in live_output.ends(self._keeper, self._launcher):
             for step, loss in progress.reports(data)[-1:]:
                 found.append(Point(max(0.0, now - age_s), step, number(loss)))
         newest = max(found, key=lambda point: point.step)
