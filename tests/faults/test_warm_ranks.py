@@ -158,30 +158,28 @@ def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, rank
 
 
 @pytest.mark.slow
-def test_a_script_that_sets_what_an_import_reads_is_started(job):
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ("import os; os.environ['HUB_HOME'] = '/data'", ("train.py",)),
+        ("import settings", ("train.py",)),
+        ("import settings", ("-m", "train")),
+    ],
+)
+def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
+    """What another module assigns is known from the run before."""
     job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
+    (job.folder / "settings.py").write_text("import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
     job.script.write_text(
-        "import os, pathlib\nos.environ['HUB_HOME'] = '/data'\nimport torch, hub\n"
+        f"{first}\nimport os, pathlib, torch, hub\n"
         "parent = pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}')\n"
         "pids = (parent / 'children').read_text().split()\n"
         "states = [pathlib.Path('/proc', p, 'status').read_text() for p in pids]\n"
         "assert not any('(zombie)' in text for text in states), states\nprint(hub.HOME)\n"
     )
     for number in range(2):
-        done = job.run("warm")
-        assert done.stdout.split() == ["/data", "/data"], done.stderr
-        assert (SAID + "HUB_HOME is set" in done.stderr) is (number == 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("train.py",), ("-m", "train")])
-def test_what_another_module_assigns_is_known_from_the_run_before(job, words):
-    job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
-    (job.folder / "settings.py").write_text("import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
-    job.script.write_text("import settings, torch, hub\nprint(hub.HOME)\n")
-    for number in range(2):
         done = job.run("warm", *words)
-        assert done.stdout.split() == ["/data", "/data"]
+        assert done.stdout.split() == ["/data", "/data"], done.stderr
         assert (SAID + "HUB_HOME is set" in done.stderr) is (number == 1)
 
 

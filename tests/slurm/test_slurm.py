@@ -168,22 +168,16 @@ def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     assert user.left_behind() == []
 
 
-def resumes(user: User, *options: str) -> str:
-    """Submit a job that goes on only from the checkpoint that it is told, and waits at step 12."""
+def test_a_preempted_job_goes_on_from_the_checkpoint_that_it_is_told(user):
     for name in ("resumable_job.py", "strike.py"):
         shutil.copy(ROOT / "tests" / "programs" / "faults" / name, user.cwd)
     settings = ["--set", "retry.resume.checkpoints={--out}/checkpoint-*.zip"]
     settings += ["--set", 'retry.resume.args=["--resume={checkpoint}"]']
-    user.generates(
-        *options, *settings, "--", "resumable_job.py", "--out=out", "--fault=1:12:SIGCONT"
-    )
+    user.generates(*settings, "--", "resumable_job.py", "--out=out", "--fault=1:12:SIGCONT")
     job = user.submits("--nodelist=n1", "--exclusive", "job.sh")
     user.waits_for(lambda: "\nstep 12 " in user.logs())
-    return job
-
-
-def goes_on(user: User, job: str) -> None:
-    """See that the job begins again, told the newest checkpoint, and comes to its end."""
+    urgent = ("--partition=urgent", "--nodelist=n1", "--exclusive", "--output=urgent")
+    user.submits(*urgent, "--wrap=hostname")
     user.lets_begin(job)
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert user.fact(job, "Restarts") == "1"
@@ -191,19 +185,6 @@ def goes_on(user: User, job: str) -> None:
     assert "\nresumed at step 10\n" in user.logs()
     assert user.logs().count("\ndone step=20") == 1
     assert user.left_behind() == []
-
-
-def test_a_preempted_job_goes_on_from_the_checkpoint_that_it_is_told(user):
-    job = resumes(user)
-    urgent = ("--partition=urgent", "--nodelist=n1", "--exclusive", "--output=urgent")
-    user.submits(*urgent, "--wrap=hostname")
-    goes_on(user, job)
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.slow
-def test_a_job_whose_time_is_over_is_told_its_checkpoint(user):
-    goes_on(user, resumes(user, "--time", "2", "--sbatch=--signal=B:USR2@45"))
 
 
 @pytest.mark.timeout(700)

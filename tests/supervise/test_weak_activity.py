@@ -13,7 +13,7 @@ from fake_nvml import Nvml, gpu
 from helpers import until
 
 from saferun.gpu.nvml import LIBRARY
-from saferun.supervise.watch.weak_activity import ANSWER_S, EVERY_S, GpuUse, WeakActivity
+from saferun.supervise.watch.weak_activity import ANSWER_S, EVERY_S, GpuUse, Traffic
 from saferun.system import tcp_bytes
 
 OURS, OTHER = "GPU-1", "GPU-2"
@@ -95,18 +95,18 @@ def test_a_machine_without_the_library_is_not_asked_again(nvml):
 
 def test_what_connections_carry_is_a_sign_and_a_few_bytes_are_none(connection):
     one, other = connection
-    weak = WeakActivity({"PATH": ""}, [])
+    traffic = Traffic()
     pids = [os.getpid()]
-    assert not weak.seen(0.0, pids)
+    assert not traffic.is_more(0.0, pids)
     one.sendall(b"still there")
     other.recv(100)
-    assert not weak.seen(10.0, pids)
+    assert not traffic.is_more(10.0, pids)
     sent = 0
     while sent < 4 << 20:  # 64 KiB/s and more
         sent += one.send(bytes(64 << 10))
         other.recv(64 << 10, socket.MSG_WAITALL)
-    assert weak.seen(20.0, pids)
-    assert not weak.seen(30.0, pids)
+    assert traffic.is_more(20.0, pids)
+    assert not traffic.is_more(30.0, pids)
 
 
 def test_connections_of_others_are_left_out(connection):

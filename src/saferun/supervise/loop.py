@@ -18,6 +18,7 @@ from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
 from saferun.gpu.lock.gpu_locks import Held
+from saferun.journal import torchelastic_dirs
 from saferun.journal.event_types import Preflight, Recovery, Recycled
 from saferun.journal.writer import Journal
 from saferun.model import Finding, LaunchPlan
@@ -401,8 +402,8 @@ class _Run:
             yield PREPARE_S if prepares else rest
 
     def _note_steps(self) -> None:
-        if self._steps:
-            self._record.steps(self._steps.sample())
+        if self._steps and (text := self._steps.sample()):
+            self._record.journal.steps(self._gathered.identity.attempt, text)
 
     def _following(self) -> RunInputs:
         """Return what the plan of the attempt after the running one is computed from."""
@@ -480,7 +481,7 @@ class _Run:
         self._record.mask_ranks(identity)
         ended = self._record.clean(ended)
         found, ranks_ran = self._watch.receipts(kept=self._record.journal.took_receipts())
-        self._record.clear_torchelastic(found)
+        self._record.harmlessly(lambda: torchelastic_dirs.remove(found))
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         ended_s = time.monotonic() - self._began
         last = self._watch.outcome(ended, ended_s, self._mitigations.in_force)

@@ -116,7 +116,7 @@ class AttemptLife(StateMachine):
         if not self._spec.own_group:
             if not sender or self.state in (STARTING, ASKED_EARLY):
                 self._send(protocol.Signal(int(signal.SIGQUIT), None))
-        elif self._observer.asked is not None and self.state == RUNNING:
+        elif self.state == RUNNING:
             self._observer.asked()
             self._check_at = self._clock()
 
@@ -143,7 +143,7 @@ class AttemptLife(StateMachine):
             self.step(DEADLINE)
 
     def _check_job(self) -> None:
-        delay_s = None if self._observer.check_job is None else self._observer.check_job()
+        delay_s = self._observer.check_job()
         self._check_at = None if delay_s is None else self._clock() + delay_s
         if delay_s is None and self.state == RUNNING:
             self.step(HUNG)
@@ -169,12 +169,11 @@ class AttemptLife(StateMachine):
     def _begin(self, report: protocol.Started) -> None:
         self._began = self._clock()
         self.launcher, self.exact = report.launcher, report.exact
-        if self._observer.later is not None:
-            self._later_at = self._began + self._observer.later_s
+        self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
         if report.cold:
             self._observer.cold(report.cold)
-        self._check_at = None if self._observer.check_job is None else self._began
+        self._check_at = self._began
 
     def _exit(self, report: protocol.Exited) -> None:
         self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
@@ -201,7 +200,7 @@ class AttemptLife(StateMachine):
         self._send(protocol.Resize())
 
     def _call_later(self) -> None:
-        again_s = self._observer.later() if self._observer.later is not None else None
+        again_s = self._observer.later()
         if again_s is not None:
             self._later_at = self._clock() + again_s
 
@@ -213,7 +212,7 @@ class AttemptLife(StateMachine):
         self.interrupted = True
         self._forward(number, None, sender)
         self._limit()
-        if number == signal.SIGINT and self._observer.interrupted is not None:
+        if number == signal.SIGINT:
             self._observer.interrupted(self._spec.grace_s)
 
     def _pass_on(self, number: int, sender: str) -> None:

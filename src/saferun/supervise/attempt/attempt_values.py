@@ -55,15 +55,15 @@ class Observer(NamedTuple):
     cold: Callable[[str], object] = lambda reason: None
     # `later_s` seconds after the start, if the command still runs: the time to make the next
     # attempt's keeper ready. Returns the seconds until it is called again; None: never.
-    later: Callable[[], float | None] | None = None
+    later: Callable[[], float | None] = lambda: None
     later_s: float = 0.0
     # Again and again while the command runs; returns the seconds until the next time, or None to
     # have the command ended, because it hangs.
-    check_job: Callable[[], float | None] | None = None
+    check_job: Callable[[], float | None] = lambda: float("inf")
     # At a SIGQUIT while a command runs that has a group of its own; `check_job` is called next.
-    asked: Callable[[], object] | None = None
+    asked: Callable[[], object] = lambda: None
     # At the first SIGINT that asks the job to end, with the seconds until it is killed.
-    interrupted: Callable[[float | None], object] | None = None
+    interrupted: Callable[[float | None], object] = lambda left_s: None
     # Returns the pids of children of ours that are no part of the attempt: they live on should the
     # keeper be killed and its work fall to us.
     spared: Callable[[], Iterable[int]] = tuple

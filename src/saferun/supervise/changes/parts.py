@@ -27,6 +27,7 @@ class RunParts:
     def __init__(self, gathered: RunInputs) -> None:
         self._environ, self._run = gathered.environ, gathered.identity.run
         self._gpus = [gpu for gpu in gathered.facts.gpu.gpus if gpu.uuid]
+        self._uuids = tuple(gpu.parent or gpu.uuid for gpu in self._gpus)
         self._nodes = gathered.request.options.nodes
         self._failed: dict[str, str] = {}
 
@@ -52,9 +53,8 @@ class RunParts:
         """
         if not self._failed and not os.path.exists(part_history.path(self._environ)):
             return
-        uuids = tuple(gpu.parent or gpu.uuid for gpu in self._gpus)
         host = os.uname().nodename
-        ended = RunOfParts(self._run, round(time.time(), 3), host, uuids, self._failed)
+        ended = RunOfParts(self._run, round(time.time(), 3), host, self._uuids, self._failed)
         part_history.keep(self._environ, ended, lived_s)
 
     def _guilty(self, last: AttemptOutcome, ranks: list[int]) -> str:
@@ -65,18 +65,17 @@ class RunParts:
         """
         line, known = last.root_line or "", gpus.addresses()
         bus, number = _BUS.search(line), _NUMBER.match(line)
-        for gpu in self._gpus:
+        for gpu, uuid in zip(self._gpus, self._uuids, strict=True):
             at_bus = bus and known.get(gpu.uuid, "").lower().startswith(bus[1].lower())
             if gpu.uuid in line or at_bus or (number and gpu.number == int(number[1])):
-                return gpu.parent or gpu.uuid
+                return uuid
         if bus or number:
             return ""
         if last.root_rank is None or (last.kind == "hang" and len(ranks) < 2):
             alone = len(self._gpus) == 1 and last.kind != "hang"
-            return (self._gpus[0].parent or self._gpus[0].uuid) if alone else ""
+            return self._uuids[0] if alone else ""
         if last.root_rank in ranks:
             place = ranks.index(last.root_rank)
         else:
             place = last.root_rank if self._nodes == 1 and not ranks else -1
-        one = self._gpus[place] if 0 <= place < len(self._gpus) else None
-        return (one.parent or one.uuid) if one else ""
+        return self._uuids[place] if 0 <= place < len(self._uuids) else ""

@@ -151,7 +151,7 @@ class Resumption:
         if last.no_number is not None:  # what was saved later may have it in its weights
             later = [one for one in self._find() if one.checkpoint.at_s > last.no_number.good_at_s]
             self._bad.update({one.checkpoint.path: one.stamp for one in later})
-        newest = self._newest()
+        newest = next(iter(self._complete(1)), None)
         if bad is not None:
             older = "the one before is tried" if newest else "there is none before it"
             self._say(f"{bad.path} could not be loaded and is left as it is; {older}")
@@ -226,10 +226,6 @@ class Resumption:
 
     def _find(self) -> list[Found]:
         return checkpoints.find(self._pattern or "")
-
-    def _newest(self) -> Found | None:
-        """Return the newest complete checkpoint of this run; say which newer ones are not."""
-        return next(iter(self._complete(1)), None)
 
     def saved_before(self, at_s: float) -> Checkpoint | None:
         """Return the newest complete checkpoint of this run that was written before a time.

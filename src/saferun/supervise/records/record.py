@@ -15,7 +15,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
-from saferun.journal import rank_files, torchelastic_dirs
+from saferun.journal import rank_files
 from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
@@ -26,7 +26,6 @@ from saferun.journal.event_types import (
     Stall,
     Started,
 )
-from saferun.journal.receipts import Receipt
 from saferun.journal.writer import Journal
 from saferun.model import Checkpoint, Identity, LaunchPlan
 from saferun.planning.inputs import RunInputs
@@ -88,11 +87,6 @@ class Record:
         """Record an attempt's processes; now there is time to write the output of the last one."""
         self.journal.event(Started(keeper, launcher))
         self.keep_tails()
-
-    def steps(self, text: str) -> None:
-        """Keep how far the steps of the running attempt have come; "" says nothing new."""
-        if text:
-            self.journal.steps(self._attempt, text)
 
     def ended(self, ended: Ended, outcome: AttemptOutcome) -> None:
         """Record the end of an attempt.
@@ -199,10 +193,6 @@ class Record:
         masked = self.journal.masked
         rank_files.mask(identity.receipts, identity.attempt, masked)
         self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
-
-    def clear_torchelastic(self, found: tuple[Receipt, ...]) -> None:
-        """Remove what an attempt left in torchrun's temporary directory; its receipts name it."""
-        self.harmlessly(lambda: torchelastic_dirs.remove(found))
 
     def harmlessly(self, work: Callable[[], None]) -> None:
         """Do work that the running job does not need; a fault there goes only to the journal."""

@@ -27,7 +27,7 @@ from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
 from saferun.supervise.watch.ras_query import RasQuery
 from saferun.supervise.watch.running_job import RunningJob
-from saferun.supervise.watch.weak_activity import Traffic, WeakActivity
+from saferun.supervise.watch.weak_activity import GpuUse, Traffic
 from saferun.supervise.watch.work_signs import Tree
 
 _EVERY_S = 10.0  # between looks
@@ -158,7 +158,7 @@ class HangWatch:
     def __init__(self, job: RunningJob) -> None:
         self._job = job
         self._gpus = [gpu.uuid for gpu in job.plan.gpus.gpus]
-        self._weak: WeakActivity | None = None
+        self._gpu_use, self._last_traffic = GpuUse(job.environ, self._gpus), Traffic()
         policy = job.plan.settings.watch
         least = 1 if job.plan.options.nodes != 1 else 2
         self._silence: Silence = Silence(policy.silence_s, job.longest, least)
@@ -204,7 +204,11 @@ class HangWatch:
             self._silence.answered(now)
             return self._every_s
         if self._silence.is_near(now):
-            self._look_closer(now)
+            # Signs of work that cost more.
+            pids = work_signs.everyone(one.pid for one in now.ranks)
+            moves = self._last_traffic.is_more(now.at_s, pids)
+            if self._gpu_use.are_used(now.at_s) or moves:
+                self._silence.note_busy(now.at_s)
         began = self._silence.take(now, self._every_s)
         if self.is_wanted:
             began = self._silence.with_ended(now)
@@ -243,13 +247,6 @@ class HangWatch:
         if ranks != self._ranks or self._looks < _FIRST:
             self._ranks, self._tree_until_s = ranks, at_s
         return now
-
-    def _look_closer(self, now: Look) -> None:
-        """Look for signs of work that cost more."""
-        if self._weak is None:
-            self._weak = WeakActivity(self._job.environ, self._gpus)
-        if self._weak.seen(now.at_s, work_signs.everyone(one.pid for one in now.ranks)):
-            self._silence.note_busy(now.at_s)
 
     def _ask(self, began: Look, now: Look, *, is_stall: bool) -> _Asked:
         flight = FlightDumps(now.ranks, now.at_s)

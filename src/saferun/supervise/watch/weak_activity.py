@@ -20,29 +20,6 @@ ANSWER_S = 5.0  # the longest wait for one
 _USED = 10  # percent; above, a GPU is in use
 
 
-class WeakActivity:
-    """The signs of weak activity of one attempt.
-
-    Args:
-        environ: the user's, in which NVML is found.
-        gpus: the UUIDs of the job's GPUs.
-    """
-
-    def __init__(self, environ: Mapping[str, str], gpus: Collection[str]) -> None:
-        self._traffic = Traffic()
-        self._gpus = GpuUse(environ, gpus)
-
-    def seen(self, at_s: float, pids: Sequence[int]) -> bool:
-        """Return whether there was such a sign since the last call.
-
-        Args:
-            at_s: now.
-            pids: the job's.
-        """
-        moves = self._traffic.is_more(at_s, pids)
-        return self._gpus.are_used(at_s) or moves
-
-
 class Traffic:
     """What the TCP connections of some processes carry."""
 
