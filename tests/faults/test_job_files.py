@@ -23,14 +23,6 @@ def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
     assert ended["stdout_tail"] == "\0" * 996 + "end\n"
 
 
-def test_old_text_in_a_file_is_no_part_of_the_tail(tmp_path):
-    fd = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
-    os.write(fd, b"NCCL error of yesterday\n")
-    with supervised(tmp_path, ["echo", "today"], popen={"stdout": fd}) as run:
-        os.close(fd)
-        assert run.ended()["stdout_tail"] == "today\n"
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_do_not_mix_with_ours(tmp_path, closed):
     inner = python("import os; os.write(1, b'out'); os.write(2, b'err')")
@@ -54,15 +46,6 @@ def test_end_of_what_goes_to_the_null_device_is_kept(tmp_path):
     null = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with supervised(tmp_path, ["sh", "-c", "echo x; echo y >&2"], popen=null) as run:
         assert run.ended()["stdout_tail"] == "x\ny\n"
-
-
-def test_input_is_the_jobs_own(tmp_path):
-    with supervised(tmp_path, ["cat"], popen={"stdin": subprocess.PIPE}) as run:
-        run.process.stdin.write(b"question")
-        run.process.stdin.close()
-        run.process.stdin = None
-        run.ended()
-        assert run.out == b"question"
 
 
 def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -185,13 +184,6 @@ def test_job_under_nohup_outlives_its_terminal(typed, tmp_path, monkeypatch):
     os.waitid(os.P_PID, run.terminal.pid, os.WEXITED | os.WNOWAIT)
     assert {run.pid("agent"), run.pid("r")} <= set(living(run.mark))
     assert not run.members("heard-1")
-
-
-def test_colours_and_carriage_returns_pass_unchanged(typed):
-    bar = r"\033[31mred\033[0m 10%\r20%\r"
-    run = typed(python(f"import sys; sys.stdout.write('{bar}' + 'end\\n')"))
-    run.terminal.expect(re.escape(b"\033[31mred\033[0m 10%\r20%\rend\r\n"))
-    run.terminal.expect(rb"READY\$ ")
 
 
 def test_background_job_is_not_stopped_for_its_output(typed):
