@@ -53,11 +53,11 @@ KIND = {"group": "g", "verdict": "retry", "explanation": "It is.", "advice": "Do
     ("kind", "sign", "wrong"),
     [
         ({}, {"kind": "no-such"}, "unknown kind `no-such`"),
-        ({}, {"kind": "a", "sayz": ["x"]}, "unexpected keyword argument 'sayz'; a sign of a"),
+        ({}, {"kind": "a", "sayz": ["x"]}, "unknown key `sayz`"),
         ({}, {"kind": "a", "weight": "heavy"}, "unknown weight `heavy`"),
-        ({}, {"says": ["x"]}, "missing 1 required positional argument: 'kind'"),
+        ({}, {"says": ["x"]}, "missing key `kind`"),
         ({"verdict": "again"}, {"kind": "a"}, "unknown verdict `again`"),
-        ({"advise": "Do."}, {"kind": "a"}, "unexpected keyword argument 'advise'; kind a"),
+        ({"advise": "Do."}, {"kind": "a"}, "unknown key `advise`"),
     ],
 )
 def test_what_the_document_may_not_hold_is_refused(kind, sign, wrong):

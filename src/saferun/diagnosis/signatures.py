@@ -7,8 +7,8 @@ log that a sign fits.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from saferun.errors import SaferunError
 from saferun.knowledge import loader
@@ -24,7 +24,6 @@ USER = 50
 
 _kept: list[Knowledge] = []  # one, or none
 
-Made = TypeVar("Made")
 Needle = tuple[str, ...]  # a phrase: lower-case parts that follow each other
 
 
@@ -34,13 +33,13 @@ class Kind(NamedTuple):
     name: str
     group: str
     verdict: str
+    mitigations: tuple[str, ...]
     explanation: str
     advice: str
-    references: tuple[str, ...] = ()
-    mitigations: tuple[str, ...] = ()
-    numbers: str = ""  # regex with named groups; "" where a kind has no numbers
-    detail: str = ""  # filled from them
-    waits: bool = False  # waiting is part of the mitigation: it passes by itself, in a while
+    references: tuple[str, ...]
+    numbers: str  # regex with named groups; "" where a kind has no numbers
+    detail: str  # filled from them
+    waits: bool  # waiting is part of the mitigation: it passes by itself, in a while
     echo: bool = False  # what survivors of a failure elsewhere see: the cause is on another node
 
     @property
@@ -53,23 +52,22 @@ class Sign(NamedTuple):
     """How a kind shows itself."""
 
     kind: str
-    says: tuple[Needle, ...] = ()
-    types: frozenset[str] = frozenset()
-    # Words (lower case) of which one is, or is not, in some place.
-    near: tuple[str, ...] = ()
-    not_near: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
-    not_own: tuple[str, ...] = ()
-    not_above: tuple[str, ...] = ()
-    innermost: tuple[str, ...] = ()
-    anywhere: tuple[str, ...] = ()
-    not_anywhere: tuple[str, ...] = ()
-    doing: str = ""  # a pattern of lower case; "" for none
-    weight: int = WEIGHTS["cause"]
-    only: str = ""  # "", "exception" or "line"
-    warned: bool = False  # a warning's line counts in full
-    last: bool = False  # only among the last lines of the log
-    explains: frozenset[str] = frozenset()  # kinds that are its consequence, whatever they weigh
+    says: tuple[Needle, ...]
+    types: frozenset[str]
+    near: tuple[str, ...]
+    doing: str  # a pattern of lower case; "" for none
+    not_near: tuple[str, ...]
+    own: tuple[str, ...]
+    not_own: tuple[str, ...]
+    not_above: tuple[str, ...]
+    innermost: tuple[str, ...]
+    anywhere: tuple[str, ...]
+    not_anywhere: tuple[str, ...]
+    weight: int
+    only: str  # "", "exception" or "line"
+    warned: bool  # a warning's line counts in full
+    last: bool  # only among the last lines of the log
+    explains: frozenset[str]  # kinds that are its consequence, whatever they weigh
 
     @property
     def states(self) -> bool:
@@ -81,6 +79,13 @@ class Sign(NamedTuple):
         """Whether a line that it fits needs nothing around it to be the cause."""
         around = self.near or self.doing or self.own or self.innermost or self.anywhere
         return self.weight >= WEIGHTS["cause"] and not around and self.only != "exception"
+
+
+# The keys of a sign that are words of which one is, or is not, in some place.
+_WORDS = (
+    *("near", "not_near", "own", "not_own", "not_above", "innermost"),
+    *("anywhere", "not_anywhere"),
+)
 
 
 class Knowledge(NamedTuple):
@@ -129,41 +134,66 @@ def parse(document: Mapping[str, Any]) -> Knowledge:
 
 
 def _kind(name: str, body: Mapping[str, Any]) -> Kind:
-    values = {key: _frozen(value) for key, value in body.items()}
-    kind = _made(Kind, f"kind {name}", name=name, **values)
-    _one_of(VERDICTS, kind.verdict, "verdict", f"kind {name}")
-    return kind
+    where = f"kind {name}"
+    _check_keys(body, Kind._fields, where)
+    return Kind(
+        name=name,
+        group=_text(body, "group", where),
+        verdict=_one_of(VERDICTS, _text(body, "verdict", where), "verdict", where),
+        mitigations=_texts(body, "mitigations"),
+        explanation=_text(body, "explanation", where),
+        advice=_text(body, "advice", where),
+        references=_texts(body, "references"),
+        numbers=str(body.get("numbers", "")),
+        detail=str(body.get("detail", "")),
+        waits=body.get("waits", False) is True,
+        echo=body.get("echo", False) is True,
+    )
 
 
 def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
-    where = f"a sign of {body.get('kind')}"
-    values = {key: _frozen(value) for key, value in body.items()}
-    for key, value in values.items():
-        if key in ("types", "explains"):
-            values[key] = frozenset(value)
-        elif isinstance(value, tuple):
-            values[key] = tuple(map(str.lower, value))
-    values["says"] = tuple(map(needle, values.get("says", ())))
-    values["doing"] = _doing(values.get("doing", ()))
-    values["weight"] = WEIGHTS[_one_of(WEIGHTS, body.get("weight", "cause"), "weight", where)]
-    sign = _made(Sign, where, **values)
-    for name in (sign.kind, *sign.explains):
-        _known(name, kinds)
-    return sign
+    kind = _known(_text(body, "kind", "a sign"), kinds)
+    where = f"a sign of {kind}"
+    _check_keys(body, Sign._fields, where)
+    return Sign(
+        kind=kind,
+        says=tuple(needle(text) for text in _phrases(body)),
+        types=frozenset(_texts(body, "types")),
+        doing=_doing(_lower_texts(body, "doing")),
+        **{key: _lower_texts(body, key) for key in _WORDS},
+        weight=WEIGHTS[_one_of(WEIGHTS, str(body.get("weight", "cause")), "weight", where)],
+        only=str(body.get("only", "")),
+        warned=body.get("warned", False) is True,
+        last=body.get("last", False) is True,
+        explains=frozenset(_known(name, kinds) for name in _texts(body, "explains")),
+    )
 
 
-def _frozen(value: Any) -> Any:
-    """Return texts of a list, or of lists by the releases that print them, as a tuple."""
-    if isinstance(value, Mapping):
-        return tuple(str(text) for texts in value.values() for text in texts)
-    return tuple(map(str, value)) if isinstance(value, list) else value
+def _check_keys(body: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for key in body:
+        if key not in known:
+            raise SaferunError(f"unknown key `{key}`", where=where)
 
 
-def _made(of: Callable[..., Made], where: str, **values: Any) -> Made:
-    try:
-        return of(**values)
-    except TypeError as error:  # it names the key that is missing, or that there is none of
-        raise SaferunError(str(error), where=where) from None
+def _text(body: Mapping[str, Any], key: str, where: str) -> str:
+    if key not in body:
+        raise SaferunError(f"missing key `{key}`", where=where)
+    return str(body[key])
+
+
+def _texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(map(str, body.get(key, ())))
+
+
+def _phrases(body: Mapping[str, Any]) -> Sequence[str]:
+    """Return what a sign says: of a list, or of lists by the releases that print them."""
+    says = body.get("says", ())
+    groups = says.values() if isinstance(says, Mapping) else (says,)
+    return [str(text) for group in groups for text in group]
+
+
+def _lower_texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(map(str.lower, _texts(body, key)))
 
 
 def _doing(phrases: Sequence[str]) -> str:
@@ -178,8 +208,8 @@ def _one_of(known: Collection[str], value: str, what: str, where: str) -> str:
     return value
 
 
-def _known(name: str, kinds: Mapping[str, Kind]) -> None:
-    _one_of(kinds, name, "kind", "knowledge/failures.yaml")
+def _known(name: str, kinds: Mapping[str, Kind]) -> str:
+    return _one_of(kinds, name, "kind", "knowledge/failures.yaml")
 
 
 def needle(text: str) -> Needle:

@@ -16,8 +16,8 @@ from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
-from saferun.diagnosis.reading import progress, tracebacks, user_frame
-from saferun.diagnosis.reading.log_lines import Line, form_of
+from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
+from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 
@@ -94,7 +94,7 @@ def collect(
     """
     log = matches.Text("log", lines, more=more)
     texts = (*_error_files(evidence.failures, log), log)
-    exits = exit_codes.find(lines, log.framed)
+    exits = exit_codes.find(lines, log.framed, log.alike)
     fitting = [one for text in texts for one in matches.match(knowledge, text)]
     known = refinements.KindRefinement(fitting, evidence, lines)
     brief = evidence.log.line_count <= _BRIEF_LINES
@@ -261,7 +261,8 @@ def _apart_outlived(
         return list(everything), []
     past = [_is_outlived(item, everything, lines, steps) for item in everything]
     forms = [
-        form_of(lines[one.at].text) if one.in_log and _is_said(one) else None for one in everything
+        digit_masks.of_word(lines[one.at].text) if one.in_log and _is_said(one) else None
+        for one in everything
     ]
     often = Counter(form for form, over in zip(forms, past, strict=True) if over)
     kept: list[Candidate] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.diagnosis.reading.log_lines import FORMS, Line, form_of
+from saferun.diagnosis.reading import digit_masks
+from saferun.diagnosis.reading.log_lines import Line
 
 _SIGNALS = {
     "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,
@@ -174,17 +174,21 @@ def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def find(lines: Sequence[Line], skip: Iterable[int] = ()) -> Exits:
+def find(
+    lines: Sequence[Line], skip: Iterable[int] = (), alike: Sequence[str] | None = None
+) -> Exits:
     """Return what a log reports of exit codes and signals.
 
     Args:
         lines: the log's.
         skip: indices of lines that hold no such report (the frames of tracebacks).
+        alike: the lines' forms, where they are known (`digit_masks.of`).
     """
     reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
+    telling = digit_masks.which(digit_masks.of(lines) if alike is None else alike, _may_tell)
     killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
     for at, line in enumerate(lines):
-        if not (_may_tell(form_of(line.text)) or reader.in_root(at)):
+        if not (telling[at] or reader.in_root(at)):
             continue
         text = line.text.lower()
         reader.read_summary(at, line.text, text)
@@ -254,10 +258,9 @@ class _Reader:
             self._crashes.append((sign, self._moment))
 
 
-@functools.lru_cache(maxsize=FORMS)
-def _may_tell(form: str) -> bool:
+def _may_tell(text: str) -> bool:
     """Return whether a line may report an exit code, or be one of torchrun's summary."""
-    lower = form.lower()
+    lower = text.lower()
     return _may_report(lower) or _LISTED in lower or _ROOT in lower or "time " in lower
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
-from saferun.diagnosis.reading import tracebacks
-from saferun.diagnosis.reading.log_lines import Line, form_of
+from saferun.diagnosis.reading import digit_masks, tracebacks
+from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
@@ -96,7 +97,8 @@ class Text:
         log: Text | None = None,
     ) -> None:
         self.lines = lines
-        exceptions = tracebacks.find(lines, more).without_consequences()
+        self.alike = digit_masks.of(lines)
+        exceptions = tracebacks.find(lines, self.alike, more).without_consequences()
         self.raised = exceptions.raised
         self.source = Source(name, order, lines, self.raised)
         self.whole = "\n".join([line.text for line in lines]).lower()
@@ -104,12 +106,13 @@ class Text:
         self.framed = exceptions.framed | _own_faults(lines)
         self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
         self.messages = [item.text.lower() for item in self.raised]
-        self._of_form: dict[
-            str, list[int]
-        ] = {}  # the lines that differ only in digits, as steps do
-        for row, line in enumerate(self.lower):
-            self._of_form.setdefault(form_of(line), []).append(row)
-        self._forms = "\n".join(self._of_form)
+        rows: dict[str, list[int]] = {}  # form -> the lines that differ only in digits, as steps do
+        for row, form in enumerate(self.alike):
+            rows.setdefault(form, []).append(row)
+        self._of_shape = list(rows.values())
+        shapes = [form.lower() for form in rows]
+        self._shapes = "\n".join(shapes)
+        self._starts = [0, *itertools.accumulate(len(shape) + 1 for shape in shapes)]
         self._launcher_rows = self._frames_of_launchers()
         self._forwarded = _is_forwarded(lines, exceptions.framed)
         self._log = log
@@ -132,12 +135,21 @@ class Text:
         return self._rows[word]
 
     def _search(self, word: str) -> tuple[int, ...]:
-        form = form_of(word)
-        if form not in self._forms:
+        bare = digit_masks.of_word(word)
+        if bare not in self._shapes:
             return ()
-        alike = (rows for one, rows in self._of_form.items() if form in one)
-        found = sorted(row for rows in alike for row in rows if word in self.lower[row])
-        return tuple(found if len(found) <= 2 * _HITS else found[:_HITS] + found[-_HITS:])
+        rows = sorted(itertools.chain.from_iterable(self._of_shapes_with(bare)))
+        if bare != word:
+            rows = [row for row in rows if word in self.lower[row]]
+        return tuple(rows if len(rows) <= 2 * _HITS else rows[:_HITS] + rows[-_HITS:])
+
+    def _of_shapes_with(self, bare: str) -> Iterator[list[int]]:
+        """Yield the lines of every form that holds a phrase whose digits are 0."""
+        at = self._shapes.find(bare)
+        while at >= 0:
+            shape = bisect_right(self._starts, at) - 1
+            yield self._of_shape[shape]
+            at = self._shapes.find(bare, self._starts[shape + 1])
 
     def _frames_of_launchers(self) -> set[int]:
         """Return the lines of launchers' own tracebacks."""

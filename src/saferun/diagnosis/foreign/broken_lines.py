@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from saferun.diagnosis.reading.log_lines import Line, form_of
+from saferun.diagnosis.reading.log_lines import Line
 
 _WORD_BROKEN = re.compile(r"[a-z\d][a-z\d]", re.I)
+_FORM = dict.fromkeys(map(ord, "123456789"), "0")  # lines alike but for these are steps
 _NARROW = 60  # characters: no terminal is narrower
 _BROKEN = 2  # lines of one width, and none that is longer: a terminal's edge
 _JOINED = 12  # lines, at most, of one that a terminal has broken
@@ -31,7 +32,7 @@ def whole(lines: Sequence[Line]) -> list[Line]:
     for at in range(len(lines) - 2, -1, -1) if edge else ():
         line, rest = lines[at], joined[at + 1]
         # a blank at the edge was not copied
-        alike = form_of(line.raw) == form_of(lines[at + 1].raw)  # steps
+        alike = line.raw.translate(_FORM) == lines[at + 1].raw.translate(_FORM)
         full = len(line.raw) in (edge, edge - 1) and not alike
         if full and rest.text and len(rest.raw) < _JOINED * edge:
             gap = " " * (edge - len(line.raw))

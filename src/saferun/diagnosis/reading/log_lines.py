@@ -21,15 +21,3 @@ class Log(NamedTuple):
     size_bytes: int = 0
     line_count: int = 0
     whole: bool = True  # False where parts between head and tail were only counted
-
-
-FORMS = 1 << 15
-_DIGITS = dict.fromkeys(map(ord, "123456789"), "0")
-
-
-def form_of(text: str) -> str:
-    """Return a text with each digit as 0: the steps of a training are lines of one form.
-
-    What no digit decides is found once for a form, and kept for FORMS of them.
-    """
-    return text.translate(_DIGITS)

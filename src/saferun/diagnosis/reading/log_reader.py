@@ -7,13 +7,13 @@ what is kept. A rank that such a prefix names stays with the line.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from saferun.diagnosis.reading import own_prefix, records
-from saferun.diagnosis.reading.log_lines import FORMS, Line, Log, form_of
+from saferun.diagnosis.reading.log_lines import Line, Log
 
 BAR_PARTS = 12  # kept of a progress bar that rewrites its line: the first states, as many last ones
 LINE_CHARS = 4000  # a longer line is cut into pieces of this length
@@ -22,6 +22,7 @@ _ANSI = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,500}(?:\x07|\x1b\\)|[()][A-Z0-9])"
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
+_UNPRINTED = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 
 # A progress bar does not end its line, so the next output of a rank follows on the same line. Lines
 # that were copied from a screen have blanks up to its edge instead of line ends.
@@ -70,11 +71,25 @@ _PREFIX = re.compile(
 _MAX_PREFIXES = 4
 _OF_THE_JOB = ("rank", "cluster")  # groups of it that name a rank of the whole job, and
 _OF_A_NODE = ("tee", "mpi", "srun")  # those whose number may be one of a node
+_NOWHERE = (0, 0)
+_DOCKER = b'{"log":'
 _RECORDS = 3  # records within a record: of a logger, of a container, of collectors
+_FORM = bytes.maketrans(b"123456789", b"0" * 9)
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
 _BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
+
+
+class _Prefixes(NamedTuple):
+    """Where a line's prefixes end, and where the rank stands that they name."""
+
+    end: int
+    rank_from: int
+    rank_to: int  # 0 where they name none
+
+
+_NOT_PLAIN = _Prefixes(-1, 0, 0)
 
 
 def read(chunks: Iterable[bytes]) -> Log:
@@ -109,24 +124,44 @@ def lines_of(data: bytes, first: int) -> Iterator[Line]:
     data = data.replace(b"\r\n", b"\n")
     if b"\x1b" in data:
         data = _ANSI.sub(b"", data)
-    for number, row in enumerate(data.split(b"\n"), first):
-        yield from _of_row(number, row)
+    known: dict[bytes, _Prefixes] = {}  # form of a row -> its prefixes; many rows share a form
+    rows = zip(data.split(b"\n"), data.translate(_FORM).split(b"\n"), strict=True)
+    for number, (row, form) in enumerate(rows, first):
+        found = known.get(form)
+        if found is None:
+            raw = row.decode("utf-8", "replace").rstrip()
+            found = known[form] = _prefixes(raw) if _is_plain(row) else _NOT_PLAIN
+        if found is _NOT_PLAIN:
+            yield from _of_row(number, row)
+            continue
+        raw = row.decode("utf-8", "replace").rstrip()
+        end, rank_from, rank_to = found
+        yield Line._make((number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw))
 
 
-def _of_row(number: int, row: bytes) -> list[Line]:
-    """Return the lines of a row: of a record, a progress bar, or without control characters."""
+def _is_plain(row: bytes) -> bool:
+    """Return whether a row is one line with nothing but prefixes before it; no digit decides."""
+    return not (
+        b"\\n" in row
+        or row.endswith((b"}", b'"', b'",'))
+        or row.startswith(_DOCKER)
+        or len(row) > LINE_CHARS
+        or "│".encode() in row
+        or len(row.translate(None, _UNPRINTED)) < len(row)
+        or len(_split_behind_bar(row)) > 1
+    )
+
+
+def _of_row(number: int, row: bytes) -> Iterator[Line]:
+    """Yield the lines of a row: of a record, a progress bar, or without control characters."""
     whole = row.rstrip(b"\r")  # a terminal's line ends with one
     may_hold = b"\\n" in row or whole.endswith((b"}", b'"', b'",'))
     if may_hold and (unpacked := _unpacked(number, whole)):
-        return unpacked
-    lines = []
-    for part in _parts(row.lstrip(b"\0")):  # the hole in a file that was truncated meanwhile
-        for begin in range(0, len(part) or 1, LINE_CHARS):
-            piece = _CONTROL.sub(b" ", part[begin : begin + LINE_CHARS])
-            raw = piece.decode("utf-8", "replace").rstrip()
-            rank, text = strip_prefixes(raw)
-            lines.append(Line(number, rank, text, raw))
-    return lines
+        yield from unpacked
+        return
+    row = row.lstrip(b"\0")  # the hole in a file that was truncated while it was written
+    for part in _parts(row):
+        yield from _clean(number, part)
 
 
 def _unpacked(number: int, row: bytes) -> list[Line]:
@@ -164,10 +199,16 @@ def _parts(row: bytes) -> list[bytes]:
 
 def _split_behind_bar(part: bytes) -> list[bytes]:
     """Return a progress bar and the line that follows on its line, apart."""
-    may_be = b"]" in part or b"        " in part
-    if may_be and any(sign in part for sign in _JOINED_LINES):
-        return _BEHIND_A_BAR.split(part)
-    return [part]
+    return _BEHIND_A_BAR.split(part) if any(sign in part for sign in _JOINED_LINES) else [part]
+
+
+def _clean(number: int, part: bytes) -> Iterator[Line]:
+    for begin in range(0, max(1, len(part)), LINE_CHARS):
+        raw = _CONTROL.sub(b" ", part[begin : begin + LINE_CHARS]).decode("utf-8", "replace")
+        raw = raw.rstrip()
+        if raw or not begin:
+            rank, text = strip_prefixes(raw)
+            yield Line(number, rank, text, raw)
 
 
 def strip_prefixes(raw: str) -> tuple[int | None, str]:
@@ -180,25 +221,28 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
     if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
         with contextlib.suppress(ValueError):  # as docker escapes <, > and &, others all but ASCII
             text = json.loads(f'"{boxed[1]}"')
-    end, (begin, behind) = _prefixes(form_of(text))
+    end, rank_from, rank_to = _prefixes(text)
+    rank = int(text[rank_from:rank_to]) if rank_to else None
     rest = text[end:]
-    return int(text[begin:behind]) if behind else None, _unboxed(rest) if "│" in rest else rest
+    return rank, _unboxed(rest) if "│" in rest else rest
 
 
-@functools.lru_cache(maxsize=FORMS)
-def _prefixes(form: str) -> tuple[int, tuple[int, int]]:
-    """Return where a line's prefixes end, and where the rank stands that they name."""
-    end, rank = 0, (0, 0)
+def _prefixes(text: str) -> _Prefixes:
+    """Return where a line's prefixes are; no digit decides that."""
+    end, rank = 0, _NOWHERE
     for _ in range(_MAX_PREFIXES):
-        found = _PREFIX.match(form, end)
+        found = _PREFIX.match(text, end)
         if not found:
             break
-        names = _OF_THE_JOB if rank[1] else (*_OF_THE_JOB, *_OF_A_NODE)
-        rank = next((found.span(name) for name in names if found[name]), rank)
+        for name in _OF_THE_JOB if rank is not _NOWHERE else (*_OF_THE_JOB, *_OF_A_NODE):
+            if found[name]:
+                rank = found.span(name)
+                break
         end = found.end()
-    if not rank[1] and (inside := _RANK_INSIDE.search(form, end) or _NCCL_DEVICE.match(form, end)):
-        rank = inside.span(1)
-    return end, rank
+    if rank is _NOWHERE:
+        inside = _RANK_INSIDE.search(text, end) or _NCCL_DEVICE.match(text, end)
+        rank = inside.span(1) if inside else rank
+    return _Prefixes(end, *rank)
 
 
 def _unboxed(text: str) -> str:

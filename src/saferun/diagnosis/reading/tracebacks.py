@@ -7,13 +7,12 @@ are dropped.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saferun.diagnosis.reading import cpp_exceptions
-from saferun.diagnosis.reading.log_lines import FORMS, Line, form_of
+from saferun.diagnosis.reading import cpp_exceptions, digit_masks
+from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import THROWN, Raised
 
 MESSAGE_LINES = 24  # kept of one exception's message
@@ -120,11 +119,9 @@ class Tracebacks(NamedTuple):
 class _Stream:
     """Reads the lines of one rank, in order."""
 
-    def __init__(
-        self, lines: Sequence[Line], rank: int | None, raised: list[Raised], framed: set[int]
-    ) -> None:
-        self._lines, self._rank = lines, rank
-        self._raised, self._all_framed = raised, framed
+    def __init__(self, reader: _Reader, rank: int | None) -> None:
+        self._reader = reader
+        self._rank = rank
         self._inside = False
         self._indent = 0
         self._frames: list[str] = []
@@ -207,7 +204,7 @@ class _Stream:
 
     def _framed(self, at: int, text: str) -> None:
         """Keep a line of the traceback's: at most half of FRAME_LINES from its start and end."""
-        self._all_framed.add(at)
+        self._reader.framed.add(at)
         if not text.strip():
             return
         if len(self._frames) >= FRAME_LINES:
@@ -227,7 +224,7 @@ class _Stream:
         for text in [*pointed[-1:], *reversed(self._frames[-2:])]:
             found = THROWN.search(text)
             if found:
-                self._all_framed.discard(self._framed_at)
+                self._reader.framed.discard(self._framed_at)
                 self._opened(self._framed_at, found["type"], headed=False)
                 self.close()
                 return
@@ -248,7 +245,7 @@ class _Stream:
         if found is None:
             return False
         subject = found.lastgroup
-        return subject is None or subject not in self._lines[self._rows[0]].text.lower()
+        return subject is None or subject not in self._reader.lower(self._rows[0])
 
     def _is_over(self) -> bool:
         """Return whether the message ends with its first line.
@@ -259,7 +256,7 @@ class _Stream:
         kind, _, headed = self._open or ("", "", True)
         if headed:
             return False
-        return kind == "Error" or bool(GOES_ON.search(self._lines[self._rows[0]].text.lower()))
+        return kind == "Error" or bool(GOES_ON.search(self._reader.lower(self._rows[0])))
 
     def _opened(self, at: int, name: str, *, headed: bool) -> None:
         self._rows = [at]
@@ -273,15 +270,15 @@ class _Stream:
             return
         kind, frames, headed = self._open
         if not self._link:
-            self._chain = self._rows[0]
+            self._chain = self._reader.next_chain()
         serving = kind.endswith(_PEER_ENDED) and _SERVING.search(frames)
-        self._raised.append(
+        self._reader.raised.append(
             Raised(
                 at=self._rows[0],
                 rank=self._rank,
                 type=kind,
                 rows=tuple(self._rows),
-                text="\n".join(self._lines[row].text.strip() for row in self._rows),
+                text=self._reader.message(self._rows),
                 frames=frames,
                 chain=self._chain,
                 link=self._link,
@@ -298,15 +295,18 @@ def _quoted(text: str) -> re.Match[str] | None:
     return _QUOTED_EXCEPTION.search(text) if may else None
 
 
-@functools.lru_cache(maxsize=FORMS)
-def _is_ordinary(form: str) -> bool:
+def _is_ordinary(text: str) -> bool:
     """Return whether a line has nothing of an exception: between two of them it says nothing."""
     return not (
-        any(word in form for word in (_TRACEBACK, _DIRECT, _DURING, _EXIT_BARRIER, 'File "'))
-        or _POINTER in form
-        or form.startswith((*_BACKGROUND, "  /"))
-        or ("r" in form and _RAISED.match(form.lstrip()))
-        or _quoted(form)
+        _TRACEBACK in text
+        or _DIRECT in text
+        or _DURING in text
+        or text.startswith((*_BACKGROUND, "  /"))
+        or _EXIT_BARRIER in text
+        or ("r" in text and _RAISED.match(text.lstrip()))
+        or 'File "' in text
+        or _POINTER in text
+        or _quoted(text)
     )
 
 
@@ -321,26 +321,57 @@ def _looks_raised(found: re.Match[str]) -> bool:
     return alone and not found["type"].islower()
 
 
-def find(lines: Sequence[Line], more: Sequence[Raised] = ()) -> Tracebacks:
+class _Reader:
+    """Reads a log, each rank's lines in a stream of their own."""
+
+    def __init__(self, lines: Sequence[Line], alike: Sequence[str]) -> None:
+        self._lines = lines
+        self._alike = alike
+        self._streams: dict[int | None, _Stream] = {}
+        self._chains = 0
+        self.raised: list[Raised] = []
+        self.framed: set[int] = set()
+
+    def lower(self, row: int) -> str:
+        """Return a line in lower case."""
+        return self._lines[row].text.lower()
+
+    def message(self, rows: Sequence[int]) -> str:
+        """Return lines as one text."""
+        return "\n".join(self._lines[row].text.strip() for row in rows)
+
+    def next_chain(self) -> int:
+        """Return the number of a new chain of exceptions."""
+        self._chains += 1
+        return self._chains
+
+    def run(self, more: Sequence[Raised]) -> Tracebacks:
+        """Read all lines; `more` as for `find`."""
+        ordinary = digit_masks.which(self._alike, _is_ordinary)
+        for at, line in enumerate(self._lines):
+            stream = self._streams.get(line.rank)
+            if (stream is None or stream.idle) and ordinary[at]:
+                continue
+            if stream is None:
+                stream = self._streams[line.rank] = _Stream(self, line.rank)
+            stream.read(at, line.text)
+        for stream in self._streams.values():
+            stream.end()
+        found = [*self.raised, *cpp_exceptions.find(self._lines), *more]
+        raised = sorted(found, key=lambda raised: raised.at)
+        if len(raised) > 2 * MOST:
+            raised = raised[:MOST] + raised[-MOST:]
+        return Tracebacks(tuple(raised), frozenset(self.framed))
+
+
+def find(
+    lines: Sequence[Line], alike: Sequence[str] | None = None, more: Sequence[Raised] = ()
+) -> Tracebacks:
     """Return the exceptions in a log's lines, in the order of their lines.
 
     Args:
-        lines: the log's; each rank's are read in a stream of their own.
+        lines: the log's.
+        alike: their forms, where they are known (`digit_masks.of`).
         more: exceptions in the lines that are neither Python's nor C++'s.
     """
-    found: list[Raised] = []
-    framed: set[int] = set()
-    streams: dict[int | None, _Stream] = {}
-    for at, line in enumerate(lines):
-        stream = streams.get(line.rank)
-        if (stream is None or stream.idle) and _is_ordinary(form_of(line.text)):
-            continue
-        if stream is None:
-            stream = streams[line.rank] = _Stream(lines, line.rank, found, framed)
-        stream.read(at, line.text)
-    for stream in streams.values():
-        stream.end()
-    raised = sorted([*found, *cpp_exceptions.find(lines), *more], key=lambda one: one.at)
-    if len(raised) > 2 * MOST:
-        raised = raised[:MOST] + raised[-MOST:]
-    return Tracebacks(tuple(raised), frozenset(framed))
+    return _Reader(lines, digit_masks.of(lines) if alike is None else alike).run(more)
