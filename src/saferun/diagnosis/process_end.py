@@ -1,4 +1,4 @@
-"""Pure: the end of a process by a signal, as torchrun reports it, in words."""
+"""The end of a process by a signal, as torchrun reports it, in words."""
 
 from __future__ import annotations
 
