@@ -6,7 +6,7 @@
 Each program trains on two ranks (gloo, CPU) and prints its losses. It runs three times: ranks
 started; warm with torch imported ahead; warm with all that it imports. Printed lines (sorted, since
 ranks mix), exit status and how the ranks were started are compared; with `--kill` rank 1 dies of
-SIGKILL in the middle of the first attempt, and the run must end as well. Libraries that PYTHON
+SIGKILL in the middle of the first attempt (in its third step, or with its first line), and the run must end as well. Libraries that PYTHON
 lacks are skipped. The libraries' own caches must not be needed: nothing is downloaded.
 """
 
@@ -32,6 +32,7 @@ def init(): dist.init_process_group("gloo"); torch.manual_seed(0)
 def say(*words):
     words = [f"{w:.6f}" if isinstance(w, float) else str(w) for w in words]
     sys.stdout.write(f"r{rank} " + " ".join(words) + "\\n")
+    if words[0] != "step": die(2)  # a program that does not count steps dies when it first says something
 def data(n=64): g = torch.Generator().manual_seed(1); return torch.randn(n, 16, generator=g), torch.randint(0, 4, (n,), generator=g)
 def mlp(): return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 def fit(model, x, y, steps=5, opt=None, lr=0.1):

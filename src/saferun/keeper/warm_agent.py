@@ -12,6 +12,7 @@ Standard library only: it runs in the keeper's process.
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import signal
@@ -95,9 +96,8 @@ class WarmAgent:
         # Space for the real command line, which is written over this one.
         missing = _size(prepared.argv) - _size(argv) - 1
         argv += [" " * missing] if missing > 0 else []
-        own = prepared.own_group
-        blocked = () if own else _SHARED
-        return protocol.Start(argv, prepared.env, own, prepared.ignored, blocked)
+        blocked = () if prepared.own_group else _SHARED
+        return protocol.Start(argv, prepared.env, prepared.own_group, prepared.ignored, blocked)
 
     def hand_over(self, start: protocol.Start) -> bool:
         """Send the task; return whether anybody reads it. Its answer arrives on `answers`.
@@ -120,32 +120,26 @@ class WarmAgent:
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._control, self._unsent) :]
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return True
 
     def relay(self) -> None:
         """Send on, and read what the import prints, so that no full pipe holds it up."""
         self._push()
         for fd, printed in self._printed:
-            try:
+            with contextlib.suppress(OSError):  # nothing more now
                 while data := os.read(fd, 1 << 16):
                     printed += data
-            except OSError:  # nothing more now
-                continue
 
     def pass_output_on(self) -> None:
         """Write what the import printed to where the job's output goes."""
         self.relay()
         for (_, printed), file in zip(self._printed, self.files, strict=False):
             view = memoryview(printed)
-            try:
+            with contextlib.suppress(OSError):  # its reader went away
                 while view:
                     view = view[os.write(file, view) :]
-            except OSError:  # its reader went away
-                continue
 
     def close(self) -> None:
         """Close all descriptors, which ends an agent that still waits."""

@@ -222,16 +222,13 @@ class Imported:
 
     def _shadowing(self, folder: str) -> str:
         """Return why not if a file would be imported in place of a module, being found first."""
-        entries: list[str] = []
         with contextlib.suppress(OSError):
-            entries = os.listdir(folder)
-        for entry in entries:
-            name, path = entry.partition(".")[0], os.path.join(folder, entry)
-            if name not in sys.modules or name in self._at_start or name == "__main__":
-                continue
-            package = os.path.join(path, "__init__.py")
-            if entry.endswith((".py", ".so")) or os.path.exists(package):
-                return f"{path} has the name of a module that is imported already"
+            for entry in os.listdir(folder):
+                name, path = entry.partition(".")[0], os.path.join(folder, entry)
+                if name not in sys.modules or name in self._at_start or name == "__main__":
+                    continue
+                if entry.endswith((".py", ".so")) or os.path.exists(f"{path}/__init__.py"):
+                    return f"{path} has the name of a module that is imported already"
         return ""
 
 
@@ -255,17 +252,15 @@ def _not_a_text(script: str) -> str:
             is_plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(2) != b"PK"
     except OSError as error:
         return f"{script}: {error.strerror}"
-    if not is_plain or script.endswith(".pyc") or script.startswith("-"):
-        return f"{script} is not the text of a script"
-    return ""
+    is_plain = is_plain and not script.endswith(".pyc") and not script.startswith("-")
+    return "" if is_plain else f"{script} is not the text of a script"
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    try:
+    with contextlib.suppress(OSError):
         status = os.stat(path)
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns
+    return 0, 0
 
 
 def assigned_variables(script: str) -> set[str]:
@@ -277,45 +272,36 @@ def assigned_variables(script: str) -> set[str]:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return set()
-    words = [word for node in ast.walk(tree) for word in _assigned_by(node)]
-    return {w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)}
+    return {name for node in ast.walk(tree) for name in _assigned_by(node)}
 
 
 def _assigned_in(names: Sequence[str], variables: set[str]) -> set[str]:
-    """Return which of the variables the text of one of these modules assigns; none is imported."""
+    """Return which of the variables the text of one of these packages assigns; none is imported."""
     from importlib.machinery import PathFinder
 
     found: set[str] = set()
-    tops: dict[str, str] = {}
-    for name in names if variables else ():
-        top, *rest = name.split(".")
-        if top not in tops:
-            origin = getattr(PathFinder.find_spec(top), "origin", None) or ""
-            tops[top] = os.path.dirname(origin) if origin.endswith("/__init__.py") else origin
-        base = os.path.join(tops[top], *rest)
-        for path in (base, f"{base}.py", os.path.join(base, "__init__.py")):
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                text = file.read()
-                if any(variable.encode() in text for variable in variables - found):
-                    found |= variables & assigned_variables(path)
+    for name in names:
         if found == variables:
             break
+        spec = None if "." in name else PathFinder.find_spec(name)
+        found |= variables & assigned_variables(getattr(spec, "origin", None) or "")
     return found
 
 
-def _assigned_by(node: Any) -> list[Any]:
-    """Return the expressions that name the variables which a node of a script's text assigns."""
+def _assigned_by(node: Any) -> list[str]:
+    """Return the variables which a node of a script's text assigns."""
     import ast
 
+    places: list[Any] = []
+    method = getattr(getattr(node, "func", None), "attr", "")
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-        return [node.slice] if _is_environ(node.value) else []
-    name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
-    if name == "putenv" or (name == "setdefault" and _is_environ(node.func.value)):
-        return [*node.args[:1]]
-    if name == "update" and _is_environ(node.func.value):
-        keys = [key for arg in node.args for key in getattr(arg, "keys", ())]
-        return [*keys, *(ast.Constant(word.arg) for word in node.keywords)]
-    return []
+        places = [node.slice] if _is_environ(node.value) else []
+    elif method == "putenv" or (method == "setdefault" and _is_environ(node.func.value)):
+        places = node.args[:1]
+    elif method == "update" and _is_environ(node.func.value):
+        places = [key for arg in node.args for key in getattr(arg, "keys", ())]
+        places += [ast.Constant(word.arg) for word in node.keywords]
+    return [p.value for p in places if isinstance(p, ast.Constant) and isinstance(p.value, str)]
 
 
 def _is_environ(node: Any) -> bool:

@@ -245,7 +245,6 @@ def _draw_new_random_numbers() -> None:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
+    if process := sys.modules.get("multiprocessing.process"):
         key = process.AuthenticationString(os.urandom(32))
         process.current_process()._config["authkey"] = key

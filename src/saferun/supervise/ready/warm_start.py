@@ -148,10 +148,5 @@ def _forks_ranks(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     # --run-path with --start-method fork: ranks are copies of the agent and read what it has read.
     if env.get("PET_START_METHOD", "").startswith("fork"):
         return True
-    following = [*argv[1:], ""]
-    pairs = zip(argv, following, strict=False)
-    return any(
-        "fork" in word or after.startswith("fork")
-        for word, after in pairs
-        if word.startswith("--star")
-    )
+    places = [at for at, word in enumerate(argv) if word.startswith("--star")]
+    return any("fork" in word for at in places for word in argv[at : at + 2])
