@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 
-from saferun.diagnosis.reading import last_run, log_reader
+from saferun.diagnosis.reading import last_run, log_reader, progress
 
 STEPS = "\nstep {} loss 2.5\nstep {} loss 2.4\nstep {} loss 2.3"
 FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n'
@@ -36,3 +38,21 @@ LOGS = {
 @pytest.mark.parametrize(("log", "start"), LOGS.values(), ids=LOGS)
 def test_the_last_run_begins_where_another_one_is_under_way(log, start):
     assert last_run.last_start(log_reader.of_text(log).lines) == start
+
+
+def test_of_a_log_of_tracebacks_each_line_is_asked_for_its_step_but_a_few_times(monkeypatch):
+    """A look back from each of them would take hours for 100 MB."""
+    asked: collections.Counter[str] = collections.Counter()
+    step_in = progress.step_in
+
+    def counted(text):
+        asked["lines"] += 1
+        return step_in(text)
+
+    monkeypatch.setattr(progress, "step_in", counted)
+    trace = (
+        'Traceback (most recent call last):\n  File "/w/fit.py", line 8, in <module>\nKeyError: 1\n'
+    )
+    lines = log_reader.read((trace.encode() * 300,)).lines
+    assert last_run.last_start(lines) == 0
+    assert asked["lines"] < 4 * len(lines)

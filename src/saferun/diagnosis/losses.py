@@ -18,6 +18,7 @@ _SHORT = 8192  # bytes, at the end, that are read while nothing in an output is 
 _NEAR = 30  # lines before a loss in which its step may stand: a bar above transformers' dictionary
 
 _NO_NUMBER = re.compile(rb"nan|[+-]?inf(?:inity)?\b", re.IGNORECASE)
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class _Reading(NamedTuple):
@@ -65,7 +66,8 @@ class Losses:
         for output in outputs:
             if not _NO_NUMBER.search(output):
                 output = output[-_SHORT:]
-            found = self._of_output(progress.plain_lines(output)) or found
+            lines = _ANSI.sub("", output.decode("latin-1")).replace("\r", "\n").split("\n")
+            found = self._of_output(lines) or found
         self._looked_at_s = at_s
         return found
 

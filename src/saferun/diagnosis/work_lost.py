@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -110,6 +109,10 @@ def better_interval_s(
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     if len(lived_s) < ENOUGH or not write_s or not gaps or min(write_s) <= 0:
         return None
-    best = interval_s(statistics.median_high(write_s), sum(lived_s) / len(lived_s))
-    now = statistics.median_high(gaps)
+    best = interval_s(_median(write_s), sum(lived_s) / len(lived_s))
+    now = _median(gaps)
     return best if now > best * _WORTH or best > now * _WORTH else None
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

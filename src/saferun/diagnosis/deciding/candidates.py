@@ -106,6 +106,9 @@ def collect(
     )
     skipped = set(map(id, left_out))
     found = [one.as_kind(known.kind_of(one)) for one in fitting if id(one) not in skipped]
+    if (at := known.wrong_values()) is not None:
+        hard = WEIGHTS["hard"]
+        found.append(Candidate("gpu-p2p-corrupt", hard, at, None, lines[at].text, log.source))
     found = _with_first_of_chains(found)
     explained = {(one.source.order, one.raised.at) for one in fitting if one.raised}
     for text in texts:
@@ -174,21 +177,24 @@ def _of_exit_signs(
 
 def _of_exit_codes(evidence: Evidence, known: refinements.KindRefinement) -> Iterator[Candidate]:
     """Yield what the exit codes mean that were measured: of the ranks, and of the launcher."""
-    code, status = evidence.exit_code, f"exit status {evidence.exit_code}"
-    ended = [
-        (status if one.rank is None else f"exit code of rank {one.rank}", one.exit_code, one.rank)
-        for one in evidence.failures
-    ]
-    # torchrun returns 1 whatever happened, and a script any number of its own.
-    if code != 1 and (not evidence.exited or code == _ENDED_BY_REQUEST):
-        ended.append((status, code, None))
-    for at, (name, code, rank) in enumerate(ended):
-        if code is not None and (meant := exit_codes.kind_of(code)):
+    for failure in evidence.failures:
+        if failure.exit_code is not None and (meant := exit_codes.kind_of(failure.exit_code)):
             kind, weight = meant
-            weight -= 2 * (at == len(evidence.failures))  # the launcher's tells less
+            name = f"exit code of rank {failure.rank}"
+            if failure.rank is None:
+                name = f"exit status {evidence.exit_code}"
             source = Source(name, LOG + 1)
-            found = Candidate(kind, weight, -1, rank, "", source, "exit code")
-            yield found.as_kind(known.of_signal(found))
+            one = Candidate(kind, weight, -1, failure.rank, "", source, "exit code")
+            yield one.as_kind(known.of_signal(one))
+    # torchrun returns 1 whatever happened
+    code = evidence.exit_code
+    if evidence.exited and code and code != _ENDED_BY_REQUEST:
+        code = 1  # the script's own number
+    if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
+        kind, weight = meant
+        source = Source(f"exit status {evidence.exit_code}", LOG + 1)
+        one = Candidate(kind, weight - 2, -1, None, "", source, "exit code")
+        yield one.as_kind(known.of_signal(one))
 
 
 def _of_unknown_exceptions(
@@ -264,7 +270,9 @@ def _apart_outlived(
         digit_masks.of_word(lines[one.at].text) if one.in_log and _is_said(one) else None
         for one in everything
     ]
-    often = Counter(form for form, over in zip(forms, past, strict=True) if over)
+    often = Counter(
+        form for form, over in zip(forms, past, strict=True) if over and form is not None
+    )
     kept: list[Candidate] = []
     outlived: list[Candidate] = []
     for one, over, form in zip(everything, past, forms, strict=True):

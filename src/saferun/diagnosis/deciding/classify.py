@@ -87,7 +87,7 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
 
 def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     """Read the log's last run, with the rest of the evidence; see `classify`."""
-    return of_last_run(evidence.log.lines, lambda log: of_run(evidence, log, knowledge))
+    return of_last_run(evidence.log.lines, lambda log: _of_run(evidence, log, knowledge))
 
 
 def of_last_run(log: Sequence[Line], of_run: Callable[[Sequence[Line]], Reading]) -> Reading:
@@ -134,36 +134,19 @@ def recorded(
     return _diagnosis(name, knowledge, line, rank, line, by=decided_by)
 
 
-def of_run(
-    evidence: Evidence,
-    log: Sequence[Line],
-    knowledge: Knowledge,
-    others: Callable[[Sequence[Line]], Sequence[Raised]] = lambda lines: (),
-    again: Callable[[Sequence[Line]], list[Line]] = second_reading.lines,
-    is_read: Callable[[Reading], bool] = lambda found: found.is_known,
-) -> Reading:
-    """Return what the lines of one run mean, with the rest of the evidence.
-
-    Args:
-        evidence: its log is not read.
-        log: the lines.
-        knowledge: how failures look.
-        others: returns the exceptions in lines that are neither Python's nor C++'s.
-        again: returns the lines of a second reading.
-        is_read: returns whether the first reading needs no second one.
-    """
-    found = of_lines(evidence, cuda_codes.named(log, knowledge.numbers), knowledge, others)
-    if is_read(found):
+def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
+    """Return what the lines of one run mean, with the rest of the evidence."""
+    found = of_lines(evidence, cuda_codes.named(log, knowledge.numbers), knowledge)
+    if found.is_known:
         return found
-    read_so = list(found.collected.log.lines)
-    if (lines := again(read_so)) != read_so:
-        second = of_lines(evidence, lines, knowledge, others)
-        if second.is_known:
-            return second
-    return found if found.is_known else _by_last_words(found, knowledge)
+
+    lines = found.collected.log.lines
+    again = second_reading.lines(lines)
+    second = of_lines(evidence, again, knowledge) if second_reading.differ(again, lines) else found
+    return second if second.is_known else by_last_words(found, knowledge)
 
 
-def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
+def by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
     """Return an unknown failure as the job's own, where the program itself stated it last.
 
     The half-answer stays with it: what the line states is not known.
@@ -184,9 +167,16 @@ def of_lines(
     evidence: Evidence,
     log: Sequence[Line],
     knowledge: Knowledge,
-    others: Callable[[Sequence[Line]], Sequence[Raised]],
+    others: Callable[[Sequence[Line]], Sequence[Raised]] = lambda lines: (),
 ) -> Reading:
-    """Return what lines of a log mean, with the rest of the evidence; see `of_run`."""
+    """Return what lines of a log mean, with the rest of the evidence.
+
+    Args:
+        evidence: its log is not read.
+        log: the lines.
+        knowledge: how failures look.
+        others: returns the exceptions in lines that are neither Python's nor C++'s.
+    """
     lines = exit_codes.with_ranks(log)
     collected = candidates.collect(evidence, lines, knowledge, others(lines))
     root_rank = collected.exits.root_rank

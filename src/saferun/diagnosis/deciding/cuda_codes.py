@@ -8,7 +8,9 @@ signs fit it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from saferun.diagnosis.reading.log_lines import Line
 
@@ -51,12 +53,26 @@ def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
         lines: the log's.
         numbers: what the numbers mean (`Knowledge.numbers`).
     """
-    return [
-        _named(line, numbers)
-        if any(hint in line.text for hint in _HINTS) and _may_have(line.text)
-        else line
-        for line in lines
-    ]
+    changed = list(lines)
+    for at in _rows_with_hints(lines):
+        if _may_have(lines[at].text):
+            changed[at] = _named(lines[at], numbers)
+    return changed
+
+
+def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
+    """Return the indices of the lines with a word of a failure; all lines are searched at once."""
+    texts = [line.text for line in lines]
+    whole = "\n".join(texts)
+    ends = list(accumulate([len(text) + 1 for text in texts]))
+    rows = set()
+    for word in _HINTS:
+        at = whole.find(word)
+        while at >= 0:
+            row = bisect_right(ends, at)
+            rows.add(row)
+            at = whole.find(word, ends[row])
+    return rows
 
 
 def _may_have(text: str) -> bool:

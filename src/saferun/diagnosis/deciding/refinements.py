@@ -88,6 +88,17 @@ _NO_NETWORK = re.compile(
     r"|wrong.version.number|access denied|authentication|password",
     re.I,
 )
+_COMMUNICATOR = re.compile(
+    r"^(?P<host>[\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,200}?"
+    r"\brank (?P<rank>\d{1,6}) nranks \d{1,6} .{0,80}?busId (?P<bus>\w{1,12})"
+    r" commId (?P<id>\w{1,20})"
+)
+# nccl-tests: size, count, type, operation, root, then twice time, two bandwidths, wrong values
+_TESTED = re.compile(
+    r"^\s{1,20}\d{1,16}\s{1,20}\d{1,16}\s{1,10}\w{1,12}\s{1,10}\w{1,12}\s{1,10}-?\d{1,6}"
+    r"(?:\s{1,12}[\d.]{1,12}){3}\s{1,12}(\d{1,16}|N/A)(?:\s{1,12}[\d.]{1,12}){3}"
+    r"\s{1,12}(\d{1,16}|N/A)$"
+)
 _TF_LIMIT = re.compile(r"^\s{0,4}Limit:\s{1,40}(\d{1,14})$")
 _TF_LIMIT_LINES = 400  # above the failure: TensorFlow lists every chunk of memory
 _TF_LITTLE = 1 << 30  # bytes: TensorFlow takes nearly all that is free when it starts
@@ -111,6 +122,10 @@ class KindRefinement:
             "rendezvous-connect-failed": self._of_store_barrier,
             "cuda-devices-busy": self._of_busy_device,
             "nccl-timeout": self._of_timeout,
+            "nccl-invalid-usage": self._of_nccl,
+            "nccl-internal-error": self._of_nccl,
+            "nccl-system-error": self._of_nccl,
+            "nccl-unhandled-cuda-error": self._of_nccl,
         }
 
     def kind_of(self, match: Candidate) -> str:
@@ -147,6 +162,16 @@ class KindRefinement:
         steps = progress.steps(self._lines, 0, one.at if one.in_log else len(self._lines))
         return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
 
+    def wrong_values(self) -> int | None:
+        """Return the line in which nccl-tests count wrong values; None where there is none."""
+        header = False
+        for at, line in enumerate(self._lines):
+            header = header or "#wrong" in line.text
+            found = _TESTED.match(line.text) if header else None
+            if found and any(count not in ("0", "N/A") for count in found.groups()):
+                return at
+        return None
+
     def _by_progress(self, kind: str, crash: Candidate) -> str:
         """Return the kind that a crash becomes by how far the job had come.
 
@@ -168,18 +193,18 @@ class KindRefinement:
         # A bar may stand before a message on its line. What is not in the log came at its end.
         end = crash.at + (crash.raised is None) if crash.in_log else len(self._lines)
         before = self._lines[:end]
-        if self._ran_long(before):
+        if self._ran_long(before, self._lines[end:]):
             return long
         return early if progress.is_early(before) else kind
 
-    def _ran_long(self, before: Sequence[Line]) -> bool:
+    def _ran_long(self, before: Sequence[Line], behind: Sequence[Line]) -> bool:
         """Return whether the job had made long, healthy progress."""
         if progress.diverged(before):
             return False
         age_s, step = self._evidence.age_s or 0.0, self._evidence.step or 0
         if age_s >= progress.LONG_S or step >= progress.LONG_STEPS:
             return True
-        return progress.is_long(before)
+        return progress.is_long(before, behind)
 
     @cached_property
     def _was_loading(self) -> bool:
@@ -229,7 +254,7 @@ class KindRefinement:
         return "cuda-exclusive-mode-conflict" if len(ranks) > 1 else match.kind
 
     def _of_timeout(self, match: Candidate) -> str:
-        return self._timeout or match.kind
+        return self._timeout or self._of_nccl(match)
 
     @cached_property
     def _timeout(self) -> str:
@@ -247,6 +272,20 @@ class KindRefinement:
         limits = {int(limit) / 1000 for m in timeouts for limit in _TIMEOUT_MS.findall(m.text)}
         slow = any(progress.bar_of_age(before, limit) for limit in limits)
         return "nccl-timeout-slow-rank" if slow else ""
+
+    def _of_nccl(self, match: Candidate) -> str:
+        return "nccl-duplicate-gpu" if self._shared_gpu else match.kind
+
+    @cached_property
+    def _shared_gpu(self) -> bool:
+        """Whether two ranks of one host have told NCCL the same GPU."""
+        ranks: dict[tuple[str, str, str], str] = {}
+        for line in self._lines:
+            if "busId" in line.text and (found := _COMMUNICATOR.match(line.text)):
+                key = (found["host"], found["id"], found["bus"])
+                if ranks.setdefault(key, found["rank"]) != found["rank"]:
+                    return True
+        return False
 
 
 def by_machine(kind: str, evidence: Evidence) -> str:

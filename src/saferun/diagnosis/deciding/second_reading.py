@@ -30,6 +30,11 @@ def lines(read: Sequence[Line]) -> list[Line]:
     return [_from_exception(line) for line in read]
 
 
+def differ(found: Sequence[Line], read: Sequence[Line]) -> bool:
+    """Return whether any line was changed."""
+    return any(new is not line for new, line in zip(found, read, strict=True))
+
+
 def _from_exception(line: Line) -> Line:
     text = line.text[:_CHARS]
     if "Error:" not in text and "Exception:" not in text:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis.deciding import classify as core
-from saferun.diagnosis.deciding import second_reading
+from saferun.diagnosis.deciding import cuda_codes, second_reading
 from saferun.diagnosis.deciding.classify import Reading
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
@@ -30,21 +30,31 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
 
 def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     """Read the log's last run, with the rest of the evidence; see `classify`."""
-
-    def of_run(log: Sequence[Line]) -> Reading:
-        lines = windows_status.named(log)
-        return core.of_run(evidence, lines, knowledge, panics.find, _read_again, _is_read)
-
-    return core.of_last_run(evidence.log.lines, of_run)
+    return core.of_last_run(evidence.log.lines, lambda log: _of_run(evidence, log, knowledge))
 
 
-def _read_again(lines: Sequence[Line]) -> list[Line]:
-    return second_reading.lines(broken_lines.whole(lines))
+def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
+    """Return what the lines of one run mean, with the rest of the evidence."""
+
+    def read_lines(lines: Sequence[Line]) -> Reading:
+        return core.of_lines(evidence, lines, knowledge, others=panics.find)
+
+    found = read_lines(windows_status.named(cuda_codes.named(log, knowledge.numbers)))
+    if found.is_known and not _is_broken_off(found):
+        return found
+    lines = found.collected.log.lines
+    again = second_reading.lines(broken_lines.whole(lines))
+    if second_reading.differ(again, lines) and (second := read_lines(again)).is_known:
+        return second
+    return found if found.is_known else core.by_last_words(found, knowledge)
 
 
-def _is_read(found: Reading) -> bool:
-    """Return whether it is known, and no exception in a line that a terminal has broken."""
+def _is_broken_off(found: Reading) -> bool:
+    """Return whether it is an unknown exception, in a line that a terminal has broken."""
     best = found.steps[-1].taken if found.steps else None
-    if best is None or not (best.generic and best.in_log):
-        return found.is_known
-    return found.is_known and not broken_lines.is_broken(best.source.lines, best.at)
+    return (
+        best is not None
+        and best.generic
+        and best.in_log
+        and broken_lines.is_broken(best.source.lines, best.at)
+    )

@@ -42,8 +42,7 @@ _WORDS = (
     *("Segmentation fault", "Bus error", "Illegal inst", "Floating point", "breakpoint trap"),
     *("DUE TO ", "equeu", "preempted", "SIGTERM death signal"),
 )
-# May be the end of a run, where the shell shows the same command again.
-_RAISED = "Traceback (most recent call last)"
+_RAISED = "Traceback (most recent call last)"  # may be the end of a run, where another one begins
 _DIGITS = re.compile(r"\d{1,20}")
 
 
@@ -56,7 +55,7 @@ def last_start(lines: Sequence[Line]) -> int:
     head: frozenset[str] = frozenset()  # forms of the first run's first lines
     steps: list[int] = []  # lines
     start, ended, reached = 0, False, -1
-    raised, shown = False, set[str]()  # whether an exception stands before, the shell's commands
+    raised = _EndedByException(lines)
     for at, line in enumerate(lines):
         text = line.text
         telling = any(word in text for word in words)
@@ -72,12 +71,63 @@ def last_start(lines: Sequence[Line]) -> int:
             steps.append(at)
             if len(steps) == _STEPS:
                 start, ended = steps[0], False
-        elif raised and text in shown:
-            start, raised = at, False
-        raised = raised or _RAISED in text
-        if text.startswith("+") and _SHOWN.search(text):
-            shown.add(text)
+        elif not ended and (found := raised.start(at, text)) is not None:
+            start = found
     return start if start < len(lines) else 0
+
+
+class _EndedByException:
+    """A run that an exception has ended, and another one begins: weaker than an end that is told.
+
+    A rank may go on after the exception of another one, or after one that it has caught; another
+    node may start late, or the script run another program. So the same command must be shown again,
+    or the log's first lines come again from the same rank and its steps fall.
+
+    Args:
+        lines: of the log.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines, self._head = lines, _head(lines[:_HEAD_LINES])
+        self._raised: int | None = None  # the line of the last exception
+        self._again: int | None = None  # a line after it that is one of the first ones
+        self._step = 0  # the last one before the exception
+        self._read = 0  # lines of which the next two are known
+        self._last_step = 0
+        self._commands: set[str] = set()  # those that the shell has shown
+
+    def start(self, at: int, text: str) -> int | None:
+        """Read the next line; return where a run begins that is known by it, None for none."""
+        if _RAISED in text:
+            self._raised, self._again = at, None
+        elif self._raised is None:
+            return None
+        elif _SHOWN.search(text):
+            self._read_up_to(self._raised)
+            if text in self._commands:
+                return self._begin(at)
+        elif self._lines[at].rank != self._lines[self._raised].rank:
+            return None
+        elif self._again is None:
+            if _shape(text) in self._head:
+                self._read_up_to(self._raised)
+                self._again, self._step = at, self._last_step
+        elif (step := progress.step_in(text)) is not None and step < self._step:
+            return self._begin(self._again)
+        return None
+
+    def _read_up_to(self, end: int) -> None:
+        """Note the last step and the commands before a line; each line is read once."""
+        for line in self._lines[self._read : end]:
+            step = progress.step_in(line.text)
+            self._last_step = self._last_step if step is None else step
+            if _SHOWN.search(line.text):
+                self._commands.add(line.text)
+        self._read = end
+
+    def _begin(self, at: int) -> int:
+        self._raised = self._again = None
+        return at
 
 
 def _head(lines: Sequence[Line]) -> frozenset[str]:

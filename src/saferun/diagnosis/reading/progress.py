@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from saferun.diagnosis.reading import loss_lines
@@ -41,8 +40,10 @@ _IN_EPOCH = (  # fairseq, and the examples of PyTorch, timm, DETR and OpenMMLab
 )
 _BAR = (  # tqdm's, and that of Keras 3, whose sign is read as the bytes that it has in UTF-8, too
     r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
-    r"|^ {0,8}(?P<drawn>\d{1,9})/\d{1,9} (?:\u2501|\xe2\x94\x81)"
+    r"|^(?:\x1b\[\d{0,2}m)? {0,8}(?P<drawn>\d{1,9})/\d{1,9}(?:\x1b\[\d{0,2}m)? (?:\x1b\[\d{0,2}m)?"
+    r"(?:\u2501|\xe2\x94\x81)"
 )
+_POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
 # What grows in a log where no step is told: epochs or parts of one, Optuna's trials, a place in a
 # list, Keras's bar.
@@ -56,30 +57,38 @@ _GROWING = ("poch", "POCH", "rial ", "[", "━")  # one of these is in every lin
 _STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
 _EPOCHS = re.compile(
-    r"\bepoch(?:\(train\))?['\"]?[\s=:#\[(]{1,4}(\d{1,5})\b|\btrain: {0,3}(\d{1,5}) {0,3}\["
-    r"|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s",
-    _FLAGS,
+    r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
 )
-# tqdm's position, total (none of an endless bar) and elapsed time, which a message may cut off
+# tqdm's position, total (none of an endless bar) and elapsed time
 _TQDM = re.compile(
     r"(?<![\d.])(?P<at>\d{1,9})(?:/(?P<of>\d{1,9})|it) ?"
-    r"\[(?:(?:(?P<h>\d{1,3}):)?(?P<m>\d{1,2}):(?P<s>\d\d)[<,])?"
+    r"\[(?:(?P<h>\d{1,3}):)?(?P<m>\d{1,2}):(?P<s>\d\d)[<,]"
 )
-# A bar of which a message has left the name and the percentage.
-_CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
-_FAR_PERCENT = 10  # such a bar of steps has run for long
 # tqdm's bar before its first step, but not at 0: its numbers are those that a job resumed at.
 _RESUMED = re.compile(r"(?<![\d.])[1-9]\d{0,8}/\d{1,9} ?\[00:00<\?")
 _FIRST_STEPS = 1  # a job that reports no higher step is in its first one
 _STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
 _SAME_AGE = (0.95, 1.1)  # parts of a time-out: a bar of that age began when the waiting began
+_ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
+# A bar of tqdm's that another message has cut: the percentage that is done, and behind the message
+# the time that is left and the rate, or the elapsed time without its end or its start.
+_CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
 _OF_STEPS = re.compile(
     r"(?!.{0,60}(?:load|map|fetch|token|filter|prepar|process|eval|valid|test|sampl|sav"
     r"|generat|convert|extract|split|cach|index|build))"
     r"(?:\Z|.{0,60}\b(?:train|epoch|step|iter|fit|progress))",
     re.I,
 )
+_LEFT = re.compile(
+    r"(?P<cut>:)?(?:(?P<h>\d{1,3}):)?(?P<m>\d\d):(?P<s>\d\d), {1,2}[\d.?]{1,9}(?:s/it|it/s)"
+)
+_SECONDS_A_STEP = re.compile(r"(?<![\d.])(\d{1,5}\.\d\d)s/it")
+_CUT_AGE = re.compile(
+    r"\| {0,2}\d{1,9}/\d{1,9} ?\[(\d{1,3}):(\d\d):(?!\d\d\])"
+    r"|^\s{0,4}(?::|(\d{1,3}):)(\d\d):\d\d<"
+)
 _NAME_CHARS = 60  # a bar has its name in the first ones of its line
+_CUT_LINES = 3  # a cut bar's: its start with the message, and what follows
 # A loss that is not a number, or is above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
 # A training's end, as the script or its framework states it. What transformers says comes before
@@ -90,6 +99,11 @@ _OVER = re.compile(
     r"(?: (?:in|after|at) .{1,80})?[.! ]{0,4}$",
     re.I,
 )
+_IN_EPOCHS = re.compile(
+    r"\bepoch(?:\(train\))?['\"]?[\s=:#\[(]{1,4}(\d{1,5})\b|\btrain: {0,3}(\d{1,5}) {0,3}\["
+    r"|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s",
+    _FLAGS,
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBERS = re.compile(r"\d+", re.ASCII)
 # Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
@@ -97,6 +111,7 @@ _OF_RANK = re.compile(
     r"(?:rank|gpu|process|proc|\[r(?=\d{1,5}\]))[\s_:=#]{0,2}(\d{1,5})(?!\d|[.,]\d|\s?[gmt]i?b)",
     re.IGNORECASE,
 )
+_FORM = dict.fromkeys(map(ord, "123456789"), "0")
 
 
 class Step(NamedTuple):
@@ -114,7 +129,7 @@ def first_step(head: bytes) -> int | None:
     11
     >>> first_step(b"max_steps=20000 and nothing else")
     """
-    return max((series[0][0] for series in _growing(head[:HEAD_BYTES])), default=None)
+    return max((first for first, _ in _series(head[:HEAD_BYTES])), default=None)
 
 
 class Apart(NamedTuple):
@@ -186,7 +201,7 @@ def last_step(tail: bytes) -> int | None:
     >>> last_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
     12
     """
-    return max(map(_furthest, _growing(tail[-HEAD_BYTES:])), default=None)
+    return max((last for _, last in _series(tail[-HEAD_BYTES:])), default=None)
 
 
 def last_loss(tail: bytes) -> str:
@@ -195,7 +210,7 @@ def last_loss(tail: bytes) -> str:
     >>> last_loss(b"step 11 loss 3.2\\n{'loss': 3.1, 'lr': 0.1}\\nval loss: 2.9 val_loss=2.8\\n")
     '3.1'
     """
-    lines = plain_lines(tail[-HEAD_BYTES:])
+    lines = _plain_lines(tail)
     return next((loss for line in reversed(lines) if (loss := _loss(line))), "")
 
 
@@ -208,30 +223,20 @@ def reports(tail: bytes) -> list[tuple[int, str]]:
     >>> reports(b"step 10 loss 3.2\\nstep 10 val loss 3.3\\nstep 20 loss 3.1\\n")
     [(10, '3.2'), (20, '3.1')]
     """
-    series = max(_growing(tail[-HEAD_BYTES:]), key=_furthest, default=[])
-    beyond = accumulate((number for number, _ in series), max)
-    first = dict(reversed(series))
-    return [(number, _loss(first[number])) for number in dict.fromkeys(beyond)]
-
-
-def _growing(output: bytes) -> list[list[tuple[int, str]]]:
-    """Return the series of numbers in lines of one form that count upwards, each with its line."""
     found: dict[str, list[tuple[int, str]]] = {}
-    for line in plain_lines(output):
-        if step := _STEP.search(line[:_START_CHARS]):
-            begin, end = step.span(step.lastgroup or 0)
-            form = _NUMBERS.sub("#", line[:begin].rstrip()[-200:])
-            found.setdefault(form, []).append((int(line[begin:end]), line))
-    return [series for series in found.values() if _furthest(series) > series[0][0]]
+    for line in _plain_lines(tail):
+        counter = _counter(line[:_START_CHARS])
+        if counter is None:
+            continue
+        number, one = int(line[counter[0] : counter[1]]), found.setdefault(counter[2], [])
+        if not one or number > one[-1][0]:
+            one.append((number, _loss(line)))
+    grown = [one for one in found.values() if len(one) > 1]
+    return max(grown, key=lambda one: one[-1][0], default=[])
 
 
-def _furthest(series: Sequence[tuple[int, str]]) -> int:
-    return max(number for number, _ in series)
-
-
-def plain_lines(output: bytes) -> list[str]:
-    """Return the lines of raw output without colours; each state of a bar is a line."""
-    text = _ANSI.sub("", output.decode("latin-1"))
+def _plain_lines(tail: bytes) -> list[str]:
+    text = _ANSI.sub("", tail[-HEAD_BYTES:].decode("latin-1"))
     return text.replace("\r", "\n").split("\n")
 
 
@@ -244,8 +249,35 @@ def epoch_in(line: str, before: int | None = None) -> int | None:
     """Return the epoch that a line of output names, else the one named before it."""
     if not ("poch" in line or "EPOCH" in line or "rain: " in line or line[:1] == " "):
         return before
-    found = _EPOCHS.search(line)
+    found = _IN_EPOCHS.search(line)
     return int(found[found.lastindex or 0]) if found else before
+
+
+def _series(output: bytes) -> Iterator[tuple[int, int]]:
+    """Return the first and the largest number of each series that counts upwards."""
+    ends: dict[str, tuple[int, int]] = {}
+    known: dict[str, tuple[int, int, str] | None] = {}  # form of a line -> its counter
+    text = output.decode("latin-1").replace("\r", "\n")  # an empty line has no counter
+    alike = zip(text.split("\n"), text.translate(_FORM).split("\n"), strict=True)
+    for line, form in alike:
+        if form not in known:
+            known[form] = _counter(form[:_START_CHARS])
+        if (counter := known[form]) is None:
+            continue
+        begin, end, series = counter
+        number = int(line[begin:end])
+        first, last = ends.get(series, (number, number))
+        ends[series] = (first, max(last, number))
+    return (pair for pair in ends.values() if pair[1] > pair[0])
+
+
+def _counter(line: str) -> tuple[int, int, str] | None:
+    """Return where a line has its step, and what comes before it; no digit decides that."""
+    found = _STEP.search(line)
+    if found is None:
+        return None
+    begin, end = found.span(found.lastgroup or 0)
+    return begin, end, _NUMBERS.sub("#", line[:begin].rstrip()[-200:])
 
 
 def _number(found: re.Match[str]) -> int:
@@ -324,46 +356,75 @@ def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: 
     return sum(len(line.raw) + 1 for line in lines[at : behind[-1].at]) > limit
 
 
-def _counted(whole: str, end: str) -> Iterator[int]:
-    """Yield the training steps that a line's end reports; a bar must look like one of training."""
-    yield from map(int, _COUNTED.findall(end))
-    name = whole.partition("%|")[0][:_NAME_CHARS].rstrip(" 0123456789")
-    bar = _TQDM.search(end)
-    if bar and _OF_STEPS.match(name) and (name.strip() or "loss" in end[bar.end() :]):
-        yield int(bar["at"])
-
-
-def _elapsed_s(bar: re.Match[str]) -> int:
-    return int(bar["h"] or 0) * 3600 + int(bar["m"] or 0) * 60 + int(bar["s"] or 0)
-
-
 def _cut_percent(text: str) -> int:
-    """Return how far a bar of steps has come that a message has cut; 0 for any other line."""
+    """Return how far a bar of steps has come that another message has cut; 0 for any other line."""
     found = _CUT.match(text) if "%|" in text else None
-    if found is None or not _OF_STEPS.match(found["what"]) or _TQDM.search(text):
+    if found is None or not _OF_STEPS.match(found["what"]) or _POSITION.search(text):
         return 0
     return int(found["done"])
 
 
-def is_long(before: Sequence[Line]) -> bool:
-    """Return whether the last of these lines report many steps, epochs or minutes."""
-    for line in before[-_LINES:]:
+def _age_of_cut(percent: int, text: str) -> float:
+    """Return for how many seconds at least a bar has run that another message has cut.
+
+    Args:
+        percent: that is done; each is held to be a step.
+        text: of the bar's lines.
+    """
+    if left := _LEFT.search(text):
+        hours = int(left["h"] or bool(left["cut"]))
+        left_s = hours * 3600 + int(left["m"]) * 60 + int(left["s"])
+        return left_s * percent / (100 - percent)
+    found = _SECONDS_A_STEP.search(text)
+    return float(found[1]) * percent if found else 0.0
+
+
+def _is_long_cut(lines: Sequence[Line], at: int) -> bool:
+    """Return whether a line is of a bar of many minutes that another message has cut."""
+    text = lines[at].text
+    if found := _CUT_AGE.search(text[-_END_CHARS:]):
+        hours, minutes = found[1] or found[3] or 1, found[2] or found[4]
+        if int(hours) * 3600 + int(minutes) * 60 >= LONG_S:
+            return True
+    percent = _cut_percent(text)
+    if not percent:
+        return False
+    whole = " ".join(line.text[-_END_CHARS:] for line in lines[at : at + _CUT_LINES])
+    return _age_of_cut(percent, whole) >= LONG_S
+
+
+def _counted(whole: str, end: str) -> Iterator[int]:
+    """Yield the training steps that a line's end reports; a bar must look like one of training."""
+    yield from map(int, _COUNTED.findall(end))
+    name = whole.partition("%|")[0][:_NAME_CHARS].rstrip(" 0123456789")
+    bar = _POSITION.search(end)
+    if bar and _OF_STEPS.match(name) and (name.strip() or "loss" in end[bar.end() :]):
+        yield int(bar[1])
+
+
+def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
+    """Return whether the last of these lines report many steps, epochs or minutes.
+
+    Args:
+        before: the lines up to a failure.
+        behind: those that follow, where a bar may go on that the failure has cut.
+    """
+    last = before[-_LINES:]
+    cut = [*last, *behind[: _CUT_LINES - 1]]
+    if any(_is_long_cut(cut, at) for at in range(len(last))):
+        return True
+    for line in last:
         text = line.text[-_END_CHARS:]
         if _RESUMED.search(text):
             continue
         if max(_counted(line.text, text), default=0) >= LONG_STEPS:
             return True
-        if max(_epochs(text), default=0) >= _LONG_EPOCHS:
+        if any(int(a or b) >= _LONG_EPOCHS for a, b in _EPOCHS.findall(text)):
             return True
-        if any(_elapsed_s(bar) >= LONG_S for bar in _TQDM.finditer(text)):
-            return True
-        if _cut_percent(line.text) >= _FAR_PERCENT:
-            return True
+        for hours, minutes, seconds in _ELAPSED.findall(text):
+            if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= LONG_S:
+                return True
     return False
-
-
-def _epochs(text: str) -> Iterator[int]:
-    return (int(found[found.lastindex or 0]) for found in _EPOCHS.finditer(text))
 
 
 def is_early(before: Sequence[Line]) -> bool:
@@ -374,10 +435,12 @@ def is_early(before: Sequence[Line]) -> bool:
         if _RESUMED.search(text):
             last = 0
             continue
-        if max(*_epochs(text), _cut_percent(line.text), 0) > _FIRST_STEPS:
+        if _cut_percent(line.text) > _FIRST_STEPS:
             return False
-        bar = _TQDM.search(text)
-        if bar is not None and bar["at"] == bar["of"]:  # it came to its end, as one of loading does
+        if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
+            return False
+        bar = _POSITION.search(text)
+        if bar is not None and bar[1] == bar[2]:  # it came to its end, as one of loading does
             continue
         if found := _STEP.search(text):
             last = _number(found)
@@ -393,7 +456,8 @@ def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
         found = _TQDM.search(text)
         if found is None or found["at"] == found["of"] or "loss" in text:
             continue
-        if _SAME_AGE[0] * age_s <= _elapsed_s(found) <= _SAME_AGE[1] * age_s:
+        elapsed = int(found["h"] or 0) * 3600 + int(found["m"]) * 60 + int(found["s"])
+        if _SAME_AGE[0] * age_s <= elapsed <= _SAME_AGE[1] * age_s:
             return True
     return False
 
