@@ -33,16 +33,23 @@ def test_the_rarest_value_is_the_odd_one_and_the_lowest_rank_breaks_ties() -> No
     ]
 
 
+def test_what_a_rank_does_not_know_is_no_difference() -> None:
+    assert agreement.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
+
+
 @pytest.mark.parametrize(
     ("argv", "arguments"),
     [
         (["/a/train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
+        (["t", "--local_rank=3", "x"], ["t", "x"]),
+        (["t", "--local-rank", "3", "x"], ["t", "x"]),
+        (["t", "--rank", "3", "--node_rank", "1"], ["t"]),
         (["t", "--api-key", "abc", "--token=abc"], ["t", "--api-key", "***", "--token=***"]),
         ([], []),
     ],
-    ids=["path", "secrets", "none"],
+    ids=["path", "equals", "word", "several", "secrets", "none"],
 )
-def test_arguments_are_compared_without_paths_and_secrets(
+def test_arguments_are_compared_without_ranks_paths_and_secrets(
     argv: list[str], arguments: list[str]
 ) -> None:
     assert agreement.comparable_arguments(argv) == arguments
@@ -53,18 +60,17 @@ def test_arguments_are_compared_without_paths_and_secrets(
     [
         ([["t.py", "--device", "cuda:0"], ["t.py", "--device", "cuda:1"]], "01", False),
         ([["t.py", "--log=out.2.txt"], ["t.py", "--log=out.3.txt"]], "23", False),
-        ([["t.py", "--node_rank=7"], ["t.py", "--node_rank=8"]], "00", False),
         ([["t.py", "--lr", "0.1"], ["t.py", "--lr", "0.2"]], "01", True),
         ([["t.py", "--lr", "0.1"], ["t.py", "--lr", "0.1"]], "01", False),
         ([["t.py", "a"], ["t.py"]], "01", True),
     ],
-    ids=["device", "log-by-local-rank", "node", "another-rate", "same", "one-more"],
+    ids=["device", "log-by-local-rank", "another-rate", "same", "one-more"],
 )
 def test_arguments_that_only_tell_a_rank_its_number_are_no_difference(
     argvs: list[list[str]], locals_: str, reported: bool
 ) -> None:
     facts = {
-        rank: {"argv": argv, "places": [local, str(rank + 7)]}
+        rank: {"argv": argv, "local": local}
         for rank, (argv, local) in enumerate(zip(argvs, locals_, strict=True))
     }
     assert bool(agreement.argument_difference(facts)) is reported

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from saferun.cli.options import echo
-from saferun.system.printable import printable
+from saferun.system.printable import printable, shortened
 
 if TYPE_CHECKING:  # rich takes 50 ms, and only a terminal gets colours
     from rich.text import Text
@@ -56,7 +57,8 @@ def echo_page(page: str, styles: Mapping[str, str] = PAGE, *, cut: bool = False)
         cut: end lines there at the terminal's edge.
     """
     if not is_wanted():
-        echo(page)
+        width = shutil.get_terminal_size().columns if cut and has_terminal() else None
+        echo("\n".join(shortened(line, width) if width else line for line in page.split("\n")))
         return
     from rich.console import Console  # see the top
     from rich.text import Text  # see the top

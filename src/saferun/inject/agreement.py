@@ -30,7 +30,7 @@ class RankFacts(TypedDict, total=False):
     host: str
     barrier: str
     argv: list[str]  # as `comparable_arguments` returns them
-    places: list[str]  # its numbers beside RANK: the texts of LOCAL_RANK and GROUP_RANK
+    local: str  # the text of LOCAL_RANK
 
 
 class Comparison(TypedDict):
@@ -49,6 +49,16 @@ NAMES = {
     "mitigations": "mitigations",
     "start": "as its start",
     "barrier": "init barrier",
+}
+_RANK_OPTIONS = {
+    "local_rank",
+    "rank",
+    "node_rank",
+    "global_rank",
+    "machine_rank",
+    "local_process_index",
+    "process_index",
+    "process_id",
 }
 _SECRET_PARTS = ("key", "token", "secret", "password")
 
@@ -95,7 +105,7 @@ def _who(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
 def argument_difference(facts: Mapping[int, RankFacts]) -> str:
     """Return one line about ranks that were started with other arguments, or ""."""
     argvs = _without_ranks(facts)
-    groups = _grouped({rank: tuple(argv) for rank, argv in argvs.items()})
+    groups = _grouped({rank: _frozen(argvs.get(rank)) for rank in facts})
     if len(groups) < 2:
         return ""
     (argv, odd), (usual, others) = groups[0], groups[-1]
@@ -111,32 +121,36 @@ def argument_difference(facts: Mapping[int, RankFacts]) -> str:
 def comparable_arguments(argv: Sequence[str]) -> list[str]:
     """Return a script's arguments as the comparison sees them.
 
-    The script stands by its file name alone (nodes may keep it in different places), and secrets
-    are masked.
+    Without those that tell a rank which one it is, the script by its file name alone (nodes may
+    keep it in different places), and with secrets masked.
     """
     kept = [argv[0].rpartition("/")[2]] if argv else []
-    secret = False
+    skip = secret = False
     for word in argv[1:]:
-        if secret and not word.startswith("-"):
-            kept.append("***")
-            secret = False
+        if (skip or secret) and not word.startswith("-"):
+            kept.extend(["***"] if secret else [])
+            skip = secret = False
             continue
         name, equals, _ = word.partition("=")
-        secret = word.startswith("-") and any(part in name.lower() for part in _SECRET_PARTS)
-        kept.append(name + "=***" if secret and equals else word)
-        secret = secret and not equals
+        plain = name.lstrip("-").replace("-", "_").lower()
+        is_option = word.startswith("-")
+        names_rank = is_option and plain in _RANK_OPTIONS
+        names_secret = is_option and any(part in plain for part in _SECRET_PARTS)
+        skip, secret = names_rank and not equals, names_secret and not equals
+        if not names_rank:
+            kept.append(name + "=***" if names_secret and equals else word)
     return kept
 
 
 def _without_ranks(facts: Mapping[int, RankFacts]) -> dict[int, list[str]]:
-    """Return each rank's arguments; a word that differs by one of its numbers becomes "#"."""
+    """Return each rank's arguments; a word that differs by the rank's own number becomes "#"."""
     argvs = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
     if len({len(argv) for argv in argvs.values()}) != 1:
         return argvs
-    numberings = [*zip(*((str(rank), *facts[rank].get("places", ())) for rank in argvs))]
+    locals_ = [facts[rank].get("local", "") for rank in argvs]
     columns = []
     for column in zip(*argvs.values()):
-        for numbers in numberings:
+        for numbers in ([str(rank) for rank in argvs], locals_):
             marked = {
                 re.sub(rf"(?<!\d){number}(?!\d)", "#", word) if number else word
                 for number, word in zip(numbers, column)
@@ -171,6 +185,10 @@ def _grouped(values: Mapping[int, Value | None]) -> list[tuple[Value, list[int]]
         if value is not None:
             groups.setdefault(value, []).append(rank)
     return sorted(groups.items(), key=lambda item: (len(item[1]), -item[1][0]))
+
+
+def _frozen(argv: list[str] | None) -> tuple[str, ...] | None:
+    return None if argv is None else tuple(argv)
 
 
 def _has(ranks: Collection[int]) -> str:

@@ -202,9 +202,10 @@ class Family:
             if self._reaped == before:
                 return 0, []
         stopped = self._stop()
-        ended = end_processes(openers, limit_s)
+        killed, left = end_processes(openers, 0.0)
         self._continue(stopped)
-        return ended
+        more, left = end_processes(openers, limit_s) if left else (0, left)
+        return killed + more, left
 
     def _stop(self) -> set[int]:
         """Stop all; return those that were stopped before."""

@@ -110,13 +110,24 @@ def as_text(
         findings: about the user's own settings.
         exported: the variables that torchrun takes options from.
     """
-    lines = [*_top(plan), *_exported(exported), "", *_environment(plan)]
-    for name, tree in _policies(plan).items():
-        section = list(_section(name, tree, plan.notes))
-        if name in ("hooks", "retry") or any(note.startswith("      ") for note in section):
-            lines += ["", *section]
-    lines += [*_beside(plan), *_audit(findings)]
-    return "\n".join([*lines, *[f"\nnote: {remark}" for remark in plan.remarks]])
+    policies = _policies(plan)
+    return "\n".join(
+        [
+            *_top(plan),
+            *_exported(exported),
+            "",
+            *_environment(plan),
+            "",
+            *_section("hooks", policies["hooks"], plan.notes),
+            "",
+            *_section("retry", policies["retry"], plan.notes),
+            *_beside(plan),
+            *_started(plan),
+            *_notified(plan),
+            *_audit(findings),
+            *[f"\nnote: {remark}" for remark in plan.remarks],
+        ]
+    )
 
 
 def _exported(variables: Mapping[str, str]) -> Iterator[str]:
@@ -137,6 +148,26 @@ def _beside(plan: LaunchPlan) -> list[str]:
         return _hang("one attempt", "the job replaces saferun")
     why = ", ".join(needed_beside(plan.settings))
     return _hang("one attempt", f"saferun stays beside the job for {why}")
+
+
+def _started(plan: LaunchPlan) -> list[str]:
+    """Return how processes are started, where that is not the launcher's own way."""
+    if plan.disabled or plan.settings.start.ranks != "warm":
+        return []
+    label, what = "processes", "one that replaces another has imported the same ahead"
+    if plan.launcher == "torchrun":
+        label, what = "ranks", "forks of a process that has imported torch"
+    note = plan.notes["start.ranks"]  # `spawn` is the default
+    return [*_hang(label, f"warm: {what} (start.ranks)    [{note.origin}]"), *_reason(note)]
+
+
+def _notified(plan: LaunchPlan) -> Iterator[str]:
+    """Yield the command that gets events, where there is one."""
+    notify = plan.settings.notify
+    if notify.command and not plan.disabled:
+        yield from ("", "notify")
+        yield from _hang("on", ", ".join(notify.on or KEYS["notify.on"].choices))
+        yield from _hang("command", shlex.join(notify.command))
 
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:
@@ -211,11 +242,11 @@ def _section(prefix: str, tree: Mapping[str, Any], notes: Mapping[str, Setting])
     for label, keys in _groups(prefix, tree).items():
         text = ", ".join(f"{name} {_plain(value)}".strip() for name, value in keys.items())
         yield from _hang(label, text)
-        for name, value in keys.items():
+        for name in keys:
             key = ".".join(filter(None, (prefix, label, name)))
             note = notes.get(key)
             if note and note.value != str(KEYS[key].default):
-                yield f"      {name or label} {_plain(value)}    [{note.origin}]"
+                yield f"      {name or label} {note.value}    [{note.origin}]"
                 yield from _reason(note)
 
 

@@ -185,7 +185,8 @@ class Imported:
         # What an import assigns is assigned by now, with the value that it gives, or will be when
         # the program imports what is left to it: after these modules, as always.
         later = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
-        left = [name for name in self._names if name not in sys.modules]
+        first = self._names.index("torch") if "torch" in self._names else len(self._names)
+        left = [name for name in self._names[first:] if name not in sys.modules]
         self._assigned = later - _assigned_in(left, {n for n in later if self._is_read(n)})
         files = {getattr(one, "__dict__", {}).get("__file__") for one in sys.modules.values()}
         self._stamps = {file: _stamp(file) for file in files if isinstance(file, str)}

@@ -6,7 +6,7 @@ mitigation that needs it is not used (mitigation_overlay.refusal). Nothing is se
 
 from __future__ import annotations
 
-import contextlib
+import array
 import fcntl
 import glob
 import os
@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds from a network's disk
 TOOLKITS = "/usr/local/cuda*/bin"  # where CUDA is installed by default
 _FOREIGN = ("192.0.2.1", "2001:db8::1")  # documentation addresses: routed by default, never reached
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_SIOCGIFCONF = 0x8912  # linux/sockios.h
+_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: a name of 16 bytes, a sockaddr, padding
 _PACKAGED = (
     "triton/backends/nvidia/bin/ptxas*",
     "triton/third_party/cuda/bin/ptxas",
@@ -245,14 +246,19 @@ def _is_loopback(address: str) -> bool:
 
 
 def _interfaces() -> dict[str, str]:
-    """Address -> interface: the kernel's answers for IPv4, /proc for IPv6."""
+    """Address -> interface: the kernel's list for IPv4, /proc for IPv6."""
     found: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
-                asked = struct.pack("256s", name.encode())
-                address = fcntl.ioctl(probe, _SIOCGIFADDR, asked)[20:24]
-                found[socket.inet_ntoa(address)] = name
+    buffer = array.array("B", bytes(256 * _IFREQ_BYTES))
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
+            size = struct.unpack("iL", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
+    except OSError:
+        size = 0
+    entries = buffer.tobytes()[:size]
+    for at in range(0, size - _IFREQ_BYTES + 1, _IFREQ_BYTES):
+        name = entries[at : at + 16].split(b"\0")[0].decode().partition(":")[0]
+        found[socket.inet_ntoa(entries[at + 20 : at + 24])] = name
     return {**found, **_interfaces_v6()}
 
 

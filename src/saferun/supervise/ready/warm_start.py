@@ -149,4 +149,6 @@ def _forks_ranks(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     if env.get("PET_START_METHOD", "").startswith("fork"):
         return True
     places = [at for at, word in enumerate(argv) if word.startswith("--star")]
-    return any("fork" in word for at in places for word in argv[at : at + 2])
+    return any(
+        "fork" in argv[at] or "".join(argv[at + 1 : at + 2]).startswith("fork") for at in places
+    )

@@ -159,7 +159,7 @@ class Notifier:
         """
         for one in self._running:
             left_s = 0.0 if self._hurried else max(0.0, one.until_s - time.monotonic())
-            select.select([one.report.fileno(), *([wake] if wake >= 0 else [])], [], [], left_s)
+            _wait([one.report.fileno(), *([wake] if wake >= 0 else [])], left_s)
             self._finish(one)
         self._running.clear()
 
@@ -192,7 +192,7 @@ class Notifier:
         """End a command that has not ended, and say why it failed."""
         if one.process.stdin:
             one.process.stdin.close()
-        if not select.select([one.report], [], [], _END_S)[0]:
+        if not _wait([one.report.fileno()], _END_S):
             one.process.kill()
         text = os.read(one.report.fileno(), 1 << 14).decode("utf-8", "replace")
         one.report.close()
@@ -203,6 +203,14 @@ class Notifier:
     def _complain(self, event: str, why: str) -> None:
         text = f"notify: `{self._command[0]}` {why} (event {event})"
         self._say(printable(self._masked(text)))
+
+
+def _wait(files: Sequence[int], limit_s: float) -> bool:
+    """Wait until one of the descriptors is readable; return False where the time was over."""
+    poller = select.poll()  # select(2) takes no descriptor above 1023
+    for fd in files:
+        poller.register(fd, select.POLLIN)
+    return bool(poller.poll(limit_s * 1e3))
 
 
 def cleaned(value: Any, masked: Callable[[str], str], most: int) -> Any:

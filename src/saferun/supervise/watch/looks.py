@@ -10,7 +10,7 @@ from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.loss_watch import LossWatch
-from saferun.supervise.watch.running_job import RunningJob
+from saferun.supervise.watch.running_job import NEVER_S, RunningJob
 from saferun.supervise.watch.slow_watch import SlowWatch
 
 # Each has `check_job`, which returns the seconds until the next look, and `cause`: to end the job.
@@ -63,7 +63,9 @@ class Looks:
                     self._next_s[watch] = now + watch.check_job()
                 except Exception as error:
                     self._record.fault(error)
-                    self._next_s[watch] = now + _AFTER_FAULT_S
+                    # The watch for hangs is worth another try; any other one would ask ranks again.
+                    pause_s = _AFTER_FAULT_S if watch is self._hangs else NEVER_S
+                    self._next_s[watch] = now + pause_s
                 if watch.cause:
                     return None
         return max(0.0, min(self._next_s.values()) - now)

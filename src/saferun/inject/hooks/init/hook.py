@@ -281,7 +281,7 @@ class InitCall:
             "start": self._context.start or "the script's own way",
             "host": os.uname().nodename,
             "argv": agreement.comparable_arguments(sys.argv),
-            "places": [os.environ.get(name, "") for name in ("LOCAL_RANK", "GROUP_RANK")],
+            "local": os.environ.get("LOCAL_RANK", ""),
         }
         _add_versions(facts, sys.modules["torch"], self._backend)
         return facts
