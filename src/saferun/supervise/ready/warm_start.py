@@ -8,6 +8,7 @@ process only if one started now would not differ from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -148,7 +149,4 @@ def _forks_ranks(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     # --run-path with --start-method fork: ranks are copies of the agent and read what it has read.
     if env.get("PET_START_METHOD", "").startswith("fork"):
         return True
-    places = [at for at, word in enumerate(argv) if word.startswith("--star")]
-    return any(
-        "fork" in argv[at] or "".join(argv[at + 1 : at + 2]).startswith("fork") for at in places
-    )
+    return re.search(r"\0--star[^\0=]*[\0=]fork", "\0".join(argv)) is not None
