@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from saferun.diagnosis.evidence import RankFailure, rank_failure
 from saferun.inject import contract
-from saferun.journal import trials
 from saferun.system import paths
 
 _NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}(\.[a-z.]+)", re.ASCII)
@@ -78,6 +77,8 @@ def mask_trials(state: str | None, masked: Callable[[str], str], start: int) -> 
         masked: returns a text without secrets.
         start: what comes before has been masked, in bytes.
     """
+    from saferun.journal import trials  # loads the journal's events, which `plan` does without
+
     path = os.path.join(state or "", trials.FILE)
     if state is None or not os.path.lexists(path):
         return start
