@@ -122,7 +122,7 @@ def test_ranks_are_warm_where_a_shipped_gpu_profile_is_named(machine, words, exp
     shown = machine.command("plan", "--json", *words, "train.py", **exported).stdout
     assert json.loads(shown)["start"] == {"ranks": ranks}
     text = machine.command("plan", *words, "train.py", **exported).stdout
-    start = re.search(r"ranks warm\s+\[(.*)\]", text)
+    start = re.search(r"warm: .*\(start\.ranks\)\s+\[(.*)\]", text)
     assert (start and start[1]) == ("profiles/cuda.yaml" if ranks == "warm" else None)
 
 
