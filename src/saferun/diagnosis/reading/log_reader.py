@@ -111,7 +111,7 @@ def of_text(text: str) -> Log:
 
 def cleaned(lines: list[Line]) -> tuple[Line, ...]:
     """Return the lines of a whole log, in order and without the log's own prefix."""
-    return own_prefix.without(lines)
+    return own_prefix.without(records.in_order(lines))
 
 
 def lines_of(data: bytes, first: int) -> Iterator[Line]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
+
+from saferun.diagnosis.reading.log_lines import Line
 
 _RECORD_CHARS = 200_000  # a longer line is not unpacked
 _DEPTH = 4  # levels of nested objects that are looked into
@@ -50,11 +53,13 @@ _ESCAPED_LINE = re.compile(
 _ESCAPES = 3  # so many make a line a text; a line of source may have one
 _BETWEEN = re.compile(r"^['\"], ['\"]")  # two strings of a list
 _STRING = re.compile(r"\s{0,40}(?P<text>\"(?:[^\"\\]|\\.){1,3900}\"),?\s{0,4}$")  # a list's, alone
-# The exception in a record of torch's that is printed over several lines.
+# The exception in a record of torch's that is printed over several lines, and the frames below it.
 _MEMBER = re.compile(
     r'\s{1,20}"message": (?P<text>"[\w.]{1,120}(?:Error|Exception)\b(?:[^"\\]|\\.){0,3900}")'
     r",?\s{0,4}$"
 )
+_FRAMES = '"py_callstack": ['
+_ABOVE_FRAMES = 3  # lines, at most, from the exception down to them
 _END = re.compile(r'"[\s,}\]]{0,12}$')  # what ends a record behind its last text
 _HEAD = "Traceback (most recent call last):"
 
@@ -79,6 +84,28 @@ def unpack(text: str) -> tuple[int | None, list[str]] | None:
         if isinstance(record, dict) and _is_of_text(record, text) and (lines := _lines(record)):
             return _rank(record), _bounded(lines)
     return _unescaped(text)
+
+
+def in_order(lines: list[Line]) -> Sequence[Line]:
+    """Return the lines with the exception of torch's error file below its frames, as Python has it.
+
+    Args:
+        lines: the log's, unpacked. An error file that is printed over several has it above them.
+    """
+    for at in [at for at, line in enumerate(lines) if line.text.endswith(_FRAMES)]:
+        above = range(at - 1, max(-1, at - 1 - _ABOVE_FRAMES), -1)
+        stated = next((row for row in above if _EXCEPTION.match(lines[row].text)), None)
+        if stated is None:
+            continue
+        end = at + 1
+        while (
+            end < len(lines)
+            and lines[end].text.startswith("  ")
+            and lines[end].text.strip(" ,") != "]"
+        ):
+            end += 1
+        lines[stated:end] = [*lines[stated + 1 : end], lines[stated]]
+    return lines
 
 
 def _is_of_text(record: dict[str, object], text: str) -> bool:
