@@ -15,7 +15,7 @@ from recovery_stand import A, holder
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import DRAIN, RESET
 from saferun.gpu.nvml import LIBRARY
-from saferun.model import OK, PROBLEM, Gpu
+from saferun.model import NOTE, OK, PROBLEM, Gpu
 from saferun.supervise.changes.probes import Probes
 
 # Memory
@@ -46,7 +46,7 @@ def test_memory_that_stays_is_said_with_who_holds_it_whatever_the_driver_knows(
     assert said in finding.what + finding.fix
 
 
-# Caches
+# Caches, persistence
 
 
 def aged(path: Path) -> Path:
@@ -71,6 +71,13 @@ def test_only_caches_that_no_run_has_are_removed(stand):
     assert [p.exists() for p in (old, used, user_s, fresh, held)] == [False, *[True] * 4]
     remedies.close()
     assert not held.exists()
+
+
+def test_a_driver_that_forgets_its_gpus_is_noted(stand):
+    stand.nvml.reports(gpu(GetPersistenceMode="0"))
+    (finding,) = stand.recover(recovery.PERSISTENCE).findings
+    assert finding.level == NOTE
+    assert "nvidia-persistenced" in finding.fix
 
 
 # Reset

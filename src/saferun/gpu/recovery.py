@@ -3,7 +3,8 @@
     1. end what an ended run of ours has left on them, and nothing else (orphans.py)
     2. wait until memory that was given back is free
     3. remove compile caches that ended runs of ours have left
-    4. reset a GPU: only with `recover.gpu_reset: when-idle`, as root, under the exclusive lock,
+    4. say where a persistent driver would help
+    5. reset a GPU: only with `recover.gpu_reset: when-idle`, as root, under the exclusive lock,
        with no process on it, never under MIG; else say what an administrator can do
 
 A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
@@ -25,13 +26,13 @@ from typing import NamedTuple
 from saferun.gpu import nvml, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
 from saferun.inject.durations import seconds
-from saferun.model import OK, PROBLEM, Finding, Gpu
+from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.system import command as bounded
 from saferun.system import paths, procfs
 from saferun.system.gpus import minors
 
-CACHES = "caches"
-EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, RESET})
+CACHES, PERSISTENCE = "caches", "persistence"
+EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
 NVML_S = 5.0  # its answer takes 2 s at the most where all is well
 DRAIN_S = 10.0  # the driver needs a second or two to see that a killed process has gone
 RESET_S = 60.0  # a reset must not be interrupted without need
@@ -42,6 +43,7 @@ _ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
 # PROC_PID_INIT_INO and PROC_USER_INIT_INO, include/linux/proc_ns.h
 _INITIAL = {"pid": "pid:[4026531836]", "user": "user:[4026531837]"}
 _CAP_SYS_PTRACE = 19  # shows what other users' processes have open; capabilities(7)
+_PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
 class World(NamedTuple):
@@ -95,7 +97,7 @@ def recover(
 
     Args:
         gpus: those that the job uses.
-        asks: LEFTOVERS, DRAIN, CACHES, RESET.
+        asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
         environ: PATH finds nvidia-smi, LD_LIBRARY_PATH NVML, TMPDIR the caches.
         runs: the directory of the runs' journals.
         terms: what a reset needs.
@@ -111,6 +113,8 @@ def recover(
         found += work.drain(drain_s)
     if CACHES in asks:
         found += work.clear_caches()
+    if PERSISTENCE in asks:
+        found += work.persistence()
     if RESET in asks:
         found += work.reset_all(terms)
     return Recovered((*work.trouble(), *found), work.acted)
@@ -195,7 +199,7 @@ class _Recovery:
             fix = "no process is seen: it may be in another container, or stuck in the driver"
         return Finding(PROBLEM, _area(gpu), what, gpu.uuid, fix)
 
-    # caches
+    # caches, persistence
 
     def clear_caches(self) -> list[Finding]:
         """Remove the compile caches that saferun has made for runs which have ended.
@@ -209,6 +213,20 @@ class _Recovery:
             return []
         what = f"removed {len(gone)} compile caches that ended runs had left"
         return [Finding(OK, "caches", what, ", ".join(gone), "")]
+
+    def persistence(self) -> list[Finding]:
+        """Report where the driver forgets a GPU as soon as nobody uses it."""
+        off = [
+            gpu
+            for gpu in self._gpus
+            if (card := self._card(gpu)) and card.get("Persistence Mode") == "Disabled"
+        ]
+        if not off:
+            return []
+        what = f"persistence mode is off ({', '.join(map(_area, off))})"
+        detail = f"every first use sets the GPU up anew, 1 to 3 s each; {_PERSISTENCE}"
+        fix = "as root: `systemctl enable --now nvidia-persistenced`, or `nvidia-smi -pm 1`"
+        return [Finding(NOTE, "driver", what, detail, fix)]
 
     # reset
 

@@ -122,4 +122,4 @@ def user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid)
+        return f"user {uid}"

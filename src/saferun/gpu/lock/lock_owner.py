@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 from saferun.gpu.lock.lock_dir import OPEN, LockDirectory, Umask
 from saferun.system import procfs
 from saferun.system.printable import printable
-from saferun.system.trust import user
 
 RECORDS = 512  # records of other runs that are read; more is a flood
 RECORD_BYTES = 1 << 14
@@ -70,7 +70,7 @@ def describe_holder(record: Record) -> str:
     """Return a holder for people; the user is the file's owner, not what the file claims."""
     holder = record.holder
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    text = f"pid {holder.pid} of user {user(record.uid)} ({holder.command}, since {since}"
+    text = f"pid {holder.pid} of user {user_name(record.uid)} ({holder.command}, since {since}"
     text += f", run {holder.run})" if holder.run else ")"
     return text if record.alive else f"what {text}, now ended, has left running"
 
@@ -176,3 +176,11 @@ def unlink(place: LockDirectory, name: str) -> None:
     """Remove a record; one that is gone is as good."""
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=place.descriptor)
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number where the machine has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from saferun.gpu import nvml
 from saferun.gpu.device_names import device_name
 from saferun.gpu.lock.lock_claim import Claim
-from saferun.gpu.lock.lock_owner import Record
+from saferun.gpu.lock.lock_owner import Record, user_name
 from saferun.gpu.nvml import Card, Process
 from saferun.system import procfs
 from saferun.system.printable import printable
-from saferun.system.trust import user
 
 NVML_S = 5.0  # the most seconds that NVML may take
 FRESH_S = 2.0  # it is asked again after that
@@ -104,10 +103,10 @@ def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:
 def _holder(process: Process, records: Sequence[Record]) -> str:
     """Return pid, user, program, memory and run of a process."""
     uids = procfs.uids(process.pid)
-    whose = f" of user {user(min(uids))}" if uids else ""
+    user = f" of user {user_name(min(uids))}" if uids else ""
     used = "" if process.used_mib is None else f", {process.used_mib / _MIB:.1f} GiB"
     above = {pid for pid, _ in procfs.lineage(process.pid)}
     runs = (one.holder.run for one in records if one.alive and one.holder.pid in above)
     run = next((f", run {name}" for name in runs if name), "")
     name = printable(process.name or procfs.comm(process.pid))
-    return f"pid {process.pid}{whose} ({name}{used}{run})"
+    return f"pid {process.pid}{user} ({name}{used}{run})"
