@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 
-import torch  # noqa: F401
+import torch  # noqa: F401 - before the fork, once for all ranks
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 

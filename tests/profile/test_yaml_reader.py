@@ -129,6 +129,8 @@ def test_what_is_wrong_is_said_with_place_and_fix():
 def test_all_errors_of_a_file_are_found_and_counted():
     text = "schema: 1\nhoks: {}\nenv: {A: off}\nretry: {attempts: x}"
     assert len(yaml_reader.check(text, "p.yaml")[1]) == 3
+    noted = "schema: 1\nretry: {attempts: {value: maybe, why: [1], source: on}}"
+    assert len(yaml_reader.check(noted, "p.yaml")[1]) == 3
     assert "2 more: saferun profiles check p.yaml" in refusal(text)
 
 

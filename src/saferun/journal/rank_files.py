@@ -141,7 +141,12 @@ def _clean(content: bytes, masked: Callable[[str], str]) -> bytes:
     if all(isinstance(tree, bytes) for tree in trees):
         return bytes(_walk(content, masked))
     texts: list[str] = []
-    _walk(trees, lambda text: texts.append(text) or text)  # type: ignore[func-returns-value]
+
+    def collected(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _walk(trees, collected)
     whole = "\n".join(texts)
     if masked(whole) == whole:  # nearly always, and 20 times as fast as text by text
         return content

@@ -274,11 +274,13 @@ class Reader:
             self.error("an entry without `value`", node, "write {value: …, why: …}", key)
             raise MisfitError
         when = self._when(found["when"], key) if "when" in found else ()
-        why, source = (
-            " ".join(self._text(found[name], key).split()) if name in found else ""
-            for name in ("why", "source")
-        )
+        why, source = (self._note(found.get(name), key) for name in ("why", "source"))
         return found["value"], (why, source, when)
+
+    def _note(self, node: Any, key: str) -> str:
+        with contextlib.suppress(MisfitError):  # recorded; the value may be wrong, too
+            return " ".join(self._text(node, key).split()) if node else ""
+        return ""
 
     def _when(self, node: Any, key: str) -> tuple[tuple[str, str | bool], ...]:
         found: list[tuple[str, str | bool]] = []
