@@ -184,6 +184,16 @@ def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
 
 
 @pytest.mark.slow
+def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(job):
+    job.package("early", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nos.environ.get('RANK')\n")
+    job.script.write_text("import early, torch\nprint(torch.get_num_threads())\n")
+    job.run("warm")  # the first start does not know the package
+    done = job.run("warm")
+    assert done.stdout.split() == ["2", "2"]
+    assert SAID + "OMP_NUM_THREADS is set" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
     (job.folder / "filelock.py").write_text("MINE = True\n")
     job.package("user", "import filelock_of_torch\n")

@@ -121,7 +121,7 @@ def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
     process.set_name(_WAITS)
     born = process.environment_at_start()
     names, assigned = imports.listed(listed)
-    imported = imports.Imported(born, assigned, names, at_start)
+    imported = imports.Imported(born, assigned, at_start)
     if counts := os.read(keeper.boot, 1 << 16).split():
         names = names[: int(counts[-1])]
     left, why = imported.add(names, forks=False)

@@ -157,7 +157,7 @@ def make(
     os.write(2, seen.printed)
     why = f"torch: {why}" if why else _unfit()
     names, assigned = imports.listed(listed)
-    imported = imports.Imported(os.environ, assigned, names, at_start, seen.read)
+    imported = imports.Imported(os.environ, assigned, at_start, seen.read)
     while not why:
         ours, channel = socket.socketpair()
         pid = os.fork()

@@ -125,8 +125,14 @@ def _threads(ended: set[str]) -> int:
 
 def _openblas() -> set[str]:
     """Return the paths of OpenBLAS that are loaded: NumPy and SciPy have one each."""
+    return _mapped("openblas")
+
+
+def _mapped(*parts: str) -> set[str]:
+    """Return the paths of what is loaded that have one of these texts in them."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        return {line.split(None, 5)[-1].strip() for line in file if "openblas" in line}
+        paths = {line.split(None, 5)[-1].strip() for line in file}
+    return {path for path in paths if any(part in path for part in parts)}
 
 
 def _threads_of(path: str) -> int:
@@ -148,7 +154,6 @@ class Imported:
     Args:
         born: the environment before the imports.
         assigned: the variables that the program has assigned last time.
-        names: all modules that it has imported last time.
         at_start: the modules that any Python has before its program begins.
         read: the environment variables that the imports so far have read.
     """
@@ -157,12 +162,11 @@ class Imported:
         self,
         born: Mapping[str, str],
         assigned: set[str],
-        names: Sequence[str],
         at_start: Container[str],
         read: Iterable[str] = (),
     ) -> None:
         self.born, self._read = dict(born), set(read)
-        self._assigned, self._names, self._at_start = assigned, names, at_start
+        self._assigned, self._at_start = assigned, at_start
 
     def add(self, names: list[str], *, forks: bool) -> tuple[list[str], str]:
         """Import modules in this order, once.
@@ -182,12 +186,8 @@ class Imported:
         if is_ours:
             del os.environ[_NVML]
         self._read |= seen.read
-        # What an import assigns is assigned by now, with the value that it gives, or will be when
-        # the program imports what is left to it: after these modules, as always.
-        later = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
-        first = self._names.index("torch") if "torch" in self._names else len(self._names)
-        left = [name for name in self._names[first:] if name not in sys.modules]
-        self._assigned = later - _assigned_in(left, {n for n in later if self._is_read(n)})
+        # What an import assigns is assigned by now, with the value that it gives.
+        self._assigned = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
         files = {getattr(one, "__dict__", {}).get("__file__") for one in sys.modules.values()}
         self._stamps = {file: _stamp(file) for file in files if isinstance(file, str)}
         return found
@@ -214,6 +214,8 @@ class Imported:
         return self._shadowing(folder)
 
     def _is_read(self, name: str) -> bool:
+        if name.startswith("KMP_") and not _mapped("libiomp", "libomp"):
+            return name in self._read  # GNU's OpenMP, which torch's wheels have, has no such one
         return name in self._read or name.startswith(_NATIVE)
 
     def changed(self) -> str:
@@ -274,19 +276,6 @@ def assigned_variables(script: str) -> set[str]:
     except (OSError, SyntaxError, ValueError):
         return set()
     return {name for node in ast.walk(tree) for name in _assigned_by(node)}
-
-
-def _assigned_in(names: Sequence[str], variables: set[str]) -> set[str]:
-    """Return which of the variables the text of one of these packages assigns; none is imported."""
-    from importlib.machinery import PathFinder
-
-    found: set[str] = set()
-    for name in names:
-        if found == variables:
-            break
-        spec = None if "." in name else PathFinder.find_spec(name)
-        found |= variables & assigned_variables(getattr(spec, "origin", None) or "")
-    return found
 
 
 def _assigned_by(node: Any) -> list[str]:
