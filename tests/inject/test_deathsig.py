@@ -45,13 +45,13 @@ open(os.environ["READY"] + "/rank" + os.environ["RANK"], "w").close()
 class Agent:
     """A torchrun that was started with our hooks in its environment, as after our exec."""
 
-    def __init__(self, interpreters: Interpreters, script: str, *, ranks: int):
+    def __init__(self, interpreters: Interpreters, script: str, *, ranks: int, injected: bool):
         self.ready = interpreters.folder / "ready"
         self.ready.mkdir()
         self.mark = uuid.uuid4().hex
         path = interpreters.folder / "train.py"
         path.write_text(script)
-        environ = interpreters.environ(NEUTRAL, READY=str(self.ready))
+        environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
         self.argv = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
         self.environ = {**environ, MARK: self.mark}
         self.ranks = ranks
@@ -79,8 +79,8 @@ def agents(interpreters: Interpreters) -> Iterator[Callable[..., Agent]]:
     """Makes agents, and ends what they leave."""
     made: list[Agent] = []
 
-    def make(script: str, *, ranks: int) -> Agent:
-        made.append(Agent(interpreters, script, ranks=ranks))
+    def make(script: str, *, ranks: int, injected: bool = True) -> Agent:
+        made.append(Agent(interpreters, script, ranks=ranks, injected=injected))
         return made[-1]
 
     yield make
@@ -101,6 +101,17 @@ def test_ranks_end_with_their_agent_whatever_they_do(agents: Callable[..., Agent
     until(lambda: len(agent.left()) == len(SIT))  # in mid-exec a process has no environment
     agent.sigkill()
     until(lambda: not agent.left(), agent.left)
+
+
+@pytest.mark.slow
+def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., Agent]) -> None:
+    """What torchrun does by itself, and how the test above would fail."""
+    agent = agents(READY + SIT["waiting"], ranks=2, injected=False)
+    agent.start()
+    agent.sigkill()
+    with pytest.raises(AssertionError):
+        until(lambda: not agent.left(), limit_s=1.0)  # the kernel needs a millisecond
+    assert len(agent.left()) == 2
 
 
 @pytest.mark.slow
@@ -129,6 +140,12 @@ def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Pa
         "later": "still here",
         **{"spawn": 0, "fork": 0, "forkserver": 0},
     }
+
+
+def test_a_rank_without_a_torchrun_of_ours_is_not_tied(interpreters: Interpreters) -> None:
+    """Under srun or mpirun the parent may be a thread, or end early."""
+    ran = interpreters.run(ASK + "print(asked())", hooks=NEUTRAL, RANK="0")
+    assert ran.out == "0\n"
 
 
 @pytest.mark.slow

@@ -90,3 +90,10 @@ def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(
     more: dict[str, str], shared: bool
 ) -> None:
     assert environment.shares_agent_store({**AGENT, **more}) is shared
+
+
+def test_a_restart_in_the_same_agent_uses_other_keys() -> None:
+    """The agent's store outlives the ranks: a meeting must not read the keys of an earlier one."""
+    first = hook.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert hook.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "1"}) != first
+    assert hook.agent_prefix("barrier", {"TORCHELASTIC_RESTART_COUNT": "0"}) != first

@@ -56,9 +56,27 @@ def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks, a
     assert found[-1] == (0, [1])
 
 
+@pytest.mark.slow
+def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
+    script = PLAIN.replace('("gloo")', '("gloo", timeout=datetime.timedelta(seconds=60))')
+    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n" + script
+    job = run_ranks("import datetime\n" + script, init={"timeout_s": 0.2})
+    assert (job.code, job.messages(), job.out.count("sum 2.0")) == (0, [], 2)
+
+
 def test_a_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
     job = run_ranks(source("inject/init_alone"), init={"timeout_s": 600})
     assert (job.code, job.out) == (0, "alone\n"), job.err
+
+
+def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks: RunRanks) -> None:
+    script = PLAIN.replace(
+        'dist.init_process_group("gloo")',
+        "try:\n    dist.init_process_group('gloo', no_such_word=1)\n"
+        "except TypeError:\n    dist.init_process_group('gloo')",
+    )
+    job = run_ranks(script)
+    assert (job.code, job.messages()) == (0, [])
 
 
 def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks: RunRanks) -> None:
@@ -173,6 +191,18 @@ def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, 
     assert (job.code, job.messages()) == (0, []), job.err
     assert sorted(line["rank"] for line in applied(job)) == [0, 1]
     assert all(line["world_size"] == 2 and line["check_in_s"] is not None for line in applied(job))
+
+
+def test_signature_and_docstring_are_torchs_own(run_ranks: RunRanks) -> None:
+    script = """
+import inspect
+from torch.distributed import init_process_group as ours
+torchs = inspect.unwrap(ours)
+print(ours is not torchs, inspect.signature(ours) == inspect.signature(torchs), ours.__name__)
+print(ours.__doc__ == torchs.__doc__, ours.__module__ == torchs.__module__)
+"""
+    job = run_ranks(script, ranks=1)
+    assert job.out == "True True init_process_group\nTrue True\n"
 
 
 # Without an agent's store: agreement afterwards

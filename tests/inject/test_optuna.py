@@ -129,6 +129,17 @@ finally:
     assert "\nAcceleratorError: CUDA error: device-side" in states[3][1]["cuda_error_msg"]
 
 
+def test_without_the_hook_optuna_is_as_it_is(interpreters: Interpreters) -> None:
+    script = """
+def objective(trial):
+    raise OutOfMemoryError("CUDA out of memory")
+optuna.create_study().optimize(objective, n_trials=2)
+"""
+    ran = interpreters.run(HEAD + script, hooks={})
+    assert (ran.code, "saferun" in ran.err) == (1, False)
+    assert "CUDA out of memory" in ran.err
+
+
 def test_between_trials_the_cache_is_cleared_where_the_profile_says_so(
     interpreters: Interpreters,
 ) -> None:
@@ -145,16 +156,17 @@ print(calls)
     assert ran.out == f"{['own', *cleared, 'own', *cleared, *cleared]}\n", ran.err
 
 
+@pytest.mark.parametrize("on", [True, *slow(False)])
 def test_the_scripts_own_clearing_collects_garbage_and_the_receipt_tells_what_it_freed(
-    interpreters: Interpreters,
+    interpreters: Interpreters, on: bool
 ) -> None:
-    hooks = {"memory": {"clear_between_trials": True}}
+    hooks = {"memory": {"clear_between_trials": on}}
     ran = interpreters.run(source("inject/empty_own_cache"), hooks=hooks, RANK="0")
     calls = json.loads(ran.out)
-    assert calls[:3] == ["empty", "gc", "empty"], ran.err
+    assert calls[:3] == (["empty", "gc", "empty"] if on else ["empty"] * 3), ran.err
     assert calls.count("empty") == 3 + calls.count("gc")
     first = [line for line in ran.by("memory", "observed") if line["clears"] == 1]
-    assert first[0]["freed_mib"] == 100
+    assert [line["freed_mib"] for line in first[:1]] == [100] * on
 
 
 def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
@@ -170,8 +182,9 @@ def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
     assert ran.err.count(REFUSED + "this is a process that the script started") == 1
 
 
+@pytest.mark.parametrize(("hooks", "made"), [(ON, "made\n"), *slow(({}, ""))])
 def test_tables_that_another_process_makes_at_the_same_time_are_no_failure(
-    interpreters: Interpreters,
+    interpreters: Interpreters, hooks: dict[str, object], made: str
 ) -> None:
     """The other process makes them when this one has seen that there are none."""
     script = """
@@ -185,8 +198,8 @@ sqlalchemy.event.listen(models.BaseModel.metadata, "before_create", other, once=
 optuna.storages.RDBStorage("sqlite:///study.db")
 print("made")
 """
-    ran = interpreters.run(HEAD + script, hooks=ON)
-    assert ran.out == "made\n", ran.err
+    ran = interpreters.run(HEAD + script, hooks=hooks)
+    assert ran.out == made, ran.err
 
 
 def by_position(function: Callable[..., Any], *names: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ STAY = str(PROGRAMS / "optuna" / "stay_in_trial.py")
 ONCE = str(PROGRAMS / "optuna" / "once_only.py")
 THREADS = str(PROGRAMS / "optuna" / "failing_threads.py")
 QUEUED = str(PROGRAMS / "optuna" / "queued_trials.py")
+REGION = str(PROGRAMS / "optuna" / "failing_region.py")
 HEARTBEAT = str(PROGRAMS / "optuna" / "heartbeat.py")
 ALL = "memory,assert,crash,kill,term,locked,full"
 HPO = [
@@ -377,6 +378,13 @@ print("end", [trial.state.name for trial in study.trials])
         assert job.out == "end ['FAIL']\n"
 
 
+def test_a_script_without_a_study_is_as_without_us(folder: Path) -> None:
+    with hpo(folder, script(folder, "print('none')")) as job:
+        assert job.end() == 0
+        assert job.out == "none\n"
+        assert len(job.err.splitlines()) == 1  # which profile
+
+
 @pytest.mark.slow
 def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
     text = """
@@ -391,3 +399,21 @@ print(len(study.trials))
         assert job.out == "7\n"
         assert len(job.events("recycled")) == 1
         assert "its storage was deleted or replaced" in job.err
+
+
+@pytest.mark.slow
+def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None:
+    with hpo(folder, REGION) as job:
+        assert job.end() == 0, job.err
+        options = ((), ("--json",), ("--csv",))
+        shown, as_json, as_csv = (job.ask("runs", "show", "last", *option) for option in options)
+    assert "\n8 trials\n  completed 3\n" in shown
+    assert "  pruned    5: 3 cuda-oom, 1 device-side-assert, 1 pruner\n" in shown
+    assert "  replaced  1 process: 1 device-side-assert\n" in shown
+    assert "  batch      32" in shown
+    found = json.loads(as_json)["trials"]
+    assert found["pruned"] == {"cuda-oom": 3, "device-side-assert": 1, "pruner": 1}
+    assert found["regions"][0]["param"] == "batch"
+    assert found["regions"][0]["failed"] == found["regions"][0]["trials"] == 3
+    assert len(as_csv.splitlines()) == 9
+    assert as_csv.startswith("study,number,state,cause,values,seconds,worker,attempt,param.batch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cases import few
+from cases import few, slow
 from ranks import RunRanks, line_of
 from repo import source
 
@@ -42,6 +42,14 @@ def test_under_error_the_same_finding_is_raised_where_the_group_is_made(
     place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
     assert f"RuntimeError: {place}: DataLoader made before init_process_group" in job.err
     assert (job.code, job.out) == (1, "")
+
+
+@pytest.mark.parametrize(("mode", "ranks"), [("warn", 1), *slow(("off", 2))])
+def test_one_rank_alone_gets_no_message_and_off_is_off(
+    run_ranks: RunRanks, mode: str, ranks: int
+) -> None:
+    job = run_ranks(EARLY, ranks=ranks, order={"mode": mode})
+    assert (job.code, job.messages()) == (0, [])
 
 
 def test_a_shuffling_sampler_made_before_and_used_after_is_reported_with_its_line(
@@ -262,6 +270,12 @@ def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks: RunRanks) -> 
     job = run_ranks(FIX, order={"mode": "fix"})
     assert (job.code, job.messages()) == (0, [])
     assert (job.out.count("asked True"), job.out.count("batches 4")) == (2, 2)
+
+
+def test_without_fix_the_same_script_reads_all_data_on_every_rank(run_ranks: RunRanks) -> None:
+    job = run_ranks(FIX)
+    assert (job.out.count("asked False"), job.out.count("batches 8")) == (2, 2)
+    assert len(job.messages("DataLoader made before")) == 1
 
 
 def test_fix_makes_the_group_at_the_first_loader_too(run_ranks: RunRanks) -> None:
