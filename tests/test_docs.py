@@ -262,3 +262,11 @@ def test_every_command_line_in_the_documents_parses():
     shown = list(examples())
     assert len(shown) > 30
     assert not [f"{each.where}: {why}" for each in shown if (why := problem(each))]
+    for wrong in (
+        "profile list",
+        "runs lst",
+        "doctor --ful",
+        "--standalone",
+        "diagnose --exit-code x",
+    ):
+        assert problem(Example("here", tuple(wrong.split()), usage=False)), "it is not found"

@@ -27,6 +27,7 @@ from helpers import (
 )
 from repo import ROOT
 
+from saferun.errors import UnavailableError
 from saferun.keeper.process_tree import opens
 from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
@@ -35,14 +36,17 @@ from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 @pytest.mark.parametrize(
     ("victim", "stopped"),
     [(role, False) for role in ("saferun", "keeper", "agent", "rank")]
-    + [("saferun", True), ("keeper", True)],
+    + [("saferun", True), ("keeper", True), ("our whole group", False)],
 )
 def test_nothing_lives_after_any_one_of_ours_is_killed(tmp_path, victim, stopped):
-    with supervised(tmp_path, agent()) as run:
+    with supervised(tmp_path, agent(), popen={"start_new_session": True}) as run:
         run.arrived(**FAMILY)
         for role in ("agent", "rank", "worker", "daemon") if stopped else ():
             run.kill(role, signal.SIGSTOP)
-        run.kill(victim)
+        if victim == "our whole group":
+            os.killpg(run.process.pid, signal.SIGKILL)
+        else:
+            run.kill(victim)
         run.nothing_lives()
 
 
@@ -149,6 +153,11 @@ def test_job_that_kills_its_own_group_kills_nothing_of_ours(tmp_path):
         ended = run.ended()
         assert (ended["exit_code"], ended["ended_by"]) == (137, "job")
         assert living(run.mark) == {}
+
+
+def test_command_that_is_not_there_is_reported_plainly():
+    with pytest.raises(UnavailableError, match="cannot start `no-such-program`: No such file"):
+        run_attempt(AttemptSpec(["no-such-program"], dict(os.environ)))
 
 
 def test_job_ends_when_our_own_start_up_fails(tmp_path):

@@ -23,6 +23,17 @@ def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
     assert ended["stdout_tail"] == "\0" * 996 + "end\n"
 
 
+def test_old_text_in_a_file_is_no_part_of_the_tail_and_input_is_the_jobs_own(tmp_path):
+    fd = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    os.write(fd, b"NCCL error of yesterday\n")
+    with supervised(tmp_path, ["cat"], popen={"stdin": subprocess.PIPE, "stdout": fd}) as run:
+        os.close(fd)
+        run.process.stdin.write(b"today\n")
+        run.process.stdin.close()
+        run.process.stdin = None
+        assert run.ended()["stdout_tail"] == "today\n"
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_do_not_mix_with_ours(tmp_path, closed):
     inner = python("import os; os.write(1, b'out'); os.write(2, b'err')")

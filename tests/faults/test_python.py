@@ -106,6 +106,7 @@ def test_an_interrupt_sent_to_saferun_alone_reaches_the_script_once(tmp_path):
         ("watch.mode=warn", False),
         ("hooks.optuna.mode=on", True),
         ("recover.gpu_reset=when-idle", True),
+        *slow(("watch.silence_s=20", True)),  # runs of one attempt elsewhere show what others do
     ],
 )
 def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_path, key, stays):

@@ -53,12 +53,14 @@ def test_under_saferun_a_restart_on_two_nodes_recovers(tmp_path, retries):
 
 
 @pytest.mark.slow
-def test_a_restarted_rank_meets_no_keys_of_its_last_life(tmp_path):
-    argv = ["--retries=0", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=static"]
+@pytest.mark.parametrize("command", [["torchrun"], [*SAFERUN, "--retries=0"]], ids=["", "saferun"])
+def test_a_restarted_rank_meets_no_keys_of_its_last_life(tmp_path, command):
+    """Of plain torchrun it does."""
+    argv = ["--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=static"]
     argv += [f"--master-port={free_port()}", "--master-addr=127.0.0.1"]
-    with run(tmp_path, *argv, program("keys_of_an_earlier_life")) as job:
+    with run(tmp_path, *argv, program("keys_of_an_earlier_life"), command=command) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
     assert [line.split()[-1] for line in job.out.splitlines() if line.startswith("left")] == [
-        *("False", "False")
+        *("False", str(command == ["torchrun"]))
     ]

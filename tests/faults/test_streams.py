@@ -225,6 +225,16 @@ def _is_full(fd: int) -> bool:
     return int.from_bytes(waiting, sys.byteorder) >= fcntl.fcntl(fd, F_GETPIPE_SZ)
 
 
+def test_reader_that_left_is_seen_by_the_job_as_a_broken_pipe(tmp_path):
+    code = COMMON + "signal.signal(signal.SIGPIPE, signal.SIG_DFL); join('agent')"
+    code += "\nwhile True: os.write(1, b'y\\n')"
+    with supervised(tmp_path, python(code)) as run:
+        run.arrived(agent=1)
+        run.process.stdout.close()
+        run.process.stdout = None
+        assert run.ended()["exit_code"] == 128 + signal.SIGPIPE
+
+
 def test_reader_that_left_before_the_first_byte_is_seen_at_the_first_byte(tmp_path):
     code = (
         COMMON

@@ -80,8 +80,8 @@ child.wait()
 
 @pytest.mark.parametrize(
     ("flags", "isolated"),
-    [(["-u"], False), (["-I"], True), (["-uE"], True)],
-    ids=["unbuffered", "isolated", "no environment"],
+    [(["-u"], False), (["-I"], True), (["-uE"], True), (["-S"], True)],
+    ids=["unbuffered", "isolated", "no environment", "no site"],
 )
 def test_ranks_that_skip_the_hooks_are_known_by_their_command_line(flags, isolated):
     environ = {k: v for k, v in os.environ.items() if k != "RANK"}

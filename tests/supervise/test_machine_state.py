@@ -52,6 +52,12 @@ def test_an_exception_that_passes_a_failure_on_leaves_the_word_to_the_machine():
     assert judged("odd\n", failures=failures, oom_kills=1).kind == "host-oom-killed"
 
 
+def test_a_launchers_summary_without_a_reason_is_explained_by_the_machine():
+    summary = "train.py FAILED\nRoot Cause (first observed failure):\n  exitcode  : 1 (pid: 11)\n"
+    assert judged(summary).kind == "child-failed-no-root"
+    assert judged(summary, oom_kills=1).kind == "host-oom-killed"
+
+
 def test_what_the_log_says_is_not_asked_of_the_machine():
     def fails() -> Any:
         raise AssertionError("nothing is looked at")

@@ -57,6 +57,12 @@ def test_what_one_run_has_learned_the_next_run_of_the_script_begins_with(tmp_pat
     ):
         other = gathered_for(tmp_path, *words)
         assert RunMitigations(other, other.plan(), "").recall(other) == ""
+    first.add("expandable-segments", "cuda-oom")
+    first.learn(gathered, first.plan(gathered))
+    kept = {
+        entry.mitigation: entry.arguments for entry in mitigation_history.load(gathered.environ)
+    }
+    assert kept == {"autotune-off": ("--lr", "1"), "expandable-segments": None}, "one is free"
 
 
 def test_each_attempt_has_a_fresh_rendezvous_and_all_have_one_cache(tmp_path):

@@ -42,7 +42,7 @@ def posted(tmp_path: Path) -> Iterator[list[Posted]]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.append((self.path, dict(self.headers), body))
-            self.send_response(200)
+            self.send_response(404 if self.path == "/gone" else 200)
             self.end_headers()
 
         def log_message(self, *words: object) -> None:
@@ -73,6 +73,17 @@ def test_slack_and_ntfy_get_the_text(posted, tmp_path, which):
     else:
         assert (path, headers["Title"]) == ("/.ntfy", "saferun")
         assert body.decode().strip() == TEXT
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_a_webhook_that_refuses_is_a_failure(posted, tmp_path):
+    place = tmp_path / ".slack-webhook"
+    place.write_text(place.read_text().replace("/.slack-webhook", "/gone"))
+    environ = {**os.environ, "HOME": str(tmp_path), "no_proxy": "127.0.0.1"}
+    done = subprocess.run(
+        command(SLACK), input=EVENT.encode(), env=environ, capture_output=True, check=False
+    )
+    assert (bool(done.returncode), b"curl" in done.stderr, len(posted)) == (True, True, 1)
 
 
 def test_mail_gets_the_event(tmp_path):

@@ -38,6 +38,7 @@ def facts(library: Nvml, rank: int = 1, holders: dict[int, list[int]] | None = N
     ("changed", "said"),
     [
         ({"GetClockInfo": "1200"}, "runs at 1200 MHz, the others at 1980 MHz"),
+        ({"GetCurrentClocksEventReasons": "4"}, "is slowed down (SW Power Cap)"),
         ({"GetCurrentClocksEventReasons": "64"}, "is slowed down (HW Thermal Slowdown)"),
         (
             {"GetEnforcedPowerLimit": "350000"},
