@@ -135,16 +135,28 @@ def test_autotune_and_graphs_are_off_in_forward_and_backward_however_asked_for(r
     assert not any(line["effective"]["max_autotune"] for line in graphs)
 
 
+@pytest.mark.slow
+def test_without_the_policy_the_same_script_does_autotune(run: Run) -> None:
+    free, job = lowered(run, ALL_WAYS, KEEP)
+    graphs = [graph for way in WAYS for graph in free[way]]
+    assert all(graph["max_autotune"] and graph["triton.autotune_pointwise"] for graph in graphs)
+    told = [line["effective"] for line in job.hook("compile") if "graph" in line]
+    assert any(effective["max_autotune"] for effective in told)
+
+
 @pytest.mark.slow  # the variable is where the configuration starts; "assignment" is the same later
-def test_the_policy_beats_the_environment(interpreters: Interpreters) -> None:
+@pytest.mark.parametrize(("settings", "value"), [(OFF, False), (KEEP, True)])
+def test_the_policy_beats_the_environment(
+    interpreters: Interpreters, settings: dict[str, str], value: bool
+) -> None:
     script = PROBE + "torch.compile(body)(x).backward(dx); show(lowered)"
     ran = interpreters.run(
         script,
-        hooks={"compile": OFF},
+        hooks={"compile": settings},
         TORCHINDUCTOR_MAX_AUTOTUNE="1",
         TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",
     )
-    assert [graph["max_autotune"] for graph in json.loads(ran.out)] == [False, False]
+    assert [graph["max_autotune"] for graph in json.loads(ran.out)] == [value, value]
 
 
 # CUDA graphs when distributed
@@ -177,7 +189,8 @@ def test_graphs_go_off_when_distributed_and_only_then(
 
 
 @pytest.mark.slow
-def test_the_cudagraphs_backend_is_held_too(run: Run) -> None:
+@pytest.mark.parametrize(("setting", "skips"), [(KEEP, True), (OFF, False)])
+def test_the_cudagraphs_backend_is_held_too(run: Run, setting: dict[str, str], skips: bool) -> None:
     script = """
 import torch
 from torch._dynamo.utils import counters
@@ -185,8 +198,30 @@ out = torch.compile(lambda x: x.sin() + 1, backend="cudagraphs")(torch.ones(3))
 assert torch.equal(out, torch.ones(3).sin() + 1)
 print(counters["inductor"]["cudagraph_skips"] > 0)  # on a CPU an attempt is a skip
 """
-    ran = run(script, OFF)
-    assert ran.out == "False\n", ran.err
+    ran = run(script, setting)
+    assert ran.out == f"{skips}\n", ran.err
+
+
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+class M(torch.nn.Module):
+    def __init__(self): super().__init__(); self.w = torch.nn.Linear(8, 8, bias=False)
+    def forward(self, x): return x @ self.w.weight
+m = torch.nn.Sequential(M(), M()); config.max_autotune = True
+for block in m:
+    block.compile(options={"triton.cudagraphs": True}); fully_shard(block)
+fully_shard(m)(x).backward(dx)
+show(lowered)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch_before("2.7"), reason="fully_shard of torch 2.6 needs a GPU")
+def test_the_policy_holds_for_each_block_of_a_sharded_model(run: Run) -> None:
+    found, _ = lowered(run, GROUP + SHARDED, {**WHEN_DISTRIBUTED, "autotune": "off"})
+    assert {graph["backward"] for graph in found} == {False, True}
+    values = {(graph["max_autotune"], graph["triton.cudagraphs"]) for graph in found}
+    assert values == {(False, False)}
 
 
 LEFT_ALONE = """
@@ -284,6 +319,11 @@ WRAPPED = "OptimizedModule _orig_mod.w.bias _orig_mod.w.weight True\n"
 
 def test_an_uncompiled_module_has_the_shape_that_torchs_own_switch_gives_it(run: Run) -> None:
     assert run(SHAPE, NOT_AT_ALL).out == WRAPPED
+
+
+@pytest.mark.slow
+def test_torchs_own_switch_gives_that_shape(interpreters: Interpreters) -> None:
+    assert interpreters.run(SHAPE, hooks=None, TORCH_COMPILE_DISABLE="1").out == WRAPPED
 
 
 def test_with_compilation_off_torchs_own_uses_still_compile(run: Run) -> None:

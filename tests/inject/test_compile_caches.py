@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ranks import Forks, Job, launch, runner
+from releases import needs_torch
 from repo import source
 
 Run = Callable[..., Job]
@@ -21,6 +22,18 @@ KEEP: dict[str, str] = {}
 @pytest.fixture
 def run(forks: Forks, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
+
+
+@pytest.mark.slow
+@needs_torch("2.8", "a cache of whole graphs that is on")
+def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(run: Run) -> None:
+    script = f"{PROBE}torch.compile(body, mode='max-autotune')(x).backward(dx)" + (
+        "\nfrom torch._dynamo.utils import counters"
+        "\nprint(counters['aot_autograd']['autograd_cache_hit'])"
+    )
+    first, second = (run(script, OFF) for _ in range(2))
+    assert (first.out, second.out) == ("0\n", "1\n"), second.err
+    assert len([line for line in second.receipts if line.get("graph") == "entry"]) == 2
 
 
 CACHED = (
