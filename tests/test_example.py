@@ -18,9 +18,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers import until
 from repo import ROOT
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
+WRITER = ROOT / "tests" / "programs" / "example" / "checkpoint_writer.py"
 SMALL = ["--batch", "4", "--block", "32", "--layers", "1", "--width", "32", "--log-every", "1"]
 STEP = re.compile(r"^step (\d+) loss ([\d.]+) [\d,]+ tokens/s$", re.MULTILINE)
 DONE = re.compile(r"^done step=(\d+) train_loss=([\d.]+) val_loss=([\d.]+)$")
@@ -33,10 +35,10 @@ def import_torch() -> None:
     torch = pytest.importorskip("torch")
 
 
-def command(*arguments: str) -> list[str]:
-    """Two ranks of the example under a real torchrun."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node=2", str(EXAMPLE), *SMALL, *arguments]
+def command(*arguments: str, ranks: int = 2) -> list[str]:
+    """The example under a real torchrun, or under plain Python for one rank."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [sys.executable, *torchrun * (ranks > 1), str(EXAMPLE), *SMALL, *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -44,10 +46,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def train(out: Path, *arguments: str) -> str:
+def train(out: Path, *arguments: str, ranks: int = 2) -> str:
     """Train to the end; return what was printed."""
     done = subprocess.run(
-        command("--out", str(out), *arguments),
+        command("--out", str(out), *arguments, ranks=ranks),
         env=environment(),
         capture_output=True,
         text=True,
@@ -123,10 +125,10 @@ def test_two_ranks_under_torchrun_lower_the_loss_and_end_with_one_readable_line(
     assert "step 30 held-out loss" in printed
 
 
-def interrupt(out: Path, after_step: int, *arguments: str) -> str:
+def interrupt(out: Path, after_step: int, *arguments: str, ranks: int) -> str:
     """Start a run and SIGKILL one rank as soon as it prints that step; return what it printed."""
     run = subprocess.Popen(
-        command("--out", str(out), *arguments),
+        command("--out", str(out), *arguments, ranks=ranks),
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -139,7 +141,7 @@ def interrupt(out: Path, after_step: int, *arguments: str) -> str:
         for line in run.stdout:
             printed += line
             if line.startswith(f"step {after_step} loss"):
-                os.kill(last_rank(run.pid), signal.SIGKILL)
+                os.kill(last_rank(run.pid) if ranks > 1 else run.pid, signal.SIGKILL)
         assert run.wait() != 0
     finally:
         run.stdout.close()
@@ -156,14 +158,16 @@ def last_rank(agent: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path):
-    arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1", "--workers", "1"]
-    whole = train(tmp_path / "whole", *arguments)
-    killed = interrupt(tmp_path / "killed", 8, *arguments)
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 1), (2, 0)])
+def test_a_killed_and_resumed_run_ends_bit_by_bit_as_an_uninterrupted_one(tmp_path, ranks, workers):
+    arguments = ["--steps", "60", "--save-every", "5", "--dropout", "0.1"]
+    arguments += ["--workers", str(workers)]
+    whole = train(tmp_path / "whole", *arguments, ranks=ranks)
+    killed = interrupt(tmp_path / "killed", 8, *arguments, ranks=ranks)
     assert "done" not in killed
     saved = checkpoint(tmp_path / "killed")["step"]
     assert 5 <= saved < 60
-    resumed = train(tmp_path / "killed", *arguments, "--resume")
+    resumed = train(tmp_path / "killed", *arguments, "--resume", ranks=ranks)
     assert min(losses(resumed)) == saved + 1
     assert losses(resumed).items() <= losses(whole).items()
     assert resumed.splitlines()[-1] == whole.splitlines()[-1]
@@ -207,9 +211,26 @@ def test_resume_without_a_checkpoint_begins_anew_and_a_finished_run_stays_finish
 
 def test_the_time_limit_ends_a_run_cleanly_and_saves(trainer, tmp_path, capsys):
     trainer(tmp_path, "--steps", "1000000", "--max-seconds", "0.1").train()
-    done = DONE.match(capsys.readouterr().out.splitlines()[-1])
+    assert_ended_and_saved(capsys.readouterr().out, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_time_limit_ends_two_ranks_at_the_same_step(tmp_path):
+    assert_ended_and_saved(train(tmp_path, "--steps", "1000000", "--max-seconds", "1"), tmp_path)
+
+
+def assert_ended_and_saved(printed: str, out: Path) -> None:
+    done = DONE.match(printed.splitlines()[-1])
     assert done is not None
-    assert checkpoint(tmp_path)["step"] == int(done[1])
+    assert checkpoint(out)["step"] == int(done[1])
+
+
+@pytest.mark.slow
+def test_compiled_training_gives_the_same_first_losses(tmp_path):
+    plain = losses(train(tmp_path, "--steps", "3", ranks=1))
+    compiled = losses(train(tmp_path, "--steps", "3", "--compile", ranks=1))
+    for step, loss in plain.items():
+        assert float(compiled[step]) == pytest.approx(float(loss), abs=2e-3)
 
 
 @pytest.mark.slow
@@ -233,6 +254,12 @@ def test_ranks_read_disjoint_data_and_a_resumed_sampler_the_rest_of_it(example):
     assert len(set().union(*shares)) == sum(map(len, shares)) == 99
     assert [picked(rank, skip=20) for rank in range(3)] == [share[20:] for share in shares]
     assert picked(0, epoch=4) != shares[0]
+
+
+def test_the_target_of_a_window_is_its_text_one_character_on(example):
+    windows = example.Windows(torch.arange(101), 10)
+    x, y = windows[9]
+    assert (len(windows), x.tolist(), y.tolist()) == (10, [*range(90, 100)], [*range(91, 101)])
 
 
 def test_no_character_sees_a_later_one(example):
@@ -270,6 +297,35 @@ def test_a_write_that_fails_half_way_leaves_the_old_checkpoint(example, tmp_path
         example.save(path, {"step": 2})
     monkeypatch.undo()
     assert torch.load(path) == {"step": 1}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_readable_whenever_its_writer_is_killed(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    temporary = path.with_name(path.name + ".tmp")
+    torn = 0
+    for size in (0, 8 << 20, 16 << 20, 24 << 20):  # of the 64 MiB that each write has
+        path.unlink(missing_ok=True)
+        run = subprocess.Popen([sys.executable, WRITER, EXAMPLE, path], stdout=subprocess.PIPE)
+        assert run.stdout is not None
+        try:
+            assert run.stdout.readline() == b"writing\n"
+            until(lambda size=size: written_bytes(temporary) > size, "a write is under way", 300)
+        finally:
+            run.kill()
+            run.wait()
+            run.stdout.close()
+        torn += temporary.exists()
+        state = torch.load(path)
+        assert torch.all(state["x"] == state["step"])
+    assert torn, "no kill hit a write: the test measured nothing"
+
+
+def written_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def test_the_example_knows_nothing_of_saferun():

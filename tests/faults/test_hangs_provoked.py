@@ -29,10 +29,10 @@ TRIED_AGAIN = {
 }
 
 
-def hanging(folder: Path, fault: str) -> Run:
+def hanging(folder: Path, fault: str, path: Path | None = None) -> Run:
     """Run two ranks that hang in the first attempt; stdin stays open and says nothing."""
     kept, stdin = os.pipe()
-    argv = ["--nproc-per-node=2", program("hanging_rank"), fault, str(folder / "fifo")]
+    argv = ["--nproc-per-node=2", program("hanging_rank"), fault, str(path or folder / "fifo")]
     with run(folder, *END, *argv, stdin=kept) as job:
         job.end()
         job.nothing_lives()
@@ -91,13 +91,13 @@ def test_a_dead_worker_of_a_dataloader_fails_before_the_watch_strikes(tmp_path):
 
 
 @pytest.fixture
-def dead_mount(tmp_path: Path) -> Iterator[Path]:
+def dead_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A file on a file system that answers no more; it comes back to life at the end."""
     if os.geteuid() or not os.path.exists("/dev/fuse"):
         pytest.skip("it needs root and /dev/fuse")
     place = tmp_path / "mount"
     place.mkdir()
-    command = [sys.executable, str(PROGRAMS / "dead_mount.py"), str(place)]
+    command = [sys.executable, str(PROGRAMS / "dead_mount.py"), str(place), request.param]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"mounted\n"
@@ -106,6 +106,18 @@ def dead_mount(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+@pytest.mark.parametrize("dead_mount", ["untaken"], indirect=True)
+def test_a_read_on_a_dead_file_system_is_named_and_tried_again(tmp_path, dead_mount):
+    job = hanging(tmp_path, "file", dead_mount)
+    assert job.process.returncode == 0, job.err
+    (place,) = (line for line in report(job) if "not where the others are" in line)
+    assert "in read_file" in place
+    first, last = job.events("ended")
+    assert (first["kind"], first["root_rank"]) == ("hang", 1)
+    assert last["kind"] == "no-failure"
+
+
+@pytest.mark.parametrize("dead_mount", ["taken"], indirect=True)
 def test_a_rank_that_the_kernel_cannot_end_stops_the_run_with_its_line(tmp_path, dead_mount):
     kept, stdin = os.pipe()
     argv = ["--nproc-per-node=2", program("hanging_rank"), "file", str(dead_mount)]
