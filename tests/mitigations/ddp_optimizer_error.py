@@ -19,6 +19,8 @@ class Net(torch.nn.Module):
 
 
 dist.init_process_group("gloo")
+if dist.get_rank():
+    torch._dynamo.config.optimize_ddp = "ddp_optimizer"  # its other name
 model = DistributedDataParallel(Net(), bucket_cap_mb=25 if healthy() else 0.5)
 model = torch.compile(model, backend="aot_eager")
 model(torch.ones(4, 400)).sum().backward()
