@@ -79,6 +79,17 @@ def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machin
     assert f"saferun:     at {place}" in lines
 
 
+def test_the_diagnosis_of_a_crash_has_the_python_stack(machine):
+    (machine.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
+    machine.environ["PYTHONFAULTHANDLER"] = "1"
+    found = run(machine, settings={"launcher": "python"}, retries=1).diagnosis
+    assert found.kind == "abort-unknown"
+    assert [frame.partition(", ")[2] for frame in found.stack] == [
+        "line 3 in step",
+        "line 4 in <module>",
+    ]
+
+
 def test_check_raises_with_what_failed_and_what_to_do(machine):
     with pytest.raises(
         saferun.RunError,

@@ -243,6 +243,7 @@ CUDA_WORDS = (
     *("the launch timed out and was terminated", "invalid device ordinal", "hardware stack error"),
     *("invalid device function", "no kernel image is available for execution on the device"),
     *("uncorrectable ECC error encountered", "system not yet initialized"),
+    "invalid program counter",
     *("CUDA driver version is insufficient for CUDA runtime version", "context is destroyed"),
     *("all CUDA-capable devices are busy or unavailable", "no CUDA-capable device is detected"),
     *("the provided PTX was compiled with an unsupported toolchain.", "invalid resource handle"),

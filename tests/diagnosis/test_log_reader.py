@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from job_logs import FULL_CARD, SUMMARY, TRACEBACK, diagnose, output
 
@@ -20,13 +22,18 @@ def prefixed(prefix: str) -> str:
 # Who put the lines into the log -> the log, and the rank that its prefixes name.
 SOURCES: dict[str, tuple[str | bytes, int | None]] = {
     "torch": (prefixed("[rank3]: "), 3),
+    "torchrun --tee": (prefixed("[default12]:"), 12),
     "torchx": (prefixed("[trainer0|6]:"), 0),
     "torchx and NeMo-Run": (prefixed("i.pretrain/0 "), None),
     "torchx and torch": (prefixed("trainer/1 [rank4]: "), 4),
+    "srun": (prefixed("7: "), 7),
     "srun and torch": (prefixed("2: [rank17]: "), 17),
+    "mpirun": (prefixed("[1,5]<stderr>:"), 5),
     "determined": (prefixed("[2024-02-27T21:35:28.893536Z] fa88a9df [rank=4] || "), 4),
     "accelerate": (prefixed("stderr: [rank4]: "), 4),
     "a time and torch": (prefixed("2024-05-05 10:10:10 [rank4]: "), 4),
+    "kubectl": (prefixed("2024-05-05T10:10:10.123456789Z stderr F "), None),
+    "journald": (prefixed("Oct 04 15:02:41 host-a train[394]: "), None),
     "logging": (prefixed("[2024-05-05 10:10:10,123] "), None),
     "logging of the exception alone": (
         PLAIN.replace("ModuleNotFound", "[ERROR] ModuleNotFound"),
@@ -37,9 +44,16 @@ SOURCES: dict[str, tuple[str | bytes, int | None]] = {
     "a time in brackets": (prefixed("[10:10:10,123] "), None),
     "line numbers": (prefixed("[1830] "), None),
     "SageMaker": (prefixed("algo-1-ab12c  | "), None),
+    "ray": (prefixed("(RayTrainWorker pid=81, ip=10.0.0.3) "), None),
     "pdsh": (prefixed("10.0.0.12: "), None),
     "pdsh by name": (prefixed("worker-0: "), None),
     "a named worker": (prefixed("[worker-0] "), None),
+    "docker as JSON": (
+        "\n".join(
+            json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in PLAIN.split("\n")
+        ),
+        None,
+    ),
     "colours and CRLF": ("\x1b[31m" + PLAIN.replace("\n", "\x1b[0m\r\n\x1b[1m"), None),
     "a progress bar": (
         "  3%|# | 3/100 [00:01<00:30]\r  4%|# | 4/100 [00:02<00:30]\r" + PLAIN,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from cases import slow
 from helpers import until
 from repo import ROOT
 from scripts import NASTY, STAYS, TORCHRUN, Machine, end, signals, up
+from terminals import start
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 TOOLS = Path(sys.executable).parent
@@ -62,6 +65,11 @@ def test_a_check_tells_whether_it_would_be_made_again(machine):
     made.write_text(made.read_text().replace("attempts=3", "attempts=4"))
     done = machine.gen_shell("--check", str(made))
     assert (done.returncode, "would be `attempts=3" in done.stdout) == (1, True)
+
+
+def test_it_is_not_for_slurm(machine):
+    done = machine.gen_shell("--plain", "--slurm", "--", "train.py")
+    assert (done.returncode, "--plain is for one machine" in done.stderr) == (2, True)
 
 
 # --- what the job gets ---------------------------------------------------------------------------
@@ -159,6 +167,17 @@ def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     assert end(job)[0] == -getattr(signal, name)
     assert signals(machine) == name
     assert len((machine.records("x") / "all").read_text().splitlines()) == 1
+
+
+def test_a_ctrl_c_reaches_the_job_once(machine):
+    made = script(machine, "--", "train.py")
+    extra = {"RECORDS": str(machine.records("x")), "ENDS": json.dumps(STAYS)}
+    pid, fd = start(["bash", str(made)], machine.cwd, {**machine.environ, **extra})
+    up(machine)
+    os.write(fd, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
+    os.close(fd)
+    assert signals(machine) == "SIGINT"
 
 
 def test_a_signal_between_attempts_ends_the_script(machine):

@@ -104,6 +104,7 @@ OURS += ["--requeue", "--signal=B:USR2@120"]
     ("asked", "expected"),
     [
         ({}, OURS),
+        ({"gpus": "a100:8"}, ["--gpus-per-node=a100:8", *OURS]),
         ({"time": "1-00:00:00", "partition": "p,q"},
          [*OURS[:4], "--partition=p,q", *OURS[4:], "--time=1-00:00:00"]),
         ({"partition": "it's $(id) #1"},
@@ -113,7 +114,7 @@ OURS += ["--requeue", "--signal=B:USR2@120"]
         ({"extra": ("--job-name=mine", "--no-requeue")},
          [*OURS[1:4], OURS[5], "--job-name=mine", "--no-requeue"]),
     ],
-    ids=["ours", "more", "quoted", "theirs", "instead"],
+    ids=["ours", "gpus", "more", "quoted", "theirs", "instead"],
 )  # fmt: skip
 def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(asked, expected):
     assert directives(rendered(sbatch.Job(2, **asked), "dir/train.py")) == expected

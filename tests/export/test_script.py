@@ -105,8 +105,10 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
 H100 = ["--profile", "h100"]
 HOW_NAMED = {  # words, exported, the text of ./saferun.yaml, and how ranks start
     "by the option": (H100, {}, "", "warm"),
+    "by the variable": ([], {"SAFERUN_PROFILE": "h100"}, "", "warm"),
     "by a file of the directory": ([], {}, "extends: [h100]", "warm"),
     "not: it is detected": ([], {}, "", "spawn"),
+    "with --set": ([*H100, "--set", "start.ranks=spawn"], {}, "", "spawn"),
     "with a file that says otherwise": ([], {}, "extends: [h100]\nstart: {ranks: spawn}", "spawn"),
     "for one attempt": ([*H100, "--retries", "0"], {}, "", "spawn"),
 }

@@ -42,6 +42,17 @@ def test_a_script_and_a_live_run_see_each_other(machine, first, policy):
     assert end(holder)[0] == 9
 
 
+def test_another_gpu_than_the_scripts_is_reported(machine):
+    machine.gpus(1, "NVIDIA A100-SXM4-80GB")
+    script = machine.script("--profile", "h100", "--", "train.py")
+    ran = machine.run(["bash", script])
+    assert ran.status == 0
+    assert (
+        "saferun: this script is made for H100 or GH200 (profile h100), and here is "
+        "NVIDIA A100-SXM4-80GB" in ran.messages
+    )
+
+
 def test_disabled_it_is_plain_torchrun(machine):
     script = machine.script("--profile", "h100", "--", "train.py", "a b")
     own = dict.fromkeys(("line", "job", "torchrun", "POSIXLY_CORRECT"), "mine\nall the same")
@@ -186,6 +197,17 @@ def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
     ran = machine.run(["bash", script])
     assert (ran.status, list(ran.received)) == (0, [1]), ran.err
+
+
+def test_it_takes_streams_as_they_are_and_closed_ones_are_no_trouble(machine):
+    """A pipe in, a pipe out, bytes unchanged."""
+    code = "sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
+    script = machine.script("--profile", "cpu", "--", "train.py")
+    line = f"printf 'a\\377b\\n' | bash '{script}' 2>&- | od -An -c"
+    ran = machine.run(["bash", "-c", line], ends=[{"code": code}])
+    assert ran.out.split() == ["\\n", "b", "377", "a"]
+    ran = machine.run(["bash", "-c", f"bash '{script}' <&- >&- 2>&-"], "closed")
+    assert (ran.status, list(ran.received)) == (0, [1])
 
 
 def test_a_dry_run_starts_nothing(machine):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lock_runs import CUT, SLICE_1, A
+from lock_runs import CUT, SLICE_1, SLICE_2, A
 
 # Slots
 
@@ -54,6 +54,11 @@ def test_the_run_after_the_last_slot_waits_for_one(holds, start):
 
 
 # MIG
+
+
+def test_two_slices_of_one_gpu_run_side_by_side(holds):
+    holds(SLICE_1, parents=CUT)
+    assert holds(SLICE_2, parents=CUT).first_words["messages"] == []
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import pytest
 from lock_runs import A, flock, take
 from users import STRANGER, root
 
+from saferun.gpu.lock import lock_dir
+
 # util-linux flock
 
 
@@ -157,6 +159,12 @@ def test_a_planted_lock_directory_is_not_followed(tmp_path, kind):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_our_own_directory_with_a_wrong_mode_is_put_right(tmp_path):
+    (tmp_path / "lock").mkdir(mode=0o700)
+    take(tmp_path / "lock", A).close()
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o1777
+
+
 @root
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o700, 0o1775], ids="{:o}".format)
 def test_another_users_directory_that_is_not_sticky_and_everybodys_is_not_used(
@@ -207,7 +215,7 @@ sys.addaudithook(rule)
 """
 
 
-@pytest.mark.parametrize("code", ["ENOLCK", "EIO"])
+@pytest.mark.parametrize("code", ["ENOLCK", "ENOSYS", "EOPNOTSUPP", "EIO"])
 def test_a_file_system_without_locks_is_told_and_the_run_goes_on(outcome, code):
 
     answer = outcome(A, first=NO_LOCKS, errno=getattr(errno, code))
@@ -237,6 +245,12 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(holds, shared,
 
 
 # Where the machine's locks are
+
+
+def test_locks_are_below_run_lock_else_in_the_temporary_directory():
+    assert lock_dir._directories({}) == ["/run/lock/saferun", "/tmp/saferun-lock"]
+    assert lock_dir._directories({"TMPDIR": "/scratch"})[2:] == ["/scratch/saferun-lock"]
+    assert len(lock_dir._directories({"TMPDIR": "relative"})) == 2
 
 
 SEVERAL = "lock_dir._directories = lambda environ: job['several']; job['directory'] = None"

@@ -12,7 +12,9 @@ from fake_nvml import gpu
 from gpu_runs import Machine
 from recovery_stand import GPU, A, holder, left_by
 
+from saferun.diagnosis.signatures import load as load_failures
 from saferun.gpu import orphans
+from saferun.gpu.cuda_errors import AFTER
 from saferun.gpu.lock import lock_dir
 from saferun.gpu.preflight import preflight_gate
 from saferun.model import OK, GpuFacts
@@ -22,6 +24,10 @@ FULL = (
     "which 1.00 GiB is free. Process 4711 has 76.00 GiB memory in use. Of the allocated memory "
     "1.00 GiB is allocated by PyTorch, and 100.00 MiB is reserved by PyTorch but unallocated."
 )
+
+
+def test_the_kinds_that_ask_for_recovery_are_kinds():
+    assert set(AFTER) <= set(load_failures({}).kinds)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")

@@ -209,3 +209,11 @@ def test_memory_of_slots_that_were_just_given_is_not_given_twice(gpus):
         assert len({**first, **arrivals(job, 1)}) == 3
         gpus.go()
         assert job.end() == 0
+
+
+def test_unknown_memory_bounds_nothing_and_is_said_once(gpus):
+    gpus.reports(*({"GetMemoryInfo_v2": "!3"} for _ in gpus.uuids))
+    gpus.go()
+    with gpus.run(2, "locks.slots=2", "locks.slot_memory_gib=50", **one_gpu(gpus)) as job:
+        assert job.end() == 0
+    assert len([line for line in job.messages() if "is not known" in line]) == 1

@@ -192,3 +192,55 @@ def test_a_product_name_finds_one_profile_or_the_fallback() -> None:
         assert files.detect(gpus, ENVIRON)[0].name == (profile or "cuda")
 
     check_cases(PRODUCTS.items(), check)
+
+
+# What each incident asks for, by the name under which it lives here.
+NEEDS = [
+    ("h100-llava", "hooks.compile.enabled", "off"),
+    ("h100-llava", "preflight.mode", "require"),
+    ("h100-llava", "env.CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+    ("h100-nanochat", "hooks.compile.autotune", "off"),
+    ("h100-nanochat", "hooks.compile.cudagraphs", "off"),
+    ("h100-nanochat", "env.TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
+    ("hpo", "launcher", "python"),
+    ("hpo", "workers", 1),
+    ("hpo", "retry.attempts_total", 1000),
+    ("hpo", "env.PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+    ("hpo", "hooks.memory.clear_between_trials", True),
+    ("hpo", "hooks.optuna.mode", "on"),
+    ("hpo", "hooks.optuna.recycle_every", 50),
+    ("hpo", "hooks.guards.labels", "on"),
+    ("hpo", "hooks.guards.logits", "on"),
+    ("hpo", "locks.gpus", "wait"),
+    ("hpo", "locks.slots", 3),
+    ("ddp-safe", "hooks.cudagraph_markers", "off-when-distributed"),
+    ("ddp-safe", "hooks.compile.cudagraphs", "off-when-distributed"),
+    ("ddp-safe", "hooks.init.barrier", "store"),
+    ("ddp-safe", "hooks.order.mode", "warn"),
+    ("ddp-safe", "hooks.order.wrap_barrier", True),
+    ("ddp-safe", "hooks.shards", "warn"),
+    ("tf-rtx5090", "launcher", "python"),
+    ("tf-rtx5090", "hooks.tensorflow.cross_device_ops", "hierarchical-copy"),
+    ("tf-rtx5090", "hooks.tensorflow.memory_growth", True),
+    ("tf-rtx5090", "env.NCCL_P2P_DISABLE", "1"),
+    ("debug", "env.CUDA_LAUNCH_BLOCKING", "1"),
+    ("debug", "env.TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+    ("debug", "env.NCCL_DEBUG", "INFO"),
+    ("debug", "retry.attempts", 1),
+]
+
+
+def test_an_incident_s_fix_is_in_its_profile() -> None:
+    def check(name: str, key: str, value: Value) -> None:
+        assert merged(name)[key] == value
+
+    check_cases(NEEDS, check)
+
+
+def test_the_llava_allocator_settings_are_the_incident_s_own() -> None:
+    settings = str(merged("h100-llava")["env.PYTORCH_CUDA_ALLOC_CONF"]).split(",")
+    assert sorted(settings) == [
+        "expandable_segments:False",
+        "garbage_collection_threshold:0.8",
+        "max_split_size_mb:256",
+    ]

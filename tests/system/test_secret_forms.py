@@ -71,6 +71,11 @@ NAMES = [
     "DB_PWD",
     "GOOGLE_APPLICATION_CREDENTIALS",
     "DB_PASS",
+    "NPM_AUTH",
+    "MY_PASSWD",
+    "SSH_PASSPHRASE",
+    "VAULT_ROLE",
+    "hf_token",
     "TOKENIZERS_PARALLELISM",  # the patterns are the contract, harmless ones included
     "KEYBOARD_LAYOUT",
 ]
