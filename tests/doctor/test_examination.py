@@ -109,6 +109,7 @@ def test_a_machine_of_two_gpus_that_is_well_has_no_problem(host):
     host.has(gpu(0), gpu(1))
     found = host.examine()
     assert problems(found) == []
+    assert examination.status((*found, Finding(NOTE, "a", "b", "", ""))) == 0
     assert [f.level for f in about(found, "GPU 0") + about(found, "GPU 1")] == [OK, OK]
     assert "2 transfers" in about(found, "peer to peer")[0].what
     assert "2 links up" in about(found, "NVLink")[0].what

@@ -40,6 +40,12 @@ def test_a_gpu_that_keeps_all_from_starting_is_found(library, behaviour):
     assert judged.findings[-1].what.endswith("CUDA_VISIBLE_DEVICES=GPU-11111111,GPU-33333333")
 
 
+def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
+    (finding,) = examined(library, FAKE_CUDA_INIT="802").findings
+    assert finding.area == "CUDA"
+    assert all(gpu.uuid in finding.detail for gpu in THREE.gpus)
+
+
 def test_the_holder_of_memory_is_asked_of_nvml(machine, library):
     machine.nvml.reports(gpu(0), gpu(1, holders=[999999]), gpu(2))
     judged = examined(machine.environ["LD_LIBRARY_PATH"], FAKE_CUDA_BAD="1:memory:2")

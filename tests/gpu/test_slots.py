@@ -90,6 +90,11 @@ def test_what_a_scheduler_gave_is_divided_in_its_words_and_never_widened(gpus):
         gpus.go()
         assert job.end() == 0, job.err
     gpus.folder.joinpath("go").unlink()
+    with gpus.run(2, "locks.slots=2", CUDA_VISIBLE_DEVICES="1") as job:
+        assert arrivals(job, 2) == {"0": "1", "1": "1"}
+        gpus.go()
+        assert job.end() == 0, job.err
+    gpus.folder.joinpath("go").unlink()
     last = gpus.uuids[1]
     with gpus.run(2, "locks.slots=2", f"env.CUDA_VISIBLE_DEVICES={last}") as job:
         assert arrivals(job, 2) == {"0": last, "1": last}

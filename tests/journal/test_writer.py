@@ -16,6 +16,7 @@ from repo import source
 
 from saferun.journal import writer
 from saferun.journal.events import read_raw as read_events
+from saferun.system import procfs
 from saferun.system.redact import MASK
 
 
@@ -35,7 +36,10 @@ def test_a_run_leaves_a_plan_events_tails_and_a_place_for_receipts(begin, base, 
 def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
     ticks = iter([50.0, 51.23456])
     journal = begin(now=lambda: 1700000000.98765, clock=lambda: next(ticks))
+    before = procfs.now()
     journal.event(noted("end", code=-11, name="a fact may be called name"))
+    alive = int(pathlib.Path(journal.path, "alive").read_text())
+    assert before <= alive <= procfs.now()  # what begins later is not of the run
     (line,) = pathlib.Path(journal.path, "events.jsonl").read_text().splitlines()
     assert line.startswith('{"at": 1700000000.988, "s": 1.235, "event": "end", "code": -11')
     assert json.loads(line)["name"] == "a fact may be called name"

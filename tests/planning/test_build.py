@@ -83,6 +83,8 @@ def test_distributed_means_more_than_one_rank(argv, environ, gpus, distributed):
     asked = request(*argv, environ=environ)
     at = conditions(asked, MachineFacts(gpu=gpus), named=True, starts_all=True)
     assert at.distributed is distributed
+    detected = conditions(request("t.py"), MachineFacts(gpu=TWO), named=False, starts_all=False)
+    assert not detected.distributed
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,11 @@ def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free() -> None:
         assert not [key for key in values if key.startswith(costly)]
 
 
+def test_no_profile_chooses_gpus_and_only_debug_blocks_launches() -> None:
+    either = ("env.CUDA_VISIBLE_DEVICES", "env.CUDA_LAUNCH_BLOCKING")
+    assert [one for one in VALUES if one.endswith(either)] == ["debug:env.CUDA_LAUNCH_BLOCKING"]
+
+
 def test_the_cpu_profile_says_nothing_about_gpus() -> None:
     assert merged("cpu") == {"hooks.init.timeout_s": 1800}
     assert not re.search("cuda|nccl|gpu", str(CHAINS["cpu"][0].leaves), re.IGNORECASE)
