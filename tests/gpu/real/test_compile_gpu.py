@@ -43,6 +43,8 @@ def test_without_the_hook_the_same_script_benchmarks_and_records_graphs(gpus, sa
     assert seen["most_launchers"] > 1
     assert seen["benchmarked"] > 0
     assert seen["graphs"] > 0
+    (plain,) = saferun(PROBE + NET + ASKS["plain"] + TRAIN, "--profile", "cpu").reported
+    assert plain["benchmarked"] > 0
 
 
 def test_enabled_off_compiles_nothing(gpus, saferun):

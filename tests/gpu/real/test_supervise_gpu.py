@@ -74,6 +74,26 @@ def _receipt_names(job) -> str:
     return '"attempt": "2"' if names else ""
 
 
+ASSERTED = """
+import torch
+logits, labels = torch.randn(4, 3, device="cuda"), torch.tensor([0, 1, 2, 7], device="cuda")
+print(torch.nn.functional.cross_entropy(logits, labels).item())
+"""
+MEMORY = """
+import torch
+keep = [torch.ones(8 << 30, dtype=torch.uint8, device="cuda") for _ in range(100)]
+"""
+
+
+@pytest.mark.parametrize(("text", "kind"), [(ASSERTED, "device-side-assert"), (MEMORY, "cuda-oom")])
+def test_what_failed_on_the_gpu_is_named_and_not_tried_again(tmp_path, gpus, text, kind):
+    with run(tmp_path, "--nproc-per-node=1", script(tmp_path, text)) as job:
+        assert job.end(180) == 1
+        kinds = [ended["kind"] for ended in job.events("ended")]
+        job.nothing_lives()
+    assert kinds == [kind], job.err
+
+
 def test_the_warm_agent_opens_no_gpu(tmp_path, gpus):
     text = (
         "import time, torch; torch.ones(1, device='cuda'); print('up', flush=True); time.sleep(60)"
