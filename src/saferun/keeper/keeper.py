@@ -214,7 +214,6 @@ class Keeper(StateMachine):
             self._report(protocol.Failed(reason, message.argv[0]))
             self.step(FAILED)
             return
-        self._report(protocol.Started(self._family.first, self._streams.exact, self._cold))
         self._streams.release()
         release_inherited()
         self.step(BORN)
@@ -229,8 +228,12 @@ class Keeper(StateMachine):
             self._hand_over(self._agent, message)
         else:
             self._family.first = start_program(self._cold_program(message), self._streams.files)
+            self._report_start()
         if not message.own_group:
             os.setsid()  # the job stays in the group that it was born in
+
+    def _report_start(self) -> None:
+        self._report(protocol.Started(self._family.first, self._streams.exact, self._cold))
 
     def _cold_program(self, message: protocol.Start) -> protocol.Start:
         """Return what a new process executes; its environment says why no warm one became it."""
@@ -252,7 +255,11 @@ class Keeper(StateMachine):
         over = self.state == HURRIED or signalled
         if over or answer == b"r":
             agent.pass_output_on()
-        if over or (answer == b"r" and agent.go()):
+            # Our parent passes on the keys that come until then: this one goes on only afterwards,
+            # since what it gets itself must not come twice.
+            self._report_start()
+            if not over:
+                agent.go()
             self._agent = None
             agent.close()
             return
@@ -261,6 +268,7 @@ class Keeper(StateMachine):
         self._dismiss()
         program = self._cold_program(message)
         self._family.first, self._family.status = start_program(program, files), None
+        self._report_start()
         for file in files:
             os.close(file)
 

@@ -108,9 +108,9 @@ class WarmAgent:
         argv = [*python, *start.argv] if program not in ("", "-m") else start.argv
         return self._write(marshal.dumps((argv, len(python), start.env), _MARSHAL))
 
-    def go(self) -> bool:
-        """Let it go on as the job; return whether it still lives."""
-        return self._write(b"g")
+    def go(self) -> None:
+        """Let it go on as the job."""
+        self._write(b"g")
 
     def _write(self, data: bytes) -> bool:
         self._unsent = memoryview(bytes(self._unsent) + data)
