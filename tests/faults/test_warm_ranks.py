@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,17 +109,36 @@ def test_a_ctrl_c_that_comes_as_the_program_fails_leaves_its_own_error(job):
     assert done.returncode == 1
 
 
+HEAVY = "import os\nopen(os.environ['LOG'], 'a').write(f'{os.getpid()}\\n')\n"
+
+
+def importers(job):
+    """Return how many processes of a run import the package `heavy`."""
+    log = job.folder / "log"
+    log.unlink(missing_ok=True)
+    assert job.run("warm", LOG=str(log)).returncode == 0
+    assert all(start.startswith("warm ") for start in job.starts())
+    return len(set(log.read_text().split()))
+
+
 @pytest.mark.slow
 def test_what_ranks_import_is_imported_once_from_the_second_run_on(job):
-    job.package("heavy", "import os\nopen(os.environ['LOG'], 'a').write(f'{os.getpid()}\\n')\n")
+    job.package("heavy", HEAVY)
     job.script.write_text("import torch\nimport heavy, os\nprint(os.environ['RANK'])\n")
-    counts = []
-    for number in range(2):
-        log = job.folder / f"log{number}"
-        assert job.run("warm", LOG=str(log)).returncode == 0
-        counts.append(len(set(log.read_text().split())))
-    assert counts == [2, 1]
-    assert all(start.startswith("warm ") for start in job.starts())
+    assert [importers(job) for _ in range(2)] == [2, 1]
+
+
+@pytest.mark.slow
+def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
+    job.package("heavy", HEAVY)
+    job.package("odd", "import os\nFOUND = os.environ['RANK']\n")
+    job.script.write_text("import torch, heavy, odd\nprint(odd.FOUND)\n")
+    assert [importers(job) for _ in range(3)] == [2, 2, 1]
+    (note,) = (job.folder / "cache" / "saferun" / "imports").glob("*.left")
+    assert note.stat().st_mode & 0o777 == 0o600
+    week_ago = time.time() - 7 * 86400
+    os.utime(note, (week_ago, week_ago))
+    assert [importers(job) for _ in range(2)] == [2, 1]
 
 
 THREAD = (
@@ -240,7 +260,7 @@ def test_a_retry_forks_ranks_that_have_imported_all(job):
         "dist.init_process_group('gloo')\n"
         "if os.environ['SAFERUN_ATTEMPT'] == '1' and os.environ['RANK'] == '1':\n"
         "    time.sleep(8)\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "dist.barrier()\nprint('done')\n"
+        "dist.barrier()\nos.write(1, b'done\\n')\n"
     )
     done = job.run("warm")
     assert (done.returncode, done.stdout.split()) == (0, ["done", "done"])

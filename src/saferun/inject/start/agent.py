@@ -120,11 +120,10 @@ def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
     began, keys = time.monotonic(), _Keys(keeper.control)
     process.set_name(_WAITS)
     born = process.environment_at_start()
-    names, assigned = imports.listed(listed)
-    imported = imports.Imported(born, assigned, at_start)
+    imported = imports.Imported(born, listed, at_start)
     if counts := os.read(keeper.boot, 1 << 16).split():
-        names = names[: int(counts[-1])]
-    left, why = imported.add(names, forks=False)
+        imported.names = imported.names[: int(counts[-1])]
+    left, why = imported.add(forks=False)
     if why:  # the module may be half imported: only a new process is without it
         signal.pthread_sigmask(signal.SIG_BLOCK, keys.before)
         _begin_again(born, keeper, len(left))
@@ -138,7 +137,7 @@ def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
         os.write(keeper.answer, why.encode("utf-8", "replace"))
         os._exit(1)
     process.set_name(os.path.basename(os.fsencode(argv[0])))
-    env[contract.START] = f"ahead {len(names)} {seconds:.1f}"
+    env[contract.START] = f"ahead {len(imported.names)} {seconds:.1f}"
     act = process.become((argv, at, env), born, None)
     keeper.go_on()
     return act

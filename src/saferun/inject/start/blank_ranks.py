@@ -156,15 +156,14 @@ def make(
         why = seen.unequal(forks=True)
     os.write(2, seen.printed)
     why = f"torch: {why}" if why else _unfit()
-    names, assigned = imports.listed(listed)
-    imported = imports.Imported(os.environ, assigned, at_start, seen.read)
+    imported = imports.Imported(os.environ, listed, at_start, seen.read)
     while not why:
         ours, channel = socket.socketpair()
         pid = os.fork()
         if not pid:
             for fd in (ours.detach(), *theirs):
                 os.close(fd)
-            return None, "", _be_origin(channel, agent, names, imported, first_path)
+            return None, "", _be_origin(channel, agent, imported, first_path)
         channel.close()
         ours.settimeout(_IMPORT_S)
         try:
@@ -172,12 +171,12 @@ def make(
         except OSError:
             answer = None
         left, unequal = answer or ([], "its origin has ended, or still imports")
-        origin = Origin(ours, pid, len(names), time.monotonic() - began)
+        origin = Origin(ours, pid, len(imported.names), time.monotonic() - began)
         if not unequal:
             ours.settimeout(_ANSWER_S)
             return origin, "", None
         origin.end()
-        names, why = left, "" if names else unequal
+        imported.names, why = left, "" if imported.names else unequal
     return None, why, None
 
 
@@ -209,11 +208,7 @@ def _site_files() -> list[str]:
 
 
 def _be_origin(
-    channel: socket.socket,
-    agent: int,
-    names: list[str],
-    imported: imports.Imported,
-    first_path: str | None,
+    channel: socket.socket, agent: int, imported: imports.Imported, first_path: str | None
 ) -> Act:
     """Import, then fork a rank for each task; returns in a rank."""
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
@@ -221,7 +216,7 @@ def _be_origin(
     with open("/proc/self/comm", "rb") as file:
         name = file.read().strip()  # a rank's: torch may set one when it is imported
     process.set_name(b"saferun-origin")
-    left, why = imported.add(names, forks=True)
+    left, why = imported.add(forks=True)
     _send(channel, (left, why))
     if why or os.getppid() != agent:
         os._exit(0)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,20 +32,32 @@ _NATIVE = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "TBB_", "LD_"),
     *("MALLOC_", "GLIBC_", "PYTHON", "LC_", "LANG", "TZ", "COVERAGE_", "NSYS_", "CUDA_INJECTION"),
 )
+_OPENBLAS = "openblas"  # NumPy and SciPy have one each
+_LEFT, _LEFT_S = ".left", 7 * 86400  # the ending of a note, and how long it counts
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch.cuda.is_available() leave the driver alone
 
 
-def listed(path: str) -> tuple[list[str], set[str]]:
+def _listed(path: str) -> tuple[list[str], set[str]]:
     """Return what an earlier start has listed (imported_modules.py): modules, and variables.
+
+    The modules end before one that was left to the ranks in the last week: to find out
+    that it must be costs a second import.
 
     Args:
         path: of the list; nothing is listed where there is none.
     """
-    lines: list[str] = []
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        lines = file.read().decode("utf-8", "surrogateescape").split("\n")
+    lines, left = (_text(name).split("\n") for name in (path, path + _LEFT))
     assigned = {line[:-1] for line in lines if line.endswith("=")}
-    return [line for line in lines if line and not line.endswith("=")], assigned
+    names = [line for line in lines if line and not line.endswith("=")]
+    if left[0] in names and time.time() - os.stat(path + _LEFT).st_mtime < _LEFT_S:
+        names = names[: names.index(left[0])]
+    return names, assigned
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read().decode("utf-8", "surrogateescape")
+    return ""
 
 
 class Seen:
@@ -56,7 +69,7 @@ class Seen:
     def __init__(self) -> None:
         self.read: set[str] = set()  # the environment variables that Python code has read
         self.printed = b""
-        self._ended = _openblas()  # their threads were ended by a fork
+        self._ended = _mapped(_OPENBLAS)  # their threads were ended by a fork
         self._encode = os.environ.encodekey
         self._memory = os.memfd_create("saferun-printed")
         self._saved = [os.dup(fd) for fd in (1, 2)]
@@ -120,12 +133,7 @@ def _threads(ended: set[str]) -> int:
         ended: the paths of OpenBLAS whose threads a fork has ended.
     """
     count = len(os.listdir("/proc/self/task")) - 1
-    return count and max(0, count - sum(map(_threads_of, _openblas() - ended)))
-
-
-def _openblas() -> set[str]:
-    """Return the paths of OpenBLAS that are loaded: NumPy and SciPy have one each."""
-    return _mapped("openblas")
+    return count and max(0, count - sum(map(_threads_of, _mapped(_OPENBLAS) - ended)))
 
 
 def _mapped(*parts: str) -> set[str]:
@@ -153,7 +161,7 @@ class Imported:
 
     Args:
         born: the environment before the imports.
-        assigned: the variables that the program has assigned last time.
+        path: of what an earlier start has listed: `names`, and the variables that it has assigned.
         at_start: the modules that any Python has before its program begins.
         read: the environment variables that the imports so far have read.
     """
@@ -161,28 +169,33 @@ class Imported:
     def __init__(
         self,
         born: Mapping[str, str],
-        assigned: set[str],
+        path: str,
         at_start: Container[str],
         read: Iterable[str] = (),
     ) -> None:
         self.born, self._read = dict(born), set(read)
-        self._assigned, self._at_start = assigned, at_start
+        self._path, self._at_start = path, at_start
+        self.names, self._assigned = _listed(path)
 
-    def add(self, names: list[str], *, forks: bool) -> tuple[list[str], str]:
-        """Import modules in this order, once.
+    def add(self, *, forks: bool) -> tuple[list[str], str]:
+        """Import the modules in their order, once; note which one must be left to the program.
 
         Args:
-            names: of the modules.
             forks: this process will fork.
 
         Returns:
-            The names before the module that must be left to the program, and why it must; all
-            names and "" where there is none.
+            The names before the module that must be left, and why it must; all names and "" where
+            there is none.
         """
         is_ours = _NVML not in os.environ
         os.environ.setdefault(_NVML, "1")
         with Seen() as seen:
-            found = _import(names, seen, forks=forks)
+            left, why = _import(self.names, seen, forks=forks)
+        if why:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            path, name = self._path + _LEFT, self.names[len(left)]
+            with contextlib.suppress(OSError), open(os.open(path, flags, 0o600), "wb") as file:
+                file.write(name.encode("utf-8", "surrogateescape"))
         if is_ours:
             del os.environ[_NVML]
         self._read |= seen.read
@@ -190,7 +203,7 @@ class Imported:
         self._assigned = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
         files = {getattr(one, "__dict__", {}).get("__file__") for one in sys.modules.values()}
         self._stamps = {file: _stamp(file) for file in files if isinstance(file, str)}
-        return found
+        return left, why
 
     def refusal(self, program: Sequence[str], env: Mapping[str, str], folder: str) -> str:
         """Return why a program must be started as usual; "" where it need not be.
