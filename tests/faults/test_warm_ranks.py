@@ -129,6 +129,25 @@ def test_what_ranks_import_is_imported_once_from_the_second_run_on(job):
 
 
 @pytest.mark.slow
+def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooked(job):
+    job.script.write_text(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "ahead = 'torch._dynamo' in sys.modules\n"
+        "dist.init_process_group('gloo')\n"
+        "p = torch.nn.Parameter(torch.ones(2))\np.sum().backward()\n"
+        "torch.optim.AdamW([p]).step()\n"
+        "torch.compile(torch.sin, backend='eager')(p)\n"
+        "graphs = torch._dynamo.utils.counters['stats']['unique_graphs']\n"
+        "os.write(1, f'{ahead} {graphs}\\n'.encode())\n"
+    )
+    words = ("--set=hooks.compile.enabled=off", "--nproc-per-node=2", "train.py")
+    runs = [((), "False 1"), ((), "True 1"), (words, "True 0")]
+    for options, seen in runs:
+        assert job.run("warm", *options).stdout.splitlines() == [seen, seen]
+        assert all(start.startswith("warm ") for start in job.starts())
+
+
+@pytest.mark.slow
 def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
     job.package("heavy", HEAVY)
     job.package("odd", "import os\nFOUND = os.environ['RANK']\n")

@@ -49,7 +49,8 @@ class Context:
         self.state = found["state"]  # a directory that the processes of this run share; or None
         self.previous = found["previous"]  # exit status of the attempt before; None: none failed
         self.is_watched = bool(found["watch"])  # a watch may ask for the stacks
-        self.lists_imports = bool(found["imports"])  # the next start imports what it lists
+        self._lists_imports = bool(found["imports"])  # the next start imports what it lists
+        self._has_listed = False
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False
@@ -136,13 +137,17 @@ class Context:
         except Exception:
             self._pending = []
 
-    def list_imports(self) -> None:
-        """Write for the next start what this process has imported, once, where that is asked."""
-        if self.lists_imports:
-            self.lists_imports = False
+    def list_imports(self, *, again: bool = False) -> None:
+        """Write for the next start what this process has imported, where that is asked.
+
+        Args:
+            again: it has been written, and more is there.
+        """
+        if self._lists_imports and self._has_listed is again:
+            self._has_listed = True
             from . import imported_modules
 
-            imported_modules.write(self.write_file)
+            imported_modules.write(self.open_file)
 
     def say(self, text: str) -> None:
         """Write one `saferun:` line on stderr."""

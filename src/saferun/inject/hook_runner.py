@@ -81,6 +81,7 @@ def hook(context: Context, name: str, module: ModuleType) -> dict[str, tuple[obj
     }
     _wrappers.update({(name, key): new for key, (_, new) in changed.items()})
     context.set_target(name, contract.APPLIED if holds else contract.MISSED)
+    context.guard("start", lambda: context.list_imports(again=True))
     return changed
 
 

@@ -2,7 +2,8 @@
 
 The next start of the script imports these modules of installed packages ahead, in this order, and
 heeds the environment variables that the program has assigned so far (start/imports.py). A search
-lists them after its first trial.
+lists them after its first trial. What brings a hook's target along later is added: `torch._dynamo`,
+which any optimizer imports at its first step.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ ENDING = ".imports"  # of the list, beside the rank's receipt
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 born: dict[str, str] = {}  # the environment that this process's program began with
+_listed: set[str] = set()
 
 
-def write(write_file: Callable[[str, bytes], None]) -> None:
-    """Write the list; the first rank of a node does. Raises OSError.
+def write(open_file: Callable[[str], int | None]) -> None:
+    """Write the list, or what is new; the first rank of a node does. Raises OSError.
 
     Args:
-        write_file: makes a file with this ending and content beside the receipt.
+        open_file: opens a file with this ending beside the receipt, to append to it.
     """
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        write_file(ENDING, "\n".join([*_installed(), *_assigned()]).encode())
+    if os.environ.get("LOCAL_RANK", "0") == "0" and (fd := open_file(ENDING)) is not None:
+        new = [line for line in (*_installed(), *_assigned()) if line not in _listed]
+        _listed.update(new)
+        with open(fd, "wb") as file:
+            file.write("".join(f"{line}\n" for line in new).encode())
 
 
 def _installed() -> Iterator[str]:

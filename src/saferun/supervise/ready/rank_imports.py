@@ -44,5 +44,4 @@ class RankImports:
             for entry in os.scandir(self._receipts or ""):
                 if entry.name.startswith(f"a{attempt}-") and entry.name.endswith(ENDING):
                     with open(entry.path, "rb") as file:
-                        text = file.read()
-                    paths.write_private(self.path, text)
+                        paths.write_private(self.path, file.read())

@@ -57,9 +57,8 @@ def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> Wa
     """
     if launcher.interpreter is None or tuple(argv[: len(launcher.argv)]) != launcher.argv:
         return None
-    if len(launcher.argv) == 2:  # a Python and the path of torch's own module
-        return None
-    if not set(launcher.flags) <= _HARMLESS_FLAGS or _forks_ranks(argv, env):
+    is_path = len(launcher.argv) == 2  # a Python and the path of torch's own module
+    if is_path or not set(launcher.flags) <= _HARMLESS_FLAGS or _forks_ranks(argv, env):
         return None
     return WarmStart(tuple(argv), dict(env), launcher.interpreter, launcher.flags)
 
