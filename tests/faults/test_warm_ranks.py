@@ -289,6 +289,29 @@ def test_a_retry_forks_ranks_that_have_imported_all(job):
 
 
 @pytest.mark.slow
+def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
+    job.script.write_text(
+        "import os, signal, time, torch, torch.distributed as dist\n"
+        "attempt, rank = os.environ['SAFERUN_ATTEMPT'], os.environ['RANK']\n"
+        "dist.init_process_group('gloo')\nimport torch._dynamo\n"
+        "if attempt == '1' and rank == '1':\n"
+        "    exec(compile('raise RuntimeError(\"CUDA driver error: invalid argument\")',\n"
+        "        '/e/torch/_inductor/runtime/static_cuda_launcher.py', 'exec'))\n"
+        "if attempt == '2' and rank == '1':\n"
+        "    time.sleep(10)\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "dist.barrier()\n"
+        "os.write(1, (os.environ['TORCHINDUCTOR_CACHE_DIR'] + '\\n').encode())\n"
+    )
+    cache = job.folder / "inductor"
+    (cache / "fxgraph" / "ab" / "of-another-run").mkdir(parents=True)
+    done = job.run("warm", TORCHINDUCTOR_CACHE_DIR=str(cache))
+    assert done.returncode == 0, done.stderr
+    assert [path.split("/")[-2] for path in sorted(done.stdout.split())] == ["rank0", "rank1"]
+    assert SAID not in done.stderr
+    assert [start[:4] for start in job.starts()] == ["warm"] * 6
+
+
+@pytest.mark.slow
 def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
     (job.installed / "sitecustomize.py").write_text("import os\nMINE = os.environ.get('RANK')\n")
     job.script.write_text("import torch, sitecustomize\nprint(sitecustomize.MINE)\n")

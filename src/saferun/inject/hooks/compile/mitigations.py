@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ... import contract, hidden_frames
+from ... import contract, hidden_frames, imported_modules
 from ...context import Context
 
 _HOOK = "compile"
@@ -38,6 +38,8 @@ def give_rank_own_caches(context: Context) -> None:
         for folder in (os.path.dirname(path), path):  # the mode is for the last folder only
             os.makedirs(folder, mode=0o700, exist_ok=True)
     os.environ.update(own)
+    if imported_modules.born:  # else the next start takes them for what the program assigns
+        imported_modules.born.update(own)
     if own:
         context.receipt(_HOOK, contract.APPLIED, part="caches", effective=own)
 
