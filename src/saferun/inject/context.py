@@ -50,7 +50,7 @@ class Context:
         self.previous = found["previous"]  # exit status of the attempt before; None: none failed
         self.is_watched = bool(found["watch"])  # a watch may ask for the stacks
         self._lists_imports = bool(found["imports"])  # the next start imports what it lists
-        self._has_listed = False
+        self._listed_by = 0  # the process that has written it; what it forks has no list
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False
@@ -141,10 +141,10 @@ class Context:
         """Write for the next start what this process has imported, where that is asked.
 
         Args:
-            again: it has been written, and more is there.
+            again: this process has written it, and more is there.
         """
-        if self._lists_imports and self._has_listed is again:
-            self._has_listed = True
+        if self._lists_imports and self._listed_by == (os.getpid() if again else 0):
+            self._listed_by = os.getpid()
             from . import imported_modules
 
             imported_modules.write(self.open_file)
