@@ -4,21 +4,33 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 
 def waits() -> bool:
     """Tell whether a warm process of this run has imported ahead and waits for its task."""
+    for process in _warm_processes():
+        with contextlib.suppress(OSError):
+            # select(2): 23, or pselect6(2): 270, of glibc's choice.
+            if (process / "syscall").read_text().split()[0] in ("23", "270"):
+                return True
+    return False
+
+
+def agent_waits() -> bool:
+    """Tell whether a warm torchrun of this run waits: it has its name once it has imported."""
+    return any(_warm_processes())
+
+
+def _warm_processes() -> Iterator[Path]:
     mark = b"SAFERUN_TEST_MARK=" + os.environb[b"SAFERUN_TEST_MARK"]
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if (process / "comm").read_text() != "saferun-warm\n":
                 continue
-            # select(2): 23, or pselect6(2): 270, of glibc's choice.
-            blocks = (process / "syscall").read_text().split()[0] in ("23", "270")
-            if blocks and mark in (process / "environ").read_bytes().split(b"\0"):
-                return True
-    return False
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                yield process
 
 
 def die(*, in_every_attempt: bool = False) -> None:
