@@ -59,7 +59,8 @@ def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks, a
 @pytest.mark.slow
 def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
     script = PLAIN.replace('("gloo")', '("gloo", timeout=datetime.timedelta(seconds=60))')
-    script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n" + script
+    late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n"  # longer than our limit
+    script = late + script
     job = run_ranks("import datetime\n" + script, init={"timeout_s": 0.2})
     assert (job.code, job.messages(), job.out.count("sum 2.0")) == (0, [], 2)
 

@@ -18,9 +18,10 @@ def waits() -> bool:
     return False
 
 
-def agent_waits() -> bool:
-    """Tell whether a warm torchrun of this run waits: it has its name once it has imported."""
-    return any(_warm_processes())
+def await_agent() -> None:
+    """Wait until a warm torchrun of this run waits: it has its name once it has imported."""
+    while not any(_warm_processes()):
+        time.sleep(0.02)
 
 
 def _warm_processes() -> Iterator[Path]:
