@@ -312,9 +312,8 @@ def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
     assert done.returncode == 0, done.stderr
     assert [path.split("/")[-2] for path in sorted(done.stdout.split())] == ["rank0", "rank1"]
     ways = [start.split()[0] for start in job.starts()]
-    assert (
-        ways == ["warm"] * 2 + ["spawn"] * 2 + ["warm"] * 2
-    )  # what waited lacks the cure's caches
+    # What waits for the second attempt lacks the cure's caches.
+    assert ways == ["warm", "warm", "spawn", "spawn", "warm", "warm"]
 
 
 @pytest.mark.slow
