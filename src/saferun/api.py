@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, TypeAlias, cast
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
@@ -59,7 +60,8 @@ sys.exit(main())
 _LINE_CHARACTERS = 1 << 16  # a longer line comes in parts
 
 
-class Attempt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Attempt:
     """One attempt of a run."""
 
     number: int  # counted from 1
@@ -73,7 +75,8 @@ class Attempt(NamedTuple):
     reason: str  # why
 
 
-class RunResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunResult:
     """How a run ended, from its exit status and its journal.
 
     Without a journal (`retries=0`, SAFERUN_DISABLE, a disk that takes none, a run that was refused

@@ -1,7 +1,8 @@
 """The immutable values that several packages share, in the order in which a launch makes them.
 
-They are named tuples: a frozen dataclass costs each launch 0.5 ms to make (benchmarks/imports.py),
-and a tuple is as immutable. Mappings in them are read-only by convention: nothing changes one after
+What a launch loads before torchrun runs are named tuples: to make a frozen dataclass takes four times
+as long, and 145 of them would take half of the time that a launch may take (benchmarks/imports.py).
+All other values are frozen dataclasses. Mappings in them are read-only by convention: nothing changes one after
 construction.
 """
 
@@ -200,13 +201,11 @@ class LaunchPlan(NamedTuple):
 
 
 def as_tree(value: Any) -> Any:
-    """Return a value for JSON and YAML: named tuples as dictionaries, other tuples as lists."""
-    if isinstance(value, tuple):
-        fields = getattr(value, "_fields", None)
-        if fields is None:
-            return [as_tree(item) for item in value]
-        return {name: as_tree(item) for name, item in zip(fields, value, strict=True)}
-    return value
+    """Return a value for JSON and YAML: what has fields as dictionaries, other tuples as lists."""
+    fields = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
+    if fields is not None:
+        return {name: as_tree(getattr(value, name)) for name in fields}
+    return [as_tree(item) for item in value] if isinstance(value, tuple) else value
 
 
 OK = "ok"

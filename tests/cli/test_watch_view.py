@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+from dataclasses import replace
 
 import pytest
 from cases import check_cases
@@ -28,7 +29,7 @@ from saferun.system.procfs import this_process
 
 def snapshot(job: Job, **facts) -> Snapshot:
     run = a_run(outcome=reader.RUNNING, kind="", status=None)
-    return Snapshot(run, NOW, (job,), (), None)._replace(**facts)
+    return replace(Snapshot(run, NOW, (job,), (), None), **facts)
 
 
 def attempt(number: int, *mitigations: str, left: int | None = None) -> Attempt:
@@ -42,11 +43,11 @@ def text_of(now: Snapshot, label: str) -> str:
 
 def test_a_run_shows_its_attempt_its_steps_and_its_silence():
     job = Job(attempt(2, "compile-off"), step=1200)
-    now = snapshot(job._replace(rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
+    now = snapshot(replace(job, rate=0.25, quiet_s=44.0, hang_at=NOW - 10))
     assert text_of(now, "attempt") == "2, for 1 min 15 s, with compile-off"
     assert text_of(now, "step") == "1200, 4 s each"
     assert text_of(now, "silence") == "no sign of work for 44 s; it may hang, as reported 10 s ago"
-    assert text_of(snapshot(job._replace(quiet_s=14.0)), "silence") == ""
+    assert text_of(snapshot(replace(job, quiet_s=14.0)), "silence") == ""
 
 
 TOOK = {
@@ -72,7 +73,7 @@ def test_why_the_attempt_before_failed_is_shown(tmp_path):
     ended = event("ended", attempt=1, lived_s=75.0, action="again", **facts)
     place = journal(tmp_path / "runs", "r1", begun[0], event("started"), ended, begun[1])
     now = LiveRun(reader.named(str(place.parent), "r1", NOW), os.environ).snapshot()
-    now = now._replace(at=NOW + 195)
+    now = replace(now, at=NOW + 195)
     text = (
         "attempt 1: cuda-oom on rank 3 after 1 min 15 s, 2 min ago; "
         "went on from step-80.pt; out of memory"
@@ -121,9 +122,9 @@ def test_what_a_retry_would_do_is_what_the_run_has_recorded():
         "1 attempt is left if this one makes no progress; against cuda-oom: compile-off; "
         "it would go on from out/step-40 (step 40)"
     )
-    none = text_of(snapshot(job._replace(untried=())), "retry")
+    none = text_of(snapshot(replace(job, untried=())), "retry")
     assert none.endswith("against cuda-oom: no other setting is known to help")
-    last = snapshot(job._replace(attempt=attempt(3, left=0)), saved=now.saved)
+    last = snapshot(replace(job, attempt=attempt(3, left=0)), saved=now.saved)
     assert text_of(last, "retry") == "no attempt is left if this one makes no progress"
 
 

@@ -72,7 +72,9 @@ WORDINGS = {
 
 def test_the_numbers_of_each_releases_wording_are_read():
     found = {release: oom_message.read(text) for release, (text, _) in WORDINGS.items()}
-    assert found == {release: numbers for release, (_, numbers) in WORDINGS.items()}
+    assert found == {
+        release: oom_message.Memory(*numbers) for release, (_, numbers) in WORDINGS.items()
+    }
 
 
 def test_the_explanation_holds_the_numbers_of_the_message():

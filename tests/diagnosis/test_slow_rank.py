@@ -6,6 +6,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_calls_of_nccl_alone_are_a_suspicion_or_nothing():
     assert slow_rank.wants_durations(times)
     assert slow_rank.judge(times) is None, "its host is not behind"
     host = drawn(0, slower={1: 0.5})
-    late = {rank: one._replace(is_nccl=True) for rank, one in host.items()}
+    late = {rank: replace(one, is_nccl=True) for rank, one in host.items()}
     found = slow_rank.judge(late)
     assert found is not None
     assert (found.rank, found.is_proven) == (1, False)
@@ -109,7 +110,7 @@ def test_of_two_groups_whom_a_slow_rank_holds_up_is_not_named():
     pair = drawn(0, 2, {1: 0.5})
     rows = {rank: {"row": one.groups["0"]} for rank, one in pair.items()}
     held = pair[1].groups["0"]
-    late = {n: call._replace(at_s=call.at_s - 0.4) for n, call in held.items()}
+    late = {n: replace(call, at_s=call.at_s - 0.4) for n, call in held.items()}
     times = {0: Times({**rows[0], "column": held}), 1: Times(rows[1]), 2: Times({"column": late})}
     found = slow_rank.judge(times)
     assert found is not None
@@ -122,7 +123,7 @@ def test_a_pipeline_a_short_record_one_rank_and_none_tell_nothing():
         rank: Times({"0": dict(itertools.islice(one.groups["0"].items(), 150))})
         for rank, one in times.items()
     }
-    sends = {rank: one._replace(sends=rank == 0) for rank, one in times.items()}
+    sends = {rank: replace(one, sends=rank == 0) for rank, one in times.items()}
     assert [slow_rank.judge(one) for one in (sends, short, {1: times[1]}, {})] == [None] * 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from cases import check_cases, with_limits
@@ -27,8 +28,8 @@ WITH_CUDA = {  # what torch was built with, what libcuda supports (0: there is n
 }
 OF_THE_RIGHT_KIND = {
     "fits": (TORCH, True, OK),
-    "CPU build with GPUs": (TORCH._replace(cuda=None), True, PROBLEM),
-    "CPU build without": (TORCH._replace(cuda=None), False, OK),
+    "CPU build with GPUs": (replace(TORCH, cuda=None), True, PROBLEM),
+    "CPU build without": (replace(TORCH, cuda=None), False, OK),
     "none": (Torch(trouble="there is no torchrun"), True, PROBLEM),
     "slow disk": (Torch("torchrun", unknown="it did not end within 15 s"), True, NOTE),
 }
@@ -36,7 +37,7 @@ OF_THE_RIGHT_KIND = {
 
 def test_the_driver_must_support_the_cuda_of_torch():
     def check(build, driver, level, clause):
-        known = Cuda(driver=driver), TORCH._replace(cuda=build)
+        known = Cuda(driver=driver), replace(TORCH, cuda=build)
         found = [f for f in checks_driver.versions(FILES, answer(1), *known) if f.area == "driver"]
         assert [(f.level, clause in f.what) for f in found] == [(level, True)], found
         assert level != PROBLEM or "580" in found[0].fix
@@ -72,9 +73,9 @@ def test_torch_must_have_code_for_the_gpus():
     assert {(c, a): checks_driver.how_it_runs(c, tuple(a.split())) for c, a in RUNS} == RUNS
     seen = answer(1, capabilities={bus(0): "9.0"})
     for archs, level in (("sm_90", OK), ("sm_80 compute_80", NOTE), ("sm_100", PROBLEM)):
-        torch = TORCH._replace(archs=tuple(archs.split()))
+        torch = replace(TORCH, archs=tuple(archs.split()))
         assert [f.level for f in checks_driver.architectures(seen, Cuda(), torch)] == [level]
-    assert not list(checks_driver.architectures(seen, Cuda(), TORCH._replace(archs=())))
+    assert not list(checks_driver.architectures(seen, Cuda(), replace(TORCH, archs=())))
 
 
 # a driver that does not answer
@@ -264,6 +265,6 @@ NODES = dict(FILES.nodes)
     ],
 )
 def test_the_device_nodes_must_be_there_and_open(nodes, levels, clause):
-    found = [*checks_driver.nodes(FILES._replace(nodes=nodes))]
+    found = [*checks_driver.nodes(replace(FILES, nodes=nodes))]
     assert [f.level for f in found] == levels
     assert all(clause in f.what for f in found)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from cases import check_cases, with_limits
@@ -53,7 +54,7 @@ def clock(year, synchronised):
 
 
 CPU = Torch("torchrun", python="3.11")
-TRITON = CPU._replace(cuda="12.8", triton="3.5.1", ptxas="/t/ptxas")
+TRITON = replace(CPU, cuda="12.8", triton="3.5.1", ptxas="/t/ptxas")
 
 
 def compilers(tools, torch=TRITON, **environ):
@@ -109,13 +110,13 @@ JUDGED = {
     "all compilers": (compilers(Tools("/usr/bin/gcc", "/usr/bin/g++")), [OK]),
     "no C compiler": (compilers(Tools()), [NOTE]),
     "CC that is not there": (compilers(Tools(), CC="icc"), [PROBLEM]),
-    "no Python.h": (compilers(Tools(cc="gcc"), TRITON._replace(python_h=False)), [NOTE]),
-    "no Triton": (compilers(Tools(cc="gcc"), TRITON._replace(triton=None)), [NOTE]),
-    "no ptxas": (compilers(Tools(cc="gcc"), TRITON._replace(ptxas=None)), [NOTE]),
-    "the toolkit's": (compilers(Tools(cc="gcc", ptxas="/p"), TRITON._replace(ptxas=None)), [OK]),
+    "no Python.h": (compilers(Tools(cc="gcc"), replace(TRITON, python_h=False)), [NOTE]),
+    "no Triton": (compilers(Tools(cc="gcc"), replace(TRITON, triton=None)), [NOTE]),
+    "no ptxas": (compilers(Tools(cc="gcc"), replace(TRITON, ptxas=None)), [NOTE]),
+    "the toolkit's": (compilers(Tools(cc="gcc", ptxas="/p"), replace(TRITON, ptxas=None)), [OK]),
     "a path to nothing": (compilers(Tools(cc="gcc"), TRITON_PTXAS_PATH="/no"), [PROBLEM, OK]),
     "no C++ on a CPU": (compilers(Tools(), CPU), [NOTE]),
-    "C++ on a CPU": (compilers(Tools(cxx="g++"), CPU._replace(python_h=False)), [OK]),
+    "C++ on a CPU": (compilers(Tools(cxx="g++"), replace(CPU, python_h=False)), [OK]),
     "no scheduler": (scheduler(), []),
     "Slurm": (scheduler(SLURM_JOB_ID="7", SLURM_GPUS_ON_NODE="2"), [OK]),
     "fewer GPUs of Slurm": (scheduler(SLURM_JOB_ID="7", SLURM_GPUS_ON_NODE="1"), [OK, NOTE]),

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,8 +204,8 @@ def gloo(*addresses, **environ):
 REACHED = (
     (nccl(LO, ETH), OK, "NCCL takes eth0 (10.0.0.5, 100 Gb/s)"),
     (nccl(LO, ETH, NCCL_SOCKET_IFNAME="ens3"), PROBLEM, "matches no interface"),
-    (nccl(LO, ETH._replace(carrier=False)), PROBLEM, "it is down"),
-    (nccl(LO, ETH._replace(up=False)), PROBLEM, "it is down"),
+    (nccl(LO, replace(ETH, carrier=False)), PROBLEM, "it is down"),
+    (nccl(LO, replace(ETH, up=False)), PROBLEM, "it is down"),
     (nccl(LO), OK, "NCCL takes lo"),
     (nccl(LO, **MANY), PROBLEM, "no other machine"),
     (nccl(LO, DOCKER, **MANY), PROBLEM, "containers only"),

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ def speeds(*matmul, **changed):
         Speed(n, f"0000:{n:02x}:00.0", "NVIDIA H200", value, 4000.0, 380.0)
         for n, value in enumerate(matmul)
     ]
-    return tuple(speed._replace(**changed.get(f"gpu{speed.device}", {})) for speed in made)
+    return tuple(replace(speed, **changed.get(f"gpu{speed.device}", {})) for speed in made)
 
 
 def judged(measured, numbers=None, linked=True):

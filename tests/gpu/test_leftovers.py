@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from saferun.system import procfs
 def test_what_only_nvml_says_is_on_a_gpu_is_not_ended(stand):
     """A pid may be another container's; the open device node is a process of this machine."""
     with holder(stand.dev, **left_by(stand)) as process:
-        elsewhere = stand.world._replace(dev="/nowhere")
+        elsewhere = replace(stand.world, dev="/nowhere")
         stand.nvml.reports(gpu(holders=[process.pid]))
         assert not stand.recover(LEFTOVERS, world=elsewhere).acted
         assert process.poll() is None

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_otherwise_an_administrator_is_told_what_to_do(stand, options, reported,
     stand.nvml.reports(gpu(**reported))
     place = {key: options[key] for key in ("root", "sees_all") if key in options}
     rest = {key: value for key, value in options.items() if key not in place}
-    done = stand.reset(world=stand.world._replace(**place), **rest)
+    done = stand.reset(world=replace(stand.world, **place), **rest)
     (finding,) = done.findings
     assert not stand.was_reset
     assert not done.acted
@@ -198,9 +199,11 @@ HIDDEN = {
 def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
     if subprocess.run([*wrapper, "true"], capture_output=True).returncode:
         pytest.skip("this sandbox does not allow it")
-    code = "from saferun.gpu import recovery as recover; print(recover.here()[:2])"
+    code = (
+        "from saferun.gpu import recovery; here = recovery.here(); print(here.root, here.sees_all)"
+    )
     done = subprocess.run([*wrapper, sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "(True, False)", done.stderr
+    assert done.stdout.strip() == "True False", done.stderr
 
 
 # Whatever NVML does
@@ -212,7 +215,7 @@ def test_an_nvml_that_hangs_or_fails_is_said_and_nothing_is_done(stand, behaviou
     if behaviour == "no library":
         (stand.nvml.folder / LIBRARY).unlink()
         (stand.nvml.folder / LIBRARY).touch()  # that of the machine is not looked for
-    world = stand.world._replace(nvml_s=1.0)
+    world = replace(stand.world, nvml_s=1.0)
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
     done = stand.recover(*recovery.EVERYTHING, terms=terms, world=world)
     assert done.findings[0].area == "NVML"

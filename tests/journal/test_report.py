@@ -46,7 +46,9 @@ def end(at: float, status: int = 0) -> dict:
 
 
 def parts(spent) -> tuple[float, float, float]:
-    return tuple(round(s, 3) for s in spent[:3])
+    return tuple(
+        round(s, 3) for s in (spent.useful_s, spent.done_again_s, spent.starts_and_waits_s)
+    )
 
 
 def whole(run: report.RunReport) -> tuple[float, float, float]:
@@ -95,7 +97,7 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
     assert [parts(one) for one in times.attempts][: len(expected)] == expected
     made_of = report.read_report(run, NOW)
     assert whole(made_of) == tuple(
-        round(sum(part), 3) for part in zip(*(one[:3] for one in times.attempts), strict=True)
+        round(sum(part), 3) for part in zip(*map(parts, times.attempts), strict=True)
     )
     shown = runs_view.as_text(run, attempts(run), reader.read_plan(str(place)), times, NOW, {})
     text = "; ".join(f"{label} {text}" for label, text in runs_view.time_parts(times.whole))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from dataclasses import make_dataclass
 from typing import Any
 
 from saferun.journal import event_types
@@ -30,7 +30,7 @@ def names(journal: Journal) -> list[str]:
 
 def noted(name: str, /, **facts: object) -> Any:
     """Return an event that no run writes."""
-    kind = namedtuple("Noted", facts)
+    kind = make_dataclass("Noted", facts)
     event_types.NAMES[kind] = name
     return kind(**facts)
 

@@ -10,7 +10,8 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from saferun.cli.options import echo
 from saferun.system.printable import printable, shortened
@@ -30,7 +31,8 @@ PAGE = {
 }
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Line:
     """One line: what it is about, what it says, and how it is shown in colour."""
 
     label: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import click
 
@@ -79,7 +80,7 @@ def explained(
     reading = front.read(evidence, known)
     account = explanation.account(reading, known)
     if first := classify.before_reading(evidence, known):
-        return first, account._replace(decision=())
+        return first, replace(account, decision=())
     return reading.diagnosis, account
 
 

@@ -11,7 +11,7 @@ import json
 import re
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import click
 
@@ -56,7 +56,8 @@ SECTIONS = dict.fromkeys(
 )
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """What is known of one word, as a head and paragraphs."""
 
     word: str

@@ -14,7 +14,8 @@ import json
 import pickle
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from dataclasses import dataclass
+from typing import TypeGuard
 
 from saferun.diagnosis.evidence import Hang
 
@@ -25,7 +26,8 @@ _MOST = 1000
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Call:
     """One collective, as one rank recorded it."""
 
     group: str
@@ -36,7 +38,8 @@ class Call(NamedTuple):
     place: str  # "train.py:33 in step"; "" if unknown
 
 
-class Dump(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Dump:
     """What one rank has recorded."""
 
     calls: list[Call]
@@ -48,7 +51,8 @@ class Dump(NamedTuple):
     waits_for_peer: bool = False  # a send or recv of it has not ended
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finding:
     """Who is elsewhere, by the recorder."""
 
     kind: str  # the failure's: "hang", "collective-mismatch"
@@ -59,7 +63,8 @@ class Finding(NamedTuple):
     gone: tuple[int, ...] = ()  # those whose process is dead or gives no answer
 
 
-class _Group(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Group:
     """What one group's ranks have recorded. Several may have one name: that of a mesh's rows."""
 
     name: str

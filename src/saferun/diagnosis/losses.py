@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.reading import loss_lines, progress
@@ -21,7 +21,8 @@ _NO_NUMBER = re.compile(rb"nan|[+-]?inf(?:inity)?\b", re.IGNORECASE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-class _Reading(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Reading:
     """One loss of a training."""
 
     form: str
@@ -34,7 +35,8 @@ class _Reading(NamedTuple):
         return "n" not in self.value.lower()  # of nan and inf
 
 
-class _Good(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Good:
     """The last number of a form."""
 
     value: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 MARK = b"NCCL DIAG "
 _LINE = re.compile(r"(?P<process>[^\s:]{0,64}:\d{1,10} )?NCCL DIAG (?P<text>.{1,1000})")
@@ -30,14 +30,16 @@ _WRONG = "mismatch"  # in what failed where a copy arrived, but not as it was se
 _BY = "NCCL's own test"
 
 
-class _End(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _End:
     """One end of a path."""
 
     rank: int
     gpu: int  # NVML's number
 
 
-class NcclTests(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NcclTests:
     """The answer of one attempt."""
 
     finding: str = ""  # one clause for people; "" where nothing could be tested
@@ -95,7 +97,7 @@ def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
     largest = max(report.size for report in reports)
     told = [one for one in reports if one.size in (largest, 0)]
     worst = max(told, key=lambda one: (len(one.failed), bool(one.slow), one.tested))
-    return _answer(worst, knows_ranks=largest == world_size)._replace(completed=largest > 0)
+    return replace(_answer(worst, knows_ranks=largest == world_size), completed=largest > 0)
 
 
 def _answer(report: _Report, *, knows_ranks: bool) -> NcclTests:

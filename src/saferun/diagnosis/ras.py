@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.flight_record import Finding
 
@@ -20,7 +20,8 @@ _CALL = "a collective of NCCL"
 _MOST = 100_000  # communicators and ranks that are read
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Member:
     """One rank of a communicator."""
 
     rank: int  # in the communicator

@@ -21,7 +21,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from saferun.diagnosis import flight_record
 
@@ -36,7 +37,8 @@ _SAME = 0.95  # of the collectives are those of the step before
 _TOGETHER = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Call:
     """One collective, as one rank recorded it."""
 
     at_s: float  # when the host called it
@@ -45,7 +47,8 @@ class Call(NamedTuple):
     sizes: str = ""  # of its input
 
 
-class Times(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Times:
     """When one rank called its collectives."""
 
     groups: Mapping[str, Mapping[int, Call]]  # group -> number in it -> the call
@@ -53,7 +56,8 @@ class Times(NamedTuple):
     sends: bool = False  # it sends to other ranks, or receives
 
 
-class Slow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slow:
     """A rank that the others wait for."""
 
     rank: int
@@ -62,7 +66,8 @@ class Slow(NamedTuple):
     is_proven: bool = True  # False: by the calls of NCCL alone
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Part:
     """Some steps that follow each other."""
 
     costs: Mapping[int, float]  # rank -> the share of the time that it costs
@@ -136,7 +141,7 @@ def judge(times: Mapping[int, Times]) -> Slow | None:
             waited = statistics.median(part.waits[rank] for part in parts)
             waits[rank] = waits.get(rank, 0.0) + waited
         if slow := _last(parts, len(numbers)):
-            found.append(slow._replace(is_proven=timed or not is_nccl))
+            found.append(replace(slow, is_proven=timed or not is_nccl))
     held = {one.rank: one for one in sorted(found, key=lambda one: one.share)}
     free = [one for rank, one in held.items() if waits[rank] <= one.share / 2]
     return free[0] if len(free) == 1 else None

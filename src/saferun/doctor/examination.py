@@ -9,7 +9,7 @@ within 20 s (except for `--full` and `--recover`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.audit import report as audit
 from saferun.doctor import full, xid
@@ -35,7 +35,8 @@ from saferun.system.redact import Masker
 DEADLINE_S = 17.5  # the promise is 20 s; starting and printing take the rest
 
 
-class Examination(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Examination:
     """What was found, and the facts behind it."""
 
     findings: tuple[Finding, ...]
@@ -91,7 +92,7 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
     gpus = known.vitals.gpus
     if not gpus.facts.gpus:
         what = "no GPU that a job would see: nothing was measured"
-        return known._replace(findings=(*known.findings, Finding(NOTE, "speed", what, "", "")))
+        return replace(known, findings=(*known.findings, Finding(NOTE, "speed", what, "", "")))
     measured = full.measure(environ, len(gpus.facts.gpus))
     numbers = gpus.smi.report.numbers()
     linked = any(up for up, _ in gpus.smi.links.values())
@@ -99,7 +100,7 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
     masker = Masker(environ, ())
     return Examination(
         (*known.findings, *(masked(finding, masker) for finding in found)),
-        known.vitals._replace(measured=measured),
+        replace(known.vitals, measured=measured),
     )
 
 

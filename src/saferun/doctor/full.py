@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from saferun.doctor.vitals import Measured, Speed
@@ -72,7 +73,7 @@ def read_alone(answer: bounded.Answer) -> Measured:
         done = done or "done" in record
         if isinstance(record.get("device"), int):
             devices.setdefault(record["device"], {}).update(record)
-    fields = frozenset(Speed._fields)
+    fields = frozenset(Speed.__slots__)
     speeds = tuple(
         Speed(**{"bus": "", "name": "", **{k: v for k, v in facts.items() if k in fields}})
         for _, facts in sorted(devices.items())
@@ -85,10 +86,10 @@ def read_together(found: Measured, answer: bounded.Answer) -> Measured:
     """Return the measurements with those of the all-reduce."""
     ranks = [record for record in _lines(answer.out) if "allreduce_gbs" in record]
     if answer.trouble or not ranks:
-        return found._replace(allreduce_trouble=_why(answer))
+        return replace(found, allreduce_trouble=_why(answer))
     if not all(rank.get("right") for rank in ranks):
-        return found._replace(allreduce_trouble="it gave wrong sums")
-    return found._replace(allreduce_gbs=min(float(rank["allreduce_gbs"]) for rank in ranks))
+        return replace(found, allreduce_trouble="it gave wrong sums")
+    return replace(found, allreduce_gbs=min(float(rank["allreduce_gbs"]) for rank in ranks))
 
 
 def _why(answer: bounded.Answer) -> str:

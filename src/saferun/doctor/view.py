@@ -24,7 +24,7 @@ def as_json(
 
     Args:
         findings: all of them, in their order.
-        facts: named tuples, mappings and sequences.
+        facts: dataclasses, named tuples, mappings and sequences.
         mask: removes secrets from a text of the facts; the findings are masked already.
     """
     rows = [finding._asdict() for finding in findings]
@@ -32,11 +32,12 @@ def as_json(
 
 
 def plain(value: Any, mask: Callable[[str], str] = str) -> Any:
-    """Return a value that JSON can hold: named tuples become objects, tuples as keys text."""
+    """Return a value that JSON can hold: values with fields become objects, tuples as keys text."""
     if isinstance(value, str):
         return mask(value)
-    if hasattr(value, "_asdict"):
-        return {name: plain(part, mask) for name, part in value._asdict().items()}
+    names = getattr(value, "_fields", None) or getattr(value, "__dataclass_fields__", None)
+    if names is not None:
+        return {name: plain(getattr(value, name), mask) for name in names}
     if isinstance(value, Mapping):
         return {_key(key): plain(part, mask) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -7,7 +7,8 @@ its default, and no check judges it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypedDict
+from dataclasses import dataclass, field
+from typing import TypedDict
 
 
 class CudaDevice(TypedDict, total=False):
@@ -34,20 +35,28 @@ class CudaPair(TypedDict, total=False):
     error: str
 
 
-class Files(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Files:
     """What the NVIDIA driver's files show."""
 
     version: str = ""  # the kernel module's; "" where it is not loaded (or not shown here)
-    gpus: Mapping[str, str] = {}  # product name by PCI address, of every GPU of the host
-    nodes: Mapping[str, str] = {}  # device nodes: "ok", "missing" or "closed"
+    gpus: Mapping[str, str] = field(
+        default_factory=dict
+    )  # product name by PCI address, of every GPU of the host
+    nodes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # device nodes: "ok", "missing" or "closed"
     amd: bool = False  # /dev/kfd, the compute node of AMD's driver
     wsl: bool = False  # /dev/dxg: the driver is Windows' own
     pci: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has taken
     manager: bool = False  # a fabric manager runs (in this view of the processes)
-    numa: Mapping[str, int] = {}  # the NUMA node of each GPU by its PCI address, where it has one
+    numa: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the NUMA node of each GPU by its PCI address, where it has one
 
 
-class Cuda(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cuda:
     """What the child that uses CUDA's driver library reported (peercheck.py)."""
 
     asked: bool = False
@@ -61,7 +70,8 @@ class Cuda(NamedTuple):
     trouble: str = ""
 
 
-class Torch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Torch:
     """The user's torch and its surroundings; empty where it could not be asked."""
 
     launcher: str = ""  # the command that starts torchrun
@@ -80,7 +90,8 @@ class Torch(NamedTuple):
     ptxas: str | None = None
 
 
-class Disk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Disk:
     """A directory that a job writes to."""
 
     role: str  # "compile cache"
@@ -94,7 +105,8 @@ class Disk(NamedTuple):
     noexec: bool = False
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Memory:
     """Memory and processors, of the machine and of our control group; bytes, -1: unknown."""
 
     total: int = -1
@@ -107,7 +119,8 @@ class Memory(NamedTuple):
     quota: float = 0.0  # CPUs' worth of time; 0: no limit
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Limits:
     """Limits of this process; -1: none."""
 
     files: int = -1
@@ -116,14 +129,16 @@ class Limits(NamedTuple):
     processes: int = -1
 
 
-class Clock(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Clock:
     """The machine's clock."""
 
     year: int = 0
     synchronised: bool | None = None  # None: the kernel does not say
 
 
-class Interface(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Interface:
     """A network interface."""
 
     name: str
@@ -134,7 +149,8 @@ class Interface(NamedTuple):
     speed_mbps: int = -1
 
 
-class Port(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Port:
     """A TCP port on which the rendezvous would listen."""
 
     number: int = 29500
@@ -143,7 +159,8 @@ class Port(NamedTuple):
     command: str = ""
 
 
-class InfiniBand(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InfiniBand:
     """A port of an RDMA device."""
 
     device: str  # mlx5_0
@@ -154,7 +171,8 @@ class InfiniBand(NamedTuple):
     layer: str  # InfiniBand, Ethernet
 
 
-class Network(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Network:
     """How other machines are reached."""
 
     hostname: str = ""
@@ -166,7 +184,8 @@ class Network(NamedTuple):
     infiniband: tuple[InfiniBand, ...] = ()
 
 
-class Tools(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tools:
     """Programs that compile: paths, "" where there is none."""
 
     cc: str = ""
@@ -174,7 +193,8 @@ class Tools(NamedTuple):
     ptxas: str = ""  # on PATH
 
 
-class Host(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Host:
     """The machine around the GPUs."""
 
     disks: tuple[Disk, ...] = ()
@@ -182,10 +202,13 @@ class Host(NamedTuple):
     limits: Limits = Limits()
     clock: Clock = Clock()
     tools: Tools = Tools()
-    numa: Mapping[int, int] = {}  # NUMA node -> how many of its CPUs this process may use
+    numa: Mapping[int, int] = field(
+        default_factory=dict
+    )  # NUMA node -> how many of its CPUs this process may use
 
 
-class Speed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Speed:
     """What a GPU was measured to do; 0: not measured."""
 
     device: int  # CUDA's number
@@ -197,7 +220,8 @@ class Speed(NamedTuple):
     error: str = ""
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Measured:
     """What `--full` measured."""
 
     speeds: tuple[Speed, ...] = ()

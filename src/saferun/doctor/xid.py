@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.gpu.nvml import bus_id
 from saferun.knowledge import loader
@@ -22,7 +22,8 @@ _REQUEST = re.compile(r"GPU recovery action changed from .*? to 0x[0-9a-fA-F]+ \
 _APPLICATION = "`compute-sanitizer` or CUDA_LAUNCH_BLOCKING=1 on the job names the kernel"
 
 
-class Meaning(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Meaning:
     """The catalogue's entry for a code."""
 
     means: str
@@ -32,7 +33,8 @@ class Meaning(NamedTuple):
     fix: str  # with {gpu} for the GPU's number
 
 
-class Event(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Event:
     """One line of the kernel log."""
 
     bus: str  # 0000:c1:00.0; "" where the line names none

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun import __version__
 from saferun.errors import UnavailableError, UsageError
@@ -24,7 +24,8 @@ from saferun.system.secret_names import is_secret
 _MOST_CHARACTERS = 32 << 20  # read of a script that is checked; one of ours has 300,000
 
 
-class ScriptRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
     """The arguments of one `gen-shell`."""
 
     request: Request
@@ -48,7 +49,8 @@ class ScriptRequest(NamedTuple):
         return (*argv, *(("--", *self.args) if self.args else ()))
 
 
-class Script(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Script:
     """A script, and remarks for its user."""
 
     text: str

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.errors import UsageError
 from saferun.model import CommandLine
@@ -46,7 +46,8 @@ NAMED = ("--nodes", "--gpus-per-node", "--time", "--partition")  # as in Job
 _BARE = re.compile(r"[\w@%+=:,./-]+\Z", re.ASCII)
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Job:
     """What a script requests from Slurm."""
 
     nodes: int
@@ -58,7 +59,7 @@ class Job(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """The options of `gen-shell` with which a user requests the same."""
-        pairs = zip(NAMED, (str(self.nodes), *self[1:4]), strict=True)
+        pairs = zip(NAMED, (str(self.nodes), self.gpus, self.time, self.partition), strict=True)
         argv = [word for name, text in pairs if text for word in (name, text)]
         return ("--slurm", *argv, *(f"--sbatch={line}" for line in self.extra))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.errors import ProfileError
 from saferun.profile.merge import Given
@@ -26,7 +26,8 @@ SET = "--set"  # the origin of a setting that wins over what the user exported
 _CONDITION = rf"({'|'.join(WHEN_WORDS)})\s*(.+)\Z"
 
 
-class ScriptSettings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ScriptSettings:
     """The settings of one script, before anything is known of the machine that it runs on."""
 
     profile: str

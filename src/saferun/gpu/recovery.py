@@ -21,7 +21,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.gpu import nvml, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
@@ -46,7 +46,8 @@ _CAP_SYS_PTRACE = 19  # shows what other users' processes have open; capabilitie
 _PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
-class World(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class World:
     """The rights of this process, and where it looks; tests have others."""
 
     root: bool
@@ -57,7 +58,8 @@ class World(NamedTuple):
     sleep: Callable[[float], object] = time.sleep
 
 
-class Recovered(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Recovered:
     """What was done and found."""
 
     findings: tuple[Finding, ...]
@@ -75,7 +77,8 @@ def here() -> World:
     return World(os.geteuid() == 0, sees_all)
 
 
-class ResetTerms(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ResetTerms:
     """Whether a GPU may be reset, and which ones have a reason."""
 
     policy: str = "never"  # `recover.gpu_reset`: "never" or "when-idle"
@@ -89,7 +92,7 @@ def recover(
     environ: Mapping[str, str],
     *,
     runs: str = "",
-    terms: ResetTerms = ResetTerms(),  # noqa: B008 - immutable
+    terms: ResetTerms = ResetTerms(),
     drain_s: float = DRAIN_S,
     world: World | None = None,
 ) -> Recovered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.reading import crash_stack
@@ -23,7 +23,8 @@ from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
 from saferun.planning.own_variables import OF_ATTEMPT
 
 
-class Attempt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Attempt:
     """One attempt of a run, with what it left on the disk."""
 
     begun: AttemptBegun
@@ -90,17 +91,17 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             found[number] = Attempt(facts, running, worker, event.at, changed=changed)
             before = plan
         elif isinstance(facts, Started) and number in found:
-            found[number] = found[number]._replace(started_at=event.at)
+            found[number] = replace(found[number], started_at=event.at)
         elif isinstance(facts, LossLost) and number in found:
-            found[number] = found[number]._replace(loss=facts.line)
+            found[number] = replace(found[number], loss=facts.line)
         elif isinstance(facts, SlowRank) and number in found:
-            found[number] = found[number]._replace(slow=facts.line)
+            found[number] = replace(found[number], slow=facts.line)
         elif isinstance(facts, Recycled) and number in found:
-            found[number] = found[number]._replace(replaced=True)
+            found[number] = replace(found[number], replaced=True)
         elif isinstance(facts, AttemptOutcome):
             number = facts.number
             known = found.get(number) or Attempt(AttemptBegun(number, (), None), facts, worker)
-            found[number] = known._replace(outcome=_bounded(facts))
+            found[number] = replace(known, outcome=_bounded(facts))
     injected = contract.VARIABLE in plan.env
     return [_with_files(path, found[number], injected) for number in sorted(found)]
 
@@ -122,7 +123,8 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
     left = receipts.read(os.path.join(path, "receipts"), attempt.number)
     # Whether ranks ran unguarded was known to the run alone, which has reported it.
     hooks = receipts.judge(left, expects_hooks=injected, ranks_ran=False, no_python=True)
-    return attempt._replace(
+    return replace(
+        attempt,
         tails=tuple(tails),
         hooks=hooks,
         ready_at=receipts.met_at(left),

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.errors import UnavailableError
 from saferun.journal import file_lock
@@ -24,7 +24,8 @@ from saferun.system import paths
 KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares by default
 
 
-class Cleaned(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cleaned:
     """What `clean` did."""
 
     removed: tuple[tuple[Run, int], ...]  # with the bytes that it took

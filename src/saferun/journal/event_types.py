@@ -194,10 +194,10 @@ EventFacts: TypeAlias = (
 
 
 def line_fields(kind: object) -> dict[str, str]:
-    """Return the fields of a named tuple that a line has: name in the line -> field."""
+    """Return the fields of a type that a line has: name in the line -> field."""
     if kind is AttemptOutcome:
         return {_OUTCOME_NAMES.get(field, field): field for field in _OF_OUTCOME}
-    return {name: name for name in kind._fields}  # type: ignore[attr-defined]  # it is a named tuple
+    return {name: name for name in kind.__annotations__}
 
 
 def as_line(facts: EventFacts) -> dict[str, Any]:

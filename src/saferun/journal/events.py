@@ -67,7 +67,7 @@ def _facts(raw: Mapping[str, Any]) -> EventFacts | None:
 
 
 def record(kind: Callable[..., T], value: object) -> T:
-    """Return a named tuple from a JSON object; what the object does not hold is unknown."""
+    """Return a value with fields from a JSON object; what the object does not hold is unknown."""
     raw = mapping(value)
     return kind(**{field: read_as(raw.get(name)) for name, field, read_as in _readers(kind)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.evidence import RankFailure
 from saferun.inject import contract
@@ -16,7 +16,8 @@ _ROWS = 40
 _CHARS = 400  # the longest message of an exception, or error of a hook
 
 
-class RankRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RankRow:
     """One rank, or ranks that are alike."""
 
     ranks: str  # "rank 3", "ranks 0-7"
@@ -26,10 +27,11 @@ class RankRow(NamedTuple):
     hooks: tuple[str, ...]  # "init applied", "compile failed: …"
 
 
-class Ranks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ranks:
     """The ranks of an attempt's last start on this machine."""
 
-    count: int = 0  # type: ignore[assignment]  # the plain word; a tuple has a method of that name
+    count: int = 0
     rows: tuple[RankRow, ...] = ()
     left_out: int = 0  # rows
 
@@ -51,9 +53,9 @@ def ranks(receipts: Sequence[Receipt], failures: Iterable[RankFailure]) -> Ranks
     for rank in sorted({*by_rank, *errors}):
         row = _row(by_rank.get(rank, []), errors.get(rank, ""))
         each = len({*by_rank, *errors}) <= _EACH
-        row = row._replace(ranks=str(rank)) if each else row._replace(pids=())
+        row = replace(row, ranks=str(rank)) if each else replace(row, pids=())
         alike.setdefault(row, set()).add(rank)
-    rows = [row._replace(ranks=ranks_text(those)) for row, those in alike.items()]
+    rows = [replace(row, ranks=ranks_text(those)) for row, those in alike.items()]
     rows.sort(key=lambda row: not row.error)
     return Ranks(len({*by_rank, *errors}), tuple(rows[:_ROWS]), max(0, len(rows) - _ROWS))
 

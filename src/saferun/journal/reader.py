@@ -10,7 +10,8 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
@@ -31,7 +32,8 @@ QUIET_S = DAY_S  # a run whose process is not recorded is over after so long wit
 MARKS = (events.FILE, "plan.json")  # a directory with one of them is a run's
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Run:
     """One run, as far as its journal tells."""
 
     id: str
@@ -51,7 +53,8 @@ class Run(NamedTuple):
     lost: int  # events that the disk did not take
 
 
-class RecordedPlan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RecordedPlan:
     """A plan, as far as its record tells."""
 
     raw: Mapping[str, Any]  # as JSON has it; empty where it cannot be read

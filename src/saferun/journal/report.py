@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.explaining import failure_report
@@ -57,7 +57,8 @@ _WORTH_SAVING_S = 60.0  # of work done again because nothing was saved
 _NAMED = 3  # kinds of failures in the headline
 
 
-class Cause(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cause:
     """What is known of a kind of failure."""
 
     explanation: str
@@ -65,7 +66,8 @@ class Cause(NamedTuple):
     references: tuple[str, ...]
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Change:
     """A mitigation that an attempt has and the one before it had not."""
 
     name: str
@@ -74,7 +76,8 @@ class Change(NamedTuple):
     why: str
 
 
-class Silence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Silence:
     """A silence of the job that was too long, and where its ranks were."""
 
     silent_s: float
@@ -83,7 +86,8 @@ class Silence(NamedTuple):
     stacks: tuple[tuple[str, str], ...]  # (whose, text)
 
 
-class AttemptReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
     """One attempt."""
 
     attempt: Attempt
@@ -102,14 +106,16 @@ class AttemptReport(NamedTuple):
     notes: tuple[str, ...]  # about the machine, the nodes, and faults of saferun's own
 
 
-class Library(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Library:
     """What saferun knows of the words in a journal."""
 
     kinds: Mapping[str, Kind]
     mitigations: Mapping[str, Mitigation]
 
 
-class Amount(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Amount:
     """What a part of a run's time cost on this machine."""
 
     s: float
@@ -117,7 +123,8 @@ class Amount(NamedTuple):
     money: float | None  # None without a price
 
 
-class Cost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cost:
     """What a run has used on this machine, and for what."""
 
     gpus: int  # 0 where it had none, or where that is not known
@@ -128,7 +135,8 @@ class Cost(NamedTuple):
     starts_and_waits: Amount
 
 
-class RunReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunReport:
     """A whole run."""
 
     headline: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.journal.event_types import (
@@ -29,7 +29,8 @@ _HOSTS = 256
 Key = tuple["int | None", int]  # worker and attempt
 
 
-class Notes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Notes:
     """What a journal has to tell, by attempt and of the whole run."""
 
     lines: dict[Key, list[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.reading import log_reader
 from saferun.diagnosis.reading.log_lines import Line
@@ -27,7 +27,8 @@ _FRAME = re.compile(
 _LEAST = 12  # characters of a deciding line that are looked for inside of others
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """One line of a tail."""
 
     text: str
@@ -36,7 +37,8 @@ class Row(NamedTuple):
     fold: str = ""  # what it is a part of, where few want to read that; "" for what is shown
 
 
-class Excerpt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Excerpt:
     """Some lines of one stream of an attempt."""
 
     stream: str  # "stdout", "stderr", "output" where there is one file

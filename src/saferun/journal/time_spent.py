@@ -8,7 +8,7 @@ time that it took.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.journal import events, training_steps, trials
 from saferun.journal.attempts import Attempt, directory
@@ -20,7 +20,8 @@ _NOTHING_SAVED, _NOTHING_KNOWN = "nothing was saved", "all of it: no checkpoint 
 UNSAVED = (_NOTHING_SAVED, _NOTHING_KNOWN)  # values of `why` where all work is done again
 
 
-class Spent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Spent:
     """Where a time went, in seconds."""
 
     useful_s: float = 0.0
@@ -30,7 +31,8 @@ class Spent(NamedTuple):
     why: str = ""  # how it is known what was done again
 
 
-class Times(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Times:
     """Where the time of a run went."""
 
     took_s: float  # by the run so far

@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.reading import progress
 from saferun.journal import events
@@ -20,7 +20,8 @@ from saferun.journal.run_directory import STEPS_FILE
 _SHOWN = 160  # points of an attempt
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Point:
     """A step, and when the output had it."""
 
     s: float  # since the start of the attempt
@@ -28,7 +29,8 @@ class Point(NamedTuple):
     loss: float | None = None  # None where the line has none, or one that is no number
 
 
-class Steps(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Steps:
     """The steps of one attempt."""
 
     began: int | None = None  # how many were done before its first one; None: not known

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jinja2
 from markupsafe import Markup, escape
@@ -31,7 +31,8 @@ _REGIONS = 10
 _WITHIN = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)|(?<=\d min) (?=\d+ s\b)|(?<=\d h) (?=\d+ min\b)")
 
 
-class Bar(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Bar:
     """An attempt in the timeline's drawing: its three parts, in their order."""
 
     at: float  # where it begins, the wait before it included
@@ -40,7 +41,8 @@ class Bar(NamedTuple):
     again: float
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Line:
     """One attempt in the drawing of steps and losses, as the points of a polyline."""
 
     steps: str
@@ -49,7 +51,8 @@ class Line(NamedTuple):
     saved: tuple[tuple[float, float], ...]  # checkpoints
 
 
-class Chart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chart:
     """Steps and losses over the time of the run."""
 
     lines: tuple[Line, ...]

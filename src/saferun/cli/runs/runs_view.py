@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -84,7 +85,7 @@ def outcome(run: Run) -> str:
 def as_json(run: Run) -> dict[str, Any]:
     """Return a run for programs; times in seconds since the epoch, null where unknown."""
     return {
-        **run._asdict(),
+        **asdict(run),
         "mitigations": list(run.mitigations),
         "script_args": list(run.script_args),
     }
@@ -257,11 +258,11 @@ def as_json_whole(
             **_attempt_json(attempt),
             "lost": attempt.outcome.lost_work._asdict() if attempt.outcome.lost_work else {},
             "tails": [{"path": p, "bytes": size} for p, size in attempt.tails],
-            "time": spent._asdict(),
+            "time": asdict(spent),
         }
         for attempt, spent in zip(tried, times.attempts, strict=True)
     ]
-    whole = {**as_json(run), "time": times.whole._asdict()}
+    whole = {**as_json(run), "time": asdict(times.whole)}
     return {"schema": 1, "run": whole, "attempts": shown, "plan": plan.raw or None}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -194,7 +195,7 @@ def as_json(now: Snapshot) -> dict[str, Any]:
 def _job_json(job: Job) -> dict[str, Any]:
     attempt, before = job.attempt, job.before and job.before.outcome
     return {
-        **job._asdict(),
+        **asdict(job),
         "attempt": attempt.number,
         "before": before
         and {

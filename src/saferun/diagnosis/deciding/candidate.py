@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
@@ -12,7 +12,8 @@ from saferun.diagnosis.signatures import Sign
 LOG = 0  # the `order` of the log among the sources
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Source:
     """Where candidates come from: the log, a rank's error file, or an exit code."""
 
     name: str  # "log", "error file of rank 3", "exit status 137"
@@ -21,7 +22,8 @@ class Source(NamedTuple):
     raised: Sequence[Raised] = ()  # the exceptions in the lines
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Candidate:
     """One explanation of a failure."""
 
     kind: str
@@ -40,7 +42,7 @@ class Candidate(NamedTuple):
 
     def as_kind(self, kind: str) -> Candidate:
         """Return it under the kind that circumstances give it."""
-        return self if kind == self.kind else self._replace(kind=kind, usual=self.kind)
+        return self if kind == self.kind else replace(self, kind=kind, usual=self.kind)
 
     @property
     def in_log(self) -> bool:

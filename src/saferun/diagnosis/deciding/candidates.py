@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
@@ -61,7 +61,8 @@ _CONTROL_FLOW = frozenset(
 )  # fmt: skip
 
 
-class Collected(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Collected:
     """What a log and the evidence beside it may mean."""
 
     texts: tuple[matches.Text, ...]  # the error files, the earliest first, then the log
@@ -156,7 +157,7 @@ def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
     for one in found:
         if one.raised is not None and one.raised.link == "context":
             limit = first.get((one.source.order, one.raised.chain), one.weight)
-            one = one._replace(weight=min(one.weight, limit))
+            one = replace(one, weight=min(one.weight, limit))
         weighed.append(one)
     return weighed
 
@@ -382,6 +383,6 @@ def _with_survived_weights(found: Sequence[Candidate], lines: Sequence[Line]) ->
         later = number or later
         if one.weight > limit and one.in_log:
             why = (*one.why, "the job lived on: many lines follow")
-            one = one._replace(weight=limit, why=why)
+            one = replace(one, weight=limit, why=why)
         weighed.append(one)
     return weighed

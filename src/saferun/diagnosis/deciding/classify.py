@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.deciding import (
     candidates,
@@ -43,7 +43,8 @@ _NO_PATHS = "nccl-p2p-off"  # the mitigation: no GPU reads another one's memory
 _NUMBERS_CHARS = 8000  # of a message are searched for its numbers
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reading:
     """What the lines of one run, and the evidence beside them, were found to mean."""
 
     collected: candidates.Collected
@@ -105,7 +106,7 @@ def of_last_run(log: Sequence[Line], of_run: Callable[[Sequence[Line]], Reading]
     if whole.diagnosis.verdict == "unknown" or not _began_again(log, start):
         return whole  # the run before it may be what the log is about
     before = Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
-    return last._replace(diagnosis=last.diagnosis._replace(nearest=(before,)))
+    return replace(last, diagnosis=last.diagnosis._replace(nearest=(before,)))
 
 
 def _began_again(log: Sequence[Line], start: int) -> bool:
@@ -160,7 +161,7 @@ def by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
     text, half = lines[at].text, found.diagnosis
     own = _diagnosis("user-exception", knowledge, line, rank, text, by=_LAST_STATEMENT)
     own = own._replace(user_frame=half.user_frame, nearest=half.nearest)
-    return found._replace(diagnosis=own)
+    return replace(found, diagnosis=own)
 
 
 def of_lines(

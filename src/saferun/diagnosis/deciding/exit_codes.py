@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.reading import digit_masks
 from saferun.diagnosis.reading.log_lines import Line
@@ -115,7 +115,8 @@ _BLOCK = re.compile(r"^\s{0,4}rank\s{1,8}: (\d{1,5}) \(local_rank: ")
 _BLOCK_ENDS = re.compile(r"^\s{0,4}(?:[-=]{20}|\[\d{1,5}\]:\s{0,3}$)")
 
 
-class ExitSign(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ExitSign:
     """One line that shows how a process ended."""
 
     kind: str
@@ -125,7 +126,8 @@ class ExitSign(NamedTuple):
     code: int  # negative for a signal
 
 
-class Exits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Exits:
     """How processes ended, and which rank the launcher names as the first one."""
 
     signs: tuple[ExitSign, ...]
@@ -239,7 +241,7 @@ class _Reader:
             if in_root:
                 for sign, when in self._crashes:
                     if abs(when - moment) <= _SAME_MOMENT_S:
-                        self.signs.setdefault(sign._replace(at=0), sign)
+                        self.signs.setdefault(replace(sign, at=0), sign)
         elif in_root and self.root_rank is None and (found := _RANK.search(lower)):
             self.root_rank = int(found[1])
 
@@ -253,7 +255,7 @@ class _Reader:
 
     def add(self, sign: ExitSign) -> None:
         """Keep a sign."""
-        self.signs.setdefault(sign._replace(at=0), sign)
+        self.signs.setdefault(replace(sign, at=0), sign)
         if sign.code < 0 and sign.weight > _ECHO:
             self._crashes.append((sign, self._moment))
 

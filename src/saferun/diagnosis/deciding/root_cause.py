@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
@@ -36,7 +36,8 @@ _OF_GPU = re.compile(r"(?i:\b(?:cuda|gpus?|nvidia)\b)")
 _TO_GPU = re.compile(r"\.cuda\b|\bcuda\.|\.to\(|\bto_device\(|\bdevice\b")
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """A candidate that seemed best, and why."""
 
     taken: Candidate

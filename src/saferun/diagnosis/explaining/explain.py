@@ -6,7 +6,7 @@ For `saferun diagnose --explain`: for people who doubt a diagnosis, and for thos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
 
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.classify import Reading
@@ -18,7 +18,8 @@ LINE_CHARS = 160
 _SHOWN = 30  # lines, and as many near misses
 
 
-class Weighed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Weighed:
     """One line of the log that speaks for a kind."""
 
     kind: str
@@ -30,7 +31,8 @@ class Weighed(NamedTuple):
     why: tuple[str, ...]  # what changed its weight or its kind
 
 
-class Chosen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chosen:
     """A step on the way to the root cause."""
 
     kind: str
@@ -38,7 +40,8 @@ class Chosen(NamedTuple):
     why: str
 
 
-class Account(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Account:
     """Why a log means what it is taken for."""
 
     lines: tuple[Weighed, ...]  # heaviest first
@@ -55,7 +58,7 @@ def account(reading: Reading, knowledge: Knowledge) -> Account:
     """
     collected = reading.collected
     outlived = [
-        item._replace(weight=0, why=(*item.why, "the job made steps after it"))
+        replace(item, weight=0, why=(*item.why, "the job made steps after it"))
         for item in collected.outlived
     ]
     found = sorted([*collected.found, *outlived], key=lambda item: (-item.weight, item.position))
@@ -91,7 +94,7 @@ def _by(item: Candidate) -> str:
 
 def as_document(found: Account) -> Mapping[str, object]:
     """Return an account for JSON."""
-    return {name: [one._asdict() for one in rows] for name, rows in found._asdict().items()}
+    return asdict(found)
 
 
 def as_lines(found: Account) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.reading import log_reader
 from saferun.diagnosis.reading.log_lines import Log
@@ -23,7 +23,8 @@ LAST_BYTES = 512 * 1024  # kept of them up to the last one
 _MENTIONS = (b"rror", b"xception", b"NCCL WARN", b"FAIL", b"signal ", b"atal", b"Xid", b"illed")
 
 
-class _Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Piece:
     """A stretch of a log's bytes."""
 
     offset: int
@@ -103,7 +104,7 @@ class _Reader:
             return
         left = FIRST_BYTES - self._first_bytes
         if left > 0:
-            self._first.append(piece._replace(data=piece.data[:left]))
+            self._first.append(replace(piece, data=piece.data[:left]))
             self._first_bytes += len(self._first[-1].data)
             piece = piece.without(left)
         piece = piece.without(len(piece.data) - LAST_BYTES)
@@ -161,7 +162,7 @@ def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
     for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
         if done and piece.offset <= done[-1].end:
             if fresh := piece.data[done[-1].end - piece.offset :]:
-                done[-1] = done[-1]._replace(data=done[-1].data + fresh)
+                done[-1] = replace(done[-1], data=done[-1].data + fresh)
         elif piece.data:
             done.append(piece)
     return done

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.reading import own_prefix, records
 from saferun.diagnosis.reading.log_lines import Line, Log
@@ -81,12 +81,17 @@ _BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
 
-class _Prefixes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Prefixes:
     """Where a line's prefixes end, and where the rank stands that they name."""
 
     end: int
     rank_from: int
     rank_to: int  # 0 where they name none
+
+    def rank(self, text: str) -> int | None:
+        """Return the rank that the prefixes of a line name."""
+        return int(text[self.rank_from : self.rank_to]) if self.rank_to else None
 
 
 _NOT_PLAIN = _Prefixes(-1, 0, 0)
@@ -135,8 +140,7 @@ def lines_of(data: bytes, first: int) -> Iterator[Line]:
             yield from _of_row(number, row)
             continue
         raw = row.decode("utf-8", "replace").rstrip()
-        end, rank_from, rank_to = found
-        yield Line._make((number, int(raw[rank_from:rank_to]) if rank_to else None, raw[end:], raw))
+        yield Line._make((number, found.rank(raw), raw[found.end :], raw))
 
 
 def _is_plain(row: bytes) -> bool:
@@ -221,9 +225,8 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
     if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
         with contextlib.suppress(ValueError):  # as docker escapes <, > and &, others all but ASCII
             text = json.loads(f'"{boxed[1]}"')
-    end, rank_from, rank_to = _prefixes(text)
-    rank = int(text[rank_from:rank_to]) if rank_to else None
-    rest = text[end:]
+    prefixes = _prefixes(text)
+    rank, rest = prefixes.rank(text), text[prefixes.end :]
     return rank, _unboxed(rest) if "│" in rest else rest
 
 

@@ -7,7 +7,7 @@ and what a line about an evaluation has are none.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 CHARS = 1000  # searched in a line
 
@@ -39,7 +39,8 @@ _WORDS = re.compile(r"(?<![\dA-Za-z.])[A-Za-z]{2,}")
 _NO_FORM = ("nan", "inf", "it")  # words that come and go with the numbers beside a loss
 
 
-class Loss(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Loss:
     """The loss of a line."""
 
     form: str  # the words before it: losses of one form are of one series

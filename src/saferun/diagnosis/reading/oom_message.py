@@ -7,7 +7,7 @@ Fragmentation, a full card, memory of another process and a refusal despite free
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 _UNITS = {"bytes": 2**-20, "kib": 2**-10, "mib": 1.0, "gib": 1024.0, "tib": 1024.0**2}
 _SIZE = r"(?P<n>\d{1,12}(?:\.\d{1,6})?)\s?(?P<u>bytes|[KMGT]iB)"
@@ -36,7 +36,8 @@ _FREE_SHARE = 0.05  # the driver may keep back a smaller part of a full card
 _NO_SIZE = 2.0**40  # MiB; larger ones are negative numbers that were printed as unsigned
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Memory:
     """The numbers of an out-of-memory message, in MiB; None for those that it does not have."""
 
     requested: float | None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.reading import loss_lines
 from saferun.diagnosis.reading.log_lines import Line
@@ -114,7 +114,8 @@ _OF_RANK = re.compile(
 _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """One line of a job that reports a step."""
 
     at: int  # index of the line
@@ -132,7 +133,8 @@ def first_step(head: bytes) -> int | None:
     return max((first for first, _ in _series(head[:HEAD_BYTES])), default=None)
 
 
-class Apart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Apart:
     """Ranks of one attempt that begin at different steps."""
 
     difference: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
@@ -327,7 +329,7 @@ def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3)
     # counter of another kind may have come further before.
     count, reached = 0, -1.0
     in_row, last = 0, -1.0
-    for step in reported[bisect_left(reported, (at,)) :]:
+    for step in reported[bisect_left(reported, at, key=lambda step: step.at) :]:
         if step.rank != rank:
             continue
         if step.number > reached:
@@ -350,7 +352,7 @@ def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: 
         at: index of the line.
         limit: the bytes of the buffers.
     """
-    behind = reported[bisect_left(reported, (at,)) :]
+    behind = reported[bisect_left(reported, at, key=lambda step: step.at) :]
     if any("%|" in lines[step.at].text for step in behind):
         return True
     return sum(len(line.raw) + 1 for line in lines[at : behind[-1].at]) > limit

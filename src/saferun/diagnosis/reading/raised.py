@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 # The line of source that raised an exception whose own line is missing.
 THROWN = re.compile(r"raise (?P<type>(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})\(")
 
 
-class Raised(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Raised:
     """One exception as printed."""
 
     at: int  # index of its line among the log's

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.reading import cpp_exceptions, digit_masks
 from saferun.diagnosis.reading.log_lines import Line
@@ -92,7 +92,8 @@ def _after_frames(text: str) -> re.Match[str] | None:
     return None if program else found
 
 
-class Tracebacks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tracebacks:
     """The exceptions of a log, and which lines are only their tracebacks' frames."""
 
     raised: tuple[Raised, ...]

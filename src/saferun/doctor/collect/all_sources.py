@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from saferun.doctor.collect import host, network, nvidia, together, torchfacts
 from saferun.doctor.vitals import Cuda, Files, Host, Measured, Network, Torch
@@ -35,34 +36,37 @@ SOURCES = {
 }
 
 
-class Gpus(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gpus:
     """All that is known about the GPUs.
 
     They are asked one thing after the other, so that our own contexts are not taken for strangers.
     """
 
-    smi: nvml.Answer = (
-        nvml.Answer()
+    smi: nvml.Answer = field(
+        default_factory=nvml.Answer
     )  # its key in the JSON is that of the time when nvidia-smi was asked
-    facts: GpuFacts = GpuFacts()
+    facts: GpuFacts = field(default_factory=GpuFacts)
     test: tuple[Finding, ...] = ()
-    cuda: Cuda = Cuda()
+    cuda: Cuda = field(default_factory=Cuda)
     full: tuple[str, ...] = ()  # UUIDs of those that were not tried: their memory is taken
 
 
-class Vitals(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Vitals:
     """Every fact, as far as it came in time."""
 
-    files: Files = Files()
-    gpus: Gpus = Gpus()
-    torch: Torch = Torch()
-    host: Host = Host()
-    network: Network = Network()
-    log: kernellog.Log = kernellog.Log()
+    files: Files = field(default_factory=Files)
+    gpus: Gpus = field(default_factory=Gpus)
+    torch: Torch = field(default_factory=Torch)
+    host: Host = field(default_factory=Host)
+    network: Network = field(default_factory=Network)
+    log: kernellog.Log = field(default_factory=kernellog.Log)
     measured: Measured | None = None  # where --full is given
 
 
-class Collected(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Collected:
     """The facts, and the sources that gave none."""
 
     vitals: Vitals
@@ -98,7 +102,7 @@ def collect(environ: Mapping[str, str], cwd: str, deadline_s: float) -> Collecte
     so_far = {"gpus": known[-1]} if known else {}
     facts = {**so_far, **first.answers, **outcome.answers}
     return Collected(
-        Vitals()._replace(**facts),
+        replace(Vitals(), **facts),
         frozenset(facts),
         {**dict.fromkeys(first.late, FILES_S), **dict.fromkeys(outcome.late, deadline_s)},
         {**first.failed, **outcome.failed},
@@ -139,7 +143,7 @@ def ask_gpus(
     hung = smi.status is None and bool(smi.silent or not smi.report.cards)
     if hung or not known.facts.gpus:
         return known
-    return _try_gpus(known._replace(full=_without_space(smi)), environ, end, keep)
+    return _try_gpus(replace(known, full=_without_space(smi)), environ, end, keep)
 
 
 def _without_space(smi: nvml.Answer) -> tuple[str, ...]:
@@ -162,12 +166,12 @@ def _try_gpus(
         environ = {**environ, "CUDA_VISIBLE_DEVICES": ",".join(found.uuid for found in tried)}
     if tried:
         facts = known.facts._replace(gpus=tuple(tried))
-        known = known._replace(test=_test(environ, facts, end - time.monotonic()))
+        known = replace(known, test=_test(environ, facts, end - time.monotonic()))
         keep(known)
     left = end - time.monotonic()
     if left < 1 or len(tried) < 2 or any(found.level == PROBLEM for found in known.test):
         return known
-    return known._replace(cuda=nvidia.ask_cuda(environ, min(nvidia.PEERS_S, left)))
+    return replace(known, cuda=nvidia.ask_cuda(environ, min(nvidia.PEERS_S, left)))
 
 
 def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
 from saferun.system import procfs
@@ -141,7 +142,7 @@ def examine(ports: Iterable[int], masker: Masker) -> Network:
         infiniband=infiniband(),
     )
     addresses, trouble, seconds = resolve(hostname)
-    return known._replace(addresses=addresses, trouble=trouble, seconds=seconds)
+    return replace(known, addresses=addresses, trouble=trouble, seconds=seconds)
 
 
 def _line(path: str) -> str:

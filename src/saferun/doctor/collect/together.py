@@ -10,10 +10,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Outcome:
     """The answers to the questions, by name."""
 
     answers: Mapping[str, Any]

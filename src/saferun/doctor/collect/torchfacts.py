@@ -93,4 +93,4 @@ def _read(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     known = facts if isinstance(facts, dict) else {}
-    return {name: known[name] for name in known if name in (*Torch._fields, "error")} or None
+    return {name: known[name] for name in known if name in (*Torch.__slots__, "error")} or None

@@ -7,7 +7,7 @@ all runs. A worker that gets a slot sees no other GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.errors import BusyError
 from saferun.gpu.device_names import visible_without
@@ -18,7 +18,8 @@ from saferun.model import Gpu
 from saferun.settings import LockPolicy
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """A worker's part of a GPU."""
 
     held: Held

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import Dump
@@ -26,7 +26,8 @@ LIMIT_S = 10.0
 _MOST_BYTES = 64 << 20  # read of a dump; torch's default of 2000 entries takes some 2 MiB
 
 
-class _Asked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Asked:
     """A dump that is to come."""
 
     path: str

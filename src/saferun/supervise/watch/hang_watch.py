@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
@@ -97,7 +97,8 @@ class _Asked:
         return all(before < self._sizes[pid] == last.get(pid) for pid, before in asked.items())
 
 
-class _Found(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Found:
     """What the answers say."""
 
     places: list[Place]
@@ -135,7 +136,8 @@ class _Found(NamedTuple):
         return Hang("hang", rank, line)
 
 
-class _Stall(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Stall:
     """Ranks that wait for others."""
 
     odd: tuple[int, ...]  # pids of those

@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
@@ -37,7 +37,8 @@ _NVML_S, _NVML_AGAIN_S = 5.0, 60.0  # wait for an answer of NVML; pause after no
 _SAVED_S = 10.0  # between two looks for checkpoints
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Job:
     """The attempt that runs, or ran last: of the run, or of one of its workers."""
 
     attempt: Attempt
@@ -57,7 +58,8 @@ class Job(NamedTuple):
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
 
-class Snapshot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Snapshot:
     """A run at one moment."""
 
     run: Run
@@ -118,9 +120,9 @@ class LiveRun:
         before = next((one for one in reversed(tried[:-1]) if one.outcome.kind), None)
         job = Job(tried[-1], hang_at=hangs[-1] if hangs else None, before=before)
         if stalls and lives and stalls[-1][1]:
-            job = job._replace(stall=stalls[-1][1], stall_at=stalls[-1][0])
+            job = replace(job, stall=stalls[-1][1], stall_at=stalls[-1][0])
         if failed:
-            job = job._replace(kind=failed.outcome.kind, untried=failed.outcome.untried)
+            job = replace(job, kind=failed.outcome.kind, untried=failed.outcome.untried)
         started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
         if not started or not lives or tried[-1].outcome.has_ended:
             return job
@@ -179,7 +181,8 @@ class Watched:
         step = max(steps, default=None)
         rate = self.rate(now, step, [one.pid for one in seen.ranks] if seen else [])
         self._rates.extend([] if rate is None else [rate])
-        return job._replace(
+        return replace(
+            job,
             step=step,
             rate=rate,
             rates=tuple(self._rates),

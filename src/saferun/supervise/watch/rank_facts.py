@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Card, number
@@ -27,7 +27,8 @@ _REASONS = (
 _ERRORS = re.compile(r"ECC Errors/Volatile/.*Uncorrectable|Remapped Rows/Uncorrectable")
 
 
-class CpuState(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CpuState:
     """What /proc shows of one rank at one time."""
 
     at_s: float

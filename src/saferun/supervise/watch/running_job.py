@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Longest
@@ -18,7 +18,8 @@ NEVER_S = float("inf")  # what a watch returns that looks no more
 _MOST_BYTES = 1 << 20  # read of a program's output
 
 
-class RunningJob(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RunningJob:
     """One attempt that runs."""
 
     plan: LaunchPlan

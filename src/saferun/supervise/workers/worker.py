@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.lock.slots import Slot
@@ -27,7 +28,8 @@ _SET_PDEATHSIG = 1  # linux/prctl.h
 _REPORT_BYTES = 4096  # PIPE_BUF: written at once
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """What makes a worker differ from the others."""
 
     number: int

@@ -15,7 +15,7 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu.lock import gpu_locks, lock_owner
@@ -48,7 +48,8 @@ _LOOK_S = 0.01  # between two looks whether it has: each reads all of /proc, som
 _POLL_S = (0.05, 1.0)  # first and longest pause between two looks for a free slot
 
 
-class _Running(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Running:
     """A worker whose supervisor runs."""
 
     pid: int
