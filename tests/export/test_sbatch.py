@@ -90,10 +90,9 @@ def directives(text: str) -> list[str]:
     return found
 
 
-def rendered(job: sbatch.Job, *args: str, torchrun: bool = True) -> str:
+def rendered(job: sbatch.Job, *args: str) -> str:
     line = torchrun_args.parse(args or ["SCRIPT"]).line
-    shell = (SHELL / "slurm.sh").read_text()
-    return sbatch.render(SMALLEST, job, line, shell, torchrun=torchrun)
+    return sbatch.render(SMALLEST, job, line, (SHELL / "slurm.sh").read_text())
 
 
 OURS = ["--job-name=train", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append"]
@@ -151,7 +150,7 @@ def test_a_job_of_one_cpu_a_node_gets_a_remark(line):
     ids=["ours", "long", "short", "another"],
 )  # fmt: skip
 def test_the_job_is_queued_again_in_time_whatever_the_notice(extra, grace_s):
-    assert f"\nGRACE_S={grace_s}\n" in rendered(sbatch.Job(1, extra=extra))
+    assert f"\nslurm grace_s {grace_s}\n" in rendered(sbatch.Job(1, extra=extra))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_the_job_is_queued_again_in_time_whatever_the_notice(extra, grace_s):
     ids=["ours", "theirs", "short", "quoted"],
 )  # fmt: skip
 def test_logs_of_nodes_lie_beside_the_jobs_own(extra, log):
-    assert f"\nNODE_LOGS={log}\n" in rendered(sbatch.Job(1, extra=extra))
+    assert f"\nslurm logs {log}\n" in rendered(sbatch.Job(1, extra=extra))
 
 
 WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--", "t.py", "it's"]
@@ -232,7 +231,13 @@ def test_a_job_has_a_rank_a_gpu_and_a_log_a_node_and_leaves_nothing_else(cluster
     assert list(cluster.temporary.glob("saferun*")) == []  # the file that a node was sent
     assert list(cluster.cwd.glob("saferun-slurm*")) == []
     assert cluster.living() == {}
-    assert "\nmeet " not in rendered(sbatch.Job(2), "train.py", torchrun=False)
+
+
+def test_plain_python_gets_no_option_of_torchruns(cluster):
+    (cluster.cwd / "t.py").write_text("")
+    ran = cluster.submit(cluster.job("--set", "launcher=python", "--", "t.py"), "a b")
+    assert ran.received[1].argv[-2:] == ["t.py", "a b"], ran.err
+    assert not set(MET) & set(ran.received[1].argv)
 
 
 # --- after a failure -----------------------------------------------------------------------------
@@ -286,6 +291,7 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
         for sent in (signal.SIGSTOP, signal.SIGUSR2, signal.SIGCONT):  # Slurm sends CONT with it
             process.send_signal(sent)
         until(lambda: cluster.asked == asked)
+        until((records / "signals").exists)
         if not ends:  # Slurm ends what it has queued again
             os.killpg(json.loads((records / "1.json").read_text())["pid"], signal.SIGKILL)
         _, err = process.communicate()

@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-from saferun.export import settings_codec
+from saferun.export import settings_codec, slurm_job
 from saferun.export.settings_codec import ScriptSettings
 from saferun.model import GpuFacts, Request
 from saferun.planning import inputs
@@ -85,7 +85,20 @@ def _run(kit: str, name: str, arguments: Sequence[str]) -> int:
     with open(os.path.join(kit, "settings"), "rb") as file:
         fields = file.read().split(b"\0")
     script_settings = settings_codec.read([os.fsdecode(field) for field in fields], name)
+    node = environ.get(slurm_job.ON_NODE)
     request = read_torchrun(arguments, environ)
+    if script_settings.slurm and node is not None:
+        given = request.line.given
+        meeting = slurm_job.meeting(script_settings.slurm, given, environ)
+        del environ[slurm_job.ON_NODE]
+        if not inputs.starts_python(script_settings.chain, script_settings.sets):
+            request = read_torchrun([*meeting, *arguments], environ)
+    elif script_settings.slurm:
+        gathered = gathered_for(script_settings, request._replace(dry_run=True), environ, name)
+        assert gathered.profile is not None, "a script has one"
+        most_runs = gathered.profile.settings.retry.attempts_total
+        own = script_settings.arguments
+        return slurm_job.start_nodes(script_settings.slurm, own, environ, most_runs)
     gathered = gathered_for(script_settings, request, environ, name)
     if request.dry_run:
         sys.stdout.write(as_text(gathered.plan()) + "\n")

@@ -109,9 +109,7 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
         name = script_settings.profile
         here = f"profile {name} is for this machine; name the nodes' own with --profile"
         remarks = (*remarks, here)
-    with_torchrun = shell_script.launcher(script_settings) != "python"
-    part = bundle.template("slurm.sh")
-    text = sbatch.render(text, wanted.slurm, request.line, part, torchrun=with_torchrun)
+    text = sbatch.render(text, wanted.slurm, request.line, bundle.template("slurm.sh"))
     return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)), private=bool(secrets))
 
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from saferun.errors import UsageError
 from saferun.model import CommandLine
 from saferun.planning.torchrun.torchrun_args import whole
-from saferun.settings import KEYS
 
 # Seconds before the time limit at which the ranks get SIGUSR2; it may be 60 s earlier still
 # (sbatch(1), --signal).
@@ -32,16 +31,7 @@ _RESERVE_S = 60  # seconds of the notice that are kept for requeueing a job that
 WAIT_S = 300
 PLACE = "# --- The job "
 _FIRST_LINE = "#!/usr/bin/env bash\n"
-_RUN = re.compile(r"^job torchrun\b", re.MULTILINE)
 _NUMBERS = "#@ numbers\n"
-# With these options the user configures the rendezvous; ours would conflict with them.
-_STATIC = ("master_addr", "master_port", "node_rank")
-_MEETING = {
-    "nnodes": '"$5"',
-    "rdzv_backend": "c10d",
-    "rdzv_endpoint": '"$2:$3"',
-    "rdzv_id": '"$4"',
-}
 NAMED = ("--nodes", "--gpus-per-node", "--time", "--partition")  # as in Job
 _BARE = re.compile(r"[\w@%+=:,./-]+\Z", re.ASCII)
 
@@ -107,7 +97,7 @@ def remarks(job: Job) -> tuple[str, ...]:
     )
 
 
-def render(script: str, job: Job, line: CommandLine, shell: str, *, torchrun: bool = True) -> str:
+def render(script: str, job: Job, line: CommandLine, shell: str) -> str:
     """Return a generated script as a file for sbatch.
 
     Args:
@@ -115,7 +105,6 @@ def render(script: str, job: Job, line: CommandLine, shell: str, *, torchrun: bo
         job: what is requested from Slurm.
         line: torchrun's command line in the script.
         shell: the hand-written part, shell/slurm.sh.
-        torchrun: torchrun starts the job; plain python has no rendezvous.
     """
     assert script.startswith(_FIRST_LINE), "a script begins with it"
     # At the beginning of a line there is only one: comments and quoted values cannot imitate it.
@@ -124,9 +113,6 @@ def render(script: str, job: Job, line: CommandLine, shell: str, *, torchrun: bo
     head, mark = f"{head}\n".removeprefix(_FIRST_LINE), PLACE
     head = head.replace("     bash THIS-FILE", "     sbatch THIS-FILE", 1)
     part = shell.replace(_NUMBERS, _numbers(job))
-    start = _start(_meeting(job, line) if torchrun else ())
-    tail, count = _RUN.subn(lambda _: start, tail, count=1)
-    assert count, "a script starts its job"
     directives = "".join(f"#SBATCH {one}\n" for one in _directives(job, line))
     return f"{_FIRST_LINE}{directives}#\n{head}{part}\n{mark}{tail}"
 
@@ -173,13 +159,14 @@ def _name(line: CommandLine) -> str:
 
 def _numbers(job: Job) -> str:
     notice = next((int(n) for n in map(_notice, reversed(job.extra)) if n), NOTICE_S)
+    gpus = (job.gpus or "").rpartition(":")[2]
     return (
         "# Seconds from Slurm's signal before the limit until the job is queued again, ended or\n"
         "# not; and from the end of one node's part until those of the others are ended.\n"
-        f"GRACE_S={max(notice - _RESERVE_S, notice // 2)}\n"
-        f"WAIT_S={WAIT_S}\n"
-        f"ATTEMPTS_TOTAL={KEYS['retry.attempts_total'].default}\n"
-        f"NODE_LOGS={shlex.quote(_logs(job.extra))}\n"
+        f"slurm grace_s {max(notice - _RESERVE_S, notice // 2)}\n"
+        f"slurm wait_s {WAIT_S}\n"
+        f"slurm logs {shlex.quote(_logs(job.extra))}\n"
+        + (f"slurm gpus {gpus}\n" if whole(gpus) is not None else "")
     )
 
 
@@ -197,25 +184,3 @@ def _logs(extra: Sequence[str]) -> str:
             stem, dot, ending = name.rpartition(".")
             return f"{folder}{slash}{stem}-%N.{ending}" if dot else f"{match[1]}-%N"
     return "%x-%j-%N.out"
-
-
-def _meeting(job: Job, line: CommandLine) -> tuple[tuple[str, str], ...]:
-    """Return the options of torchrun's rendezvous, without those that the user gives."""
-    given: Collection[str] = line.given
-    if "standalone" in given:
-        return ()
-    wanted = dict(_MEETING)
-    if any(name in given for name in _STATIC):
-        wanted = {"nnodes": wanted["nnodes"], "node_rank": '"$SLURM_NODEID"'}
-    count = (job.gpus or "").rpartition(":")[2]
-    if whole(count) is not None:
-        wanted["nproc_per_node"] = count
-    return tuple((f"--{n.replace('_', '-')}", t) for n, t in wanted.items() if n not in given)
-
-
-def _start(meeting: Sequence[tuple[str, str]]) -> str:
-    """Return the first node's part, which ends there, then every node's, up to the arguments."""
-    lines = ['if [[ ${1-} != --on-node ]]; then start_nodes "$@"; fi # and ends there']
-    lines += ["meet" + "".join(f" {name} {text}" for name, text in meeting)] if meeting else []
-    lines += ["shift 5", "job torchrun"]
-    return "\n".join(lines) + (' ${meeting[@]+"${meeting[@]}"}' if meeting else "")

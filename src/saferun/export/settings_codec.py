@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from saferun.errors import ProfileError
 from saferun.profile.merge import Given
@@ -21,6 +21,8 @@ from saferun.profile.schema import WHEN_FLAGS, WHEN_RANGES, WHEN_WORDS, Doc, Lea
 from saferun.profile.values import read_value
 
 PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys that are no settings
+SLURM = "slurm."  # what keys begin with that only a script for Slurm has
+ARGUMENT = "slurm.argument"
 DETECTED = "detected"
 SET = "--set"  # the origin of a setting that wins over what the user exported
 _CONDITION = rf"({'|'.join(WHEN_WORDS)})\s*(.+)\Z"
@@ -35,6 +37,8 @@ class ScriptSettings:
     made_for: tuple[str, ...]  # fragments of GPU product names; none: any machine
     chain: tuple[Doc, ...]
     sets: tuple[Given, ...] = ()
+    slurm: Mapping[str, str] = field(default_factory=dict)  # of a script for Slurm (slurm_job.py)
+    arguments: tuple[str, ...] = ()  # the own ones of a script for Slurm
 
     @property
     def named(self) -> bool:
@@ -64,13 +68,16 @@ def read(fields: Sequence[str], script: str) -> ScriptSettings:
     Raises:
         ProfileError: a user has edited a setting to one that is not valid.
     """
-    facts: dict[str, list[str]] = {PROFILE: [], CHOSEN: [], MADE_FOR: []}
+    facts: dict[str, list[str]] = {PROFILE: [], CHOSEN: [], MADE_FOR: [], ARGUMENT: []}
     docs: list[tuple[str, dict[str, Leaf]]] = []
     sets: list[Given] = []
+    slurm: dict[str, str] = {}
     for at in range(0, len(fields) - 3, 4):
         origin, when, key, text = fields[at : at + 4]
         if key in facts:
             facts[key].append(text)
+        elif key.startswith(SLURM):
+            slurm[key.removeprefix(SLURM)] = text
         elif origin == SET:
             sets.append(Given(key, read_value(key, text, script), SET))
         else:
@@ -80,7 +87,13 @@ def read(fields: Sequence[str], script: str) -> ScriptSettings:
     chosen = (facts[CHOSEN] or [script])[-1]
     made_for = tuple(facts[MADE_FOR])
     return ScriptSettings(
-        profile, chosen, made_for, tuple(_chain(docs, profile, made_for)), tuple(sets)
+        profile,
+        chosen,
+        made_for,
+        tuple(_chain(docs, profile, made_for)),
+        tuple(sets),
+        slurm,
+        tuple(facts[ARGUMENT]),
     )
 
 

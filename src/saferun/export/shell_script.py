@@ -17,6 +17,7 @@ from saferun.export import settings_codec
 from saferun.export.settings_codec import ScriptSettings
 from saferun.knowledge.variable_names import LISTS
 from saferun.model import LaunchPlan
+from saferun.planning.inputs import starts_python
 from saferun.planning.own_variables import OF_ATTEMPT
 from saferun.profile.merge import Given
 from saferun.profile.schema import Doc, Leaf
@@ -187,18 +188,9 @@ def _header(script_settings: ScriptSettings, command: Sequence[str], whole: bool
 def _job_comment(script_settings: ScriptSettings, whole: bool) -> str:
     how = "What this script is given "
     how += "follows the script's own arguments." if whole else "are torchrun's arguments."
-    if launcher(script_settings) == "python":
+    if starts_python(script_settings.chain, script_settings.sets):
         how += " Under `launcher: python` they start plain python, without torchrun."
     return comment(how)
-
-
-def launcher(script_settings: ScriptSettings) -> str:
-    """Return the launcher that the settings name; "" if they name none."""
-    found = [
-        doc.leaves["launcher"].value for doc in script_settings.chain if "launcher" in doc.leaves
-    ]
-    found += [given.leaf.value for given in script_settings.sets if given.key == "launcher"]
-    return str(found[-1]) if found else ""
 
 
 def _settings(script_settings: ScriptSettings) -> Iterator[str]:

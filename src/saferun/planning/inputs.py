@@ -171,7 +171,7 @@ def assemble(
         SaferunError: values exclude each other, or torchrun is not installed.
     """
     sets = chosen.sets
-    launcher = None if _starts_python(chosen) else _launcher(environ, starting)
+    launcher = None if starts_python(chosen.chain, sets) else _launcher(environ, starting)
     if launcher is None:
         request, sets = _for_python(request, sets, environ)
     facts = _facts(launcher, environ, chosen.gpus, starting)
@@ -205,9 +205,10 @@ def _for_python(
     return request._replace(line=line, options=options), sets
 
 
-def _starts_python(chosen: Chosen) -> bool:
-    given = [str(one.leaf.value) for one in chosen.sets if one.key == "launcher"]
-    return (given[-1] if given else _last(chosen.chain, "launcher")) == "python"
+def starts_python(chain: Sequence[Doc], sets: Sequence[Given]) -> bool:
+    """Return whether a profile and the settings over it start plain python, without torchrun."""
+    given = [str(one.leaf.value) for one in sets if one.key == "launcher"]
+    return (given[-1] if given else _last(chain, "launcher")) == "python"
 
 
 def _last(chain: Sequence[Doc], key: str) -> str | None:
