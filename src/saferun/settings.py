@@ -386,7 +386,7 @@ class RecoverPolicy(NamedTuple):
 class Settings(NamedTuple):
     """All keys of a profile but those of the open sections `env` and `torchrun`."""
 
-    launcher: str = choice("torchrun", "python", doc="What starts the script.")
+    launcher: str = choice("torchrun", "python", doc="What starts the script. Takes no `when`.")
     hooks: HookSettings = HookSettings()
     retry: RetryPolicy = RetryPolicy()
     mitigate: MitigationPolicy = MitigationPolicy()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.errors import UsageError
+from saferun.errors import ProfileError, UsageError
 from saferun.planning import inputs
 from saferun.planning.request import read
 
@@ -65,3 +65,11 @@ def test_torchrun_still_gets_the_unknown_option_and_refuses_it():
     asked = read(["--profile", "cpu", "-c", "print(1)"], {"PATH": "/nowhere"})
     assert asked.line.args == ("-c", "print(1)")
     assert asked.line.refusal == "unrecognized arguments: -c"
+
+
+def test_the_launcher_takes_no_condition(tmp_path):
+    profile = tmp_path / "p.yaml"
+    profile.write_text("schema: 1\nlauncher: {value: python, when: {gpus: '>=1'}}\n")
+    environ = {"HOME": str(tmp_path), "PATH": "/nowhere"}
+    with pytest.raises(ProfileError, match="decides how the command line is read"):
+        inputs.gather(read(["--profile", str(profile), "t.py"], environ), environ, str(tmp_path))

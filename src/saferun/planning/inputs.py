@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.errors import UnavailableError, UsageError
+from saferun.errors import ProfileError, UnavailableError, UsageError
 from saferun.model import (
     NO_CHANGES,
     Changes,
@@ -206,7 +206,15 @@ def _for_python(
 
 
 def starts_python(chain: Sequence[Doc], sets: Sequence[Given]) -> bool:
-    """Return whether a profile and the settings over it start plain python, without torchrun."""
+    """Return whether a profile and the settings over it start plain python, without torchrun.
+
+    Raises:
+        ProfileError: `launcher` has a condition, and is needed before anything is known.
+    """
+    for doc in chain:
+        if "launcher" in doc.leaves and doc.leaves["launcher"].when:
+            what = "launcher takes no `when`: it decides how the command line is read"
+            raise ProfileError(what, where=doc.path, fix="make two profiles")
     given = [str(one.leaf.value) for one in sets if one.key == "launcher"]
     return (given[-1] if given else _last(chain, "launcher")) == "python"
 
