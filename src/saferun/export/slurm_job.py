@@ -22,7 +22,7 @@ from typing import Any
 from saferun.errors import UnavailableError, UsageError
 from saferun.system.stderr import say
 
-ON_NODE = "SAFERUN_SLURM_NODE"  # "HOST:PORT ID COUNT": where nodes meet, in which job, how many
+ON_NODE = "saferun_slurm_node"  # "HOST:PORT ID COUNT": where nodes meet, in which job, how many
 # With these options the user configures the rendezvous; ours would conflict with them.
 _STATIC = ("master_addr", "master_port", "node_rank")
 # Slurm copies the script to the first node only, so every node gets it on stdin. Slurm sends its
@@ -41,7 +41,7 @@ trap : HUP INT QUIT TERM USR1 USR2
 for place in "${TMPDIR:-/tmp}" /tmp; do is_safe "$place" && break; done &&
   place=$(mktemp -d "$place/saferun-slurm.XXXXXX") && cat >"$place/job.sh" || exit 69
 [[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
-export SAFERUN_SLURM_NODE="$2"
+export saferun_slurm_node="$2"
 status=0
 bash "$place/job.sh" "${@:3}" </dev/null || status=$?
 trap "" HUP INT QUIT TERM USR1 USR2
