@@ -25,7 +25,7 @@ def asked(library, **options) -> nvml.Answer:
     return nvml.ask({"LD_LIBRARY_PATH": str(library.folder)}, 300, **options)
 
 
-def test_every_field_has_the_name_and_the_text_of_nvidia_smi(library):
+def test_every_field_has_the_name_of_nvidia_smi(library):
     library.reports(gpu(0), gpu(1))
     answer = asked(library, health=True)
     assert (answer.trouble, answer.status) == ("", 0)
@@ -35,11 +35,11 @@ def test_every_field_has_the_name_and_the_text_of_nvidia_smi(library):
     assert len(fields) == 45
     assert fields["GPU UUID"] == uuid(0)
     assert fields["MIG Mode/Pending"] == "Disabled"
-    assert fields["FB Memory Usage/Used"] == "3 MiB"
-    assert fields["ECC Errors/Volatile/SRAM Uncorrectable SEC-DED"] == "0"
-    assert fields["Clocks Event Reasons Counters/HW Thermal Slowdown"] == "0 us"
-    assert fields["GPU Power Readings/Current Power Limit"] == "700.00 W"
-    assert fields["PCI/GPU Link Info/Link Width/Current"] == "16x"
+    assert fields["FB Memory Usage/Used"] == 3
+    assert fields["ECC Errors/Volatile/SRAM Uncorrectable SEC-DED"] == 0
+    assert fields["Clocks Event Reasons Counters/HW Thermal Slowdown"] == 0
+    assert fields["GPU Power Readings/Current Power Limit"] == 700000  # mW
+    assert fields["PCI/GPU Link Info/Link Width/Current"] == 16
     assert fields["Fabric/Health/Summary"] == "Healthy"
     state = asked(library).report.cards[0].fields
     assert (len(state), state.items() <= fields.items()) == (13, True)

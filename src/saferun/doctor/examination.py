@@ -198,7 +198,7 @@ def _untried(gpus: Gpus) -> Iterator[Finding]:
     numbers = gpus.smi.report.numbers()
     for card in gpus.smi.report.cards:
         if card.get("GPU UUID") in gpus.full:
-            what = f"not tried: {card.get('FB Memory Usage/Free')} of its memory are free"
+            what = f"not tried: {card.get('FB Memory Usage/Free')} MiB of its memory are free"
             yield Finding(NOTE, f"GPU {numbers[card.bus]}", what, "", "")
 
 

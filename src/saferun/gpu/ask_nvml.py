@@ -9,8 +9,10 @@ A program, run in a child that nvml.py bounds: a failing GPU hangs whoever asks 
                 "processes": [[71, 1024]]}],
      "lost": [{"place": 1, "why": "GPU is lost"}], "count": 2, "peers": [[0, 1, "OK"]], …}
 
-Fields have the names and texts of `nvidia-smi -q`, which findings quote and users can look up. What
-this driver or this GPU does not have is left out. An error of the GPU stands in the value's place.
+Fields have the names of `nvidia-smi -q`, which findings quote and users can look up, and its texts.
+What is counted or measured is a whole number: memory in MiB, clocks in MHz, power in mW, heat in
+degrees Celsius, use in percent, time in ns, a link's width in lanes. What this driver or this GPU
+does not have is left out. An error of the GPU stands in the value's place.
 
 Functions: https://docs.nvidia.com/deploy/nvml-api/. Structures and numbers: nvml.h of CUDA 13, and
 the same in nvidia-ml-py 12.535 to 13.615. Drivers before 550 do not tell the state of the NVLink
@@ -57,10 +59,11 @@ REASONS = {  # nvmlClocksEventReason*
     "SW Thermal Slowdown": 0x20,
     "SW Power Cap": 0x04,
 }
-Form = Callable[[int], str]
+Value = str | int
+Form = Callable[[int], Value]  # `int`: the number as it is
 
 
-def one_of(names: str) -> Form:
+def one_of(names: str) -> Callable[[int], str]:
     """Return how a number of an enumeration is written, whose numbers from 0 on have names."""
     known = names.split(",")
     return lambda number: known[number] if number < len(known) else f"number {number}"
@@ -108,14 +111,14 @@ class Gpu:
 
     def __init__(self, nvml: Nvml, handle: ctypes.c_void_p) -> None:
         self.nvml, self.handle = nvml, handle
-        self.fields: dict[str, str] = {}
+        self.fields: dict[str, Value] = {}
         self.sick: list[str] = []  # the fields that hold an error
 
     def ask(self, name: str, *arguments: Any) -> int:
         """Return the status of nvmlDevice<name> for this GPU."""
         return self.nvml.call(f"nvmlDevice{name}", self.handle, *arguments)
 
-    def put(self, status: int, fields: Mapping[str, str]) -> bool:
+    def put(self, status: int, fields: Mapping[str, Value]) -> bool:
         """Keep fields, or the error in their place; return whether the GPU has answered."""
         if status in SICK:
             self.sick += fields
@@ -134,8 +137,8 @@ class Gpu:
         """Ask a function that stores integers, one for each field, behind its other arguments."""
         values = [ctypes.c_ulonglong() for _ in forms]
         status = self.ask(name, *before, *map(ctypes.byref, values))
-        texts = (form(value.value) for form, value in zip(forms.values(), values, strict=True))
-        return self.put(status, dict(zip(forms, texts, strict=True)))
+        found = (form(value.value) for form, value in zip(forms.values(), values, strict=True))
+        return self.put(status, dict(zip(forms, found, strict=True)))
 
     def number(self, name: str, *before: Any) -> int:
         """Return the integer that a function stores, -1 where it fails."""
@@ -150,20 +153,12 @@ class Gpu:
             struct.pack_into("I", buffer, 0, size | version << 24)
         return self.ask(name, buffer), struct.unpack(layout, buffer)
 
-    def value(self, field: str, number: int, form: Form) -> bool:
+    def value(self, field: str, number: int, form: Form = int) -> bool:
         """Ask for a value of NVML_FI_*."""
         buffer = ctypes.create_string_buffer(struct.pack(VALUE, number, *[0] * 6))
         status = self.ask("GetFieldValues", 1, buffer)
         *_, of_value, found = struct.unpack_from(VALUE, buffer)
         return self.put(status or of_value, {field: form(found)})
-
-
-def _watts(number: int) -> str:
-    return f"{number / 1000:.2f} W"
-
-
-def _micros(number: int) -> str:
-    return f"{number // 1000} us"
 
 
 def ask_state(gpu: Gpu) -> None:
@@ -181,12 +176,12 @@ def ask_state(gpu: Gpu) -> None:
         parts.remove("Reserved")
         status, sizes[:] = gpu.structure("GetMemoryInfo", OLD_MEMORY)
     named = zip(parts, sizes, strict=True)
-    gpu.put(status, {f"FB Memory Usage/{part}": f"{size >> 20} MiB" for part, size in named})
+    gpu.put(status, {f"FB Memory Usage/{part}": size >> 20 for part, size in named})
     status, load = gpu.structure("GetUtilizationRates", "2I")
-    gpu.put(status, {"Utilization/GPU": f"{load[0]} %"})
+    gpu.put(status, {"Utilization/GPU": load[0]})
     status, (*_, heat) = gpu.structure("GetTemperatureV", TEMPERATURE, 1)
-    if not gpu.put(status, {"Temperature/GPU Current Temp": f"{heat} C"}):  # before 570
-        gpu.numbers("GetTemperature", {"Temperature/GPU Current Temp": "{} C".format}, 0)
+    if not gpu.put(status, {"Temperature/GPU Current Temp": heat}):  # before 570
+        gpu.numbers("GetTemperature", {"Temperature/GPU Current Temp": int}, 0)
 
 
 def ask_health(gpu: Gpu) -> None:
@@ -194,8 +189,8 @@ def ask_health(gpu: Gpu) -> None:
     gpu.numbers("GetComputeMode", {"Compute Mode": COMPUTE_MODE})
     _ask_memory_errors(gpu)
     _ask_clocks_and_power(gpu)
-    gpu.numbers("GetMaxPcieLinkWidth", {"PCI/GPU Link Info/Link Width/Max": "{}x".format})
-    gpu.numbers("GetCurrPcieLinkWidth", {"PCI/GPU Link Info/Link Width/Current": "{}x".format})
+    gpu.numbers("GetMaxPcieLinkWidth", {"PCI/GPU Link Info/Link Width/Max": int})
+    gpu.numbers("GetCurrPcieLinkWidth", {"PCI/GPU Link Info/Link Width/Current": int})
     _ask_fabric(gpu)
 
 
@@ -204,31 +199,31 @@ def _ask_memory_errors(gpu: Gpu) -> None:
     status, sram = gpu.structure("GetSramEccErrorStatus", SRAM, 1)
     for counter, (kind, at) in enumerate((("Volatile", 4), ("Aggregate", 1))):
         start = f"ECC Errors/{kind}"
-        causes = {f"{start}/SRAM Uncorrectable Parity": str(sram[at])}
-        causes[f"{start}/SRAM Uncorrectable SEC-DED"] = str(sram[at + 1])
+        causes = {f"{start}/SRAM Uncorrectable Parity": sram[at]}
+        causes[f"{start}/SRAM Uncorrectable SEC-DED"] = sram[at + 1]
         if not gpu.put(status, causes):  # older: one count
-            where = {f"{start}/SRAM Uncorrectable": str}
+            where = {f"{start}/SRAM Uncorrectable": int}
             gpu.numbers("GetMemoryErrorCounter", where, 1, counter, 7)
-        gpu.numbers("GetMemoryErrorCounter", {f"{start}/DRAM Uncorrectable": str}, 1, counter, 2)
+        gpu.numbers("GetMemoryErrorCounter", {f"{start}/DRAM Uncorrectable": int}, 1, counter, 2)
     gpu.put(status, {"ECC Errors/Aggregate/SRAM Threshold Exceeded": YES(sram[-1])})
     status, (_, channel, tpc) = gpu.structure("GetRepairStatus", REPAIR, 1)
     gpu.put(status, {"ECC Errors/Channel Repair Pending": YES(channel)})
     gpu.put(status, {"ECC Errors/TPC Repair Pending": YES(tpc)})
     status, lasting = gpu.structure("GetUnrepairableMemoryFlag_v1", UNREPAIRABLE, 1)
     gpu.put(status, {"ECC Errors/Unrepairable Memory": YES(lasting[1])})
-    counts: dict[str, Form] = {"Correctable Error": str, "Uncorrectable Error": str}
+    counts: dict[str, Form] = {"Correctable Error": int, "Uncorrectable Error": int}
     rows = {**counts, "Pending": YES, "Remapping Failure Occurred": YES}
     gpu.numbers("GetRemappedRows", {f"Remapped Rows/{name}": form for name, form in rows.items()})
     retired = ctypes.c_uint(0)  # no buffer: only the count is asked for
     status = gpu.ask("GetRetiredPages", 1, ctypes.byref(retired), None)
     status = 0 if status == TOO_SMALL else status
-    gpu.put(status, {"Retired Pages/Double Bit ECC": str(retired.value)})
+    gpu.put(status, {"Retired Pages/Double Bit ECC": retired.value})
     gpu.numbers("GetRetiredPagesPendingStatus", {"Retired Pages/Pending Page Blacklist": YES})
 
 
 def _ask_clocks_and_power(gpu: Gpu) -> None:
-    gpu.numbers("GetClockInfo", {"Clocks/SM": "{} MHz".format}, 1)  # NVML_CLOCK_SM
-    gpu.numbers("GetMaxClockInfo", {"Max Clocks/SM": "{} MHz".format}, 1)
+    gpu.numbers("GetClockInfo", {"Clocks/SM": int}, 1)  # NVML_CLOCK_SM
+    gpu.numbers("GetMaxClockInfo", {"Max Clocks/SM": int}, 1)
     reasons = gpu.number("GetCurrentClocksEventReasons")
     if reasons < 0:  # before 535
         reasons = gpu.number("GetCurrentClocksThrottleReasons")
@@ -236,11 +231,11 @@ def _ask_clocks_and_power(gpu: Gpu) -> None:
         active = "Active" if reasons & bit else "Not Active"
         gpu.fields[f"Clocks Event Reasons/{name}"] = active
     # Nanoseconds. The numbers are those of 580 and newer; 575 had others, older ones have none.
-    gpu.value("Clocks Event Reasons Counters/HW Thermal Slowdown", 270, _micros)
-    gpu.value("Clocks Event Reasons Counters/HW Power Braking", 271, _micros)
-    if not gpu.value("GPU Power Readings/Instantaneous Power Draw", 186, _watts):
-        gpu.numbers("GetPowerUsage", {"GPU Power Readings/Instantaneous Power Draw": _watts})
-    gpu.numbers("GetEnforcedPowerLimit", {"GPU Power Readings/Current Power Limit": _watts})
+    gpu.value("Clocks Event Reasons Counters/HW Thermal Slowdown", 270)
+    gpu.value("Clocks Event Reasons Counters/HW Power Braking", 271)
+    if not gpu.value("GPU Power Readings/Instantaneous Power Draw", 186):
+        gpu.numbers("GetPowerUsage", {"GPU Power Readings/Instantaneous Power Draw": int})
+    gpu.numbers("GetEnforcedPowerLimit", {"GPU Power Readings/Current Power Limit": int})
 
 
 def _ask_fabric(gpu: Gpu) -> None:
@@ -295,7 +290,7 @@ def card(gpu: Gpu, health: bool) -> dict[str, Any]:
         major, minor = ctypes.c_int(), ctypes.c_int()
         if not gpu.ask("GetCudaComputeCapability", ctypes.byref(major), ctypes.byref(minor)):
             found["capability"] = f"{major.value}.{minor.value}"
-    fields = {name: text for name, text in gpu.fields.items() if text}
+    fields = {name: value for name, value in gpu.fields.items() if value != ""}
     return {**found, "fields": fields, "sick": gpu.sick}
 
 

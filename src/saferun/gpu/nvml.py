@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,24 +44,29 @@ class Card(NamedTuple):
     """One GPU that answers."""
 
     bus: str  # 0000:ad:00.0
-    fields: Mapping[str, str]  # "ECC Errors/Volatile/DRAM Uncorrectable": "0"
+    fields: Mapping[str, str | int]  # "ECC Mode/Current": "Enabled"; units: ask_nvml.py
     processes: tuple[Process, ...] = ()
     place: int = 0  # NVML's number: along the bus, lost GPUs included
     sick: tuple[str, ...] = ()  # the fields that hold an error in place of a value
 
     def get(self, name: str) -> str:
-        """Return a field's value, "" where the driver has none to say."""
+        """Return a field's text, "" where the driver has none to say."""
         value = self.fields.get(name, "")
-        return "" if value == "None" or name in self.sick else value
+        return "" if value == "None" or name in self.sick else str(value)
+
+    def number(self, name: str) -> int | None:
+        """Return what a field has measured, None where the driver does not say."""
+        value = self.fields.get(name)
+        return value if isinstance(value, int) else None
 
     def load(self) -> Load:
         """Return how busy it is."""
         return Load(
             self.place,
-            percent=number(self.get("Utilization/GPU")),
-            used_mib=number(self.get("FB Memory Usage/Used")),
-            total_mib=number(self.get("FB Memory Usage/Total")),
-            celsius=number(self.get("Temperature/GPU Current Temp")),
+            percent=self.number("Utilization/GPU"),
+            used_mib=self.number("FB Memory Usage/Used"),
+            total_mib=self.number("FB Memory Usage/Total"),
+            celsius=self.number("Temperature/GPU Current Temp"),
         )
 
 
@@ -175,7 +179,6 @@ def bus_id(text: str) -> str:
     return f"{domain[-4:].rjust(4, '0')}:{rest}"
 
 
-def number(text: str) -> int | None:
-    """Return the number that a value begins with, as 143771 of "143771 MiB"; else None."""
-    found = re.match(r"\d{1,18}", text)
-    return int(found[0]) if found else None
+def watts(milliwatts: int | None) -> str:
+    """Return a power as nvidia-smi writes it, "" where it is not known."""
+    return "" if milliwatts is None else f"{milliwatts / 1000:.2f} W"

@@ -194,7 +194,7 @@ class _Recovery:
         card = self._card(gpu)
         assert card is not None  # it was busy
         used, holders = card.get("FB Memory Usage/Used"), self._holders(card)
-        what = f"{used} are still used after {seconds(limit_s)}"
+        what = f"{used} MiB are still used after {seconds(limit_s)}"
         if holders:
             what += f", by {', '.join(holders.values())}"
             fix = "not a run of ours: wait for it, end it, or choose other GPUs"
@@ -298,7 +298,7 @@ def _reset_by_nvidia_smi(uuid: str, environ: Mapping[str, str]) -> bounded.Answe
 
 
 def _idle(card: nvml.Card) -> bool:
-    used = nvml.number(card.get("FB Memory Usage/Used"))
+    used = card.number("FB Memory Usage/Used")
     return used is None or used <= IDLE_MIB
 
 

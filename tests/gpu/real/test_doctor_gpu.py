@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -29,7 +30,9 @@ pytestmark = pytest.mark.skipif(not COUNT, reason="no NVIDIA GPU here")
 needs_two = pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
 
 # Fields that change from one second to the next
-MOVING = ("Utilization", "Temperature", "GPU Power Readings", "Clocks Event Reasons", "FB Memory")
+MOVING = ("Utilization", "Temperature", "GPU Power Readings/I", "Clocks Event Reasons", "FB Memory")
+# What one of nvidia-smi's units is in ours
+UNITS = {"": 1, "MiB": 1, "MHz": 1, "%": 1, "C": 1, "x": 1, "us": 1000, "W": 1000}
 
 
 def keep(name, text):
@@ -93,15 +96,21 @@ def test_nvml_answers_for_every_gpu(asked):
     assert [card.sick for card in report.cards] == [()] * COUNT
 
 
-def test_fields_have_the_names_and_texts_of_nvidia_smi(asked):
+def in_our_unit(printed: str) -> str | int:
+    """Return what nvidia-smi prints as ask_nvml.py has it."""
+    number, unit = re.fullmatch(r"([\d.]*) ?(.*)", printed).groups()
+    return round(float(number) * UNITS[unit]) if number and unit in UNITS else printed
+
+
+def test_fields_have_the_names_texts_and_numbers_of_nvidia_smi(asked):
     for card, printed in zip(asked.report.cards, printed_by_nvidia_smi(), strict=True):
         ours = card.fields
         assert [name for name in ours if name not in printed] == []
-        fixed = {name: text for name, text in ours.items() if not name.startswith(MOVING)}
-        assert fixed == {name: printed[name] for name in fixed}
-        moving = [name for name in ours if name not in fixed]
-        units = {name: ours[name].split()[1:] for name in moving}
-        assert units == {name: printed[name].split()[1:] for name in moving}
+        theirs = {name: in_our_unit(printed[name]) for name in ours}
+        fixed = {name: value for name, value in ours.items() if not name.startswith(MOVING)}
+        assert fixed == {name: theirs[name] for name in fixed}
+        kinds = {name: type(value) for name, value in ours.items()}
+        assert kinds == {name: type(value) for name, value in theirs.items()}
 
 
 @needs_two
@@ -133,16 +142,13 @@ def test_every_pair_of_gpus_is_tried_in_both_directions_and_three_ways(examined)
 def test_a_check_leaves_no_memory_taken():
     nvidia.ask_cuda(os.environ, 30)
     report = nvidia.ask_nvml(os.environ, (), time.monotonic() + 30).report
-    used = [nvml.number(card.get("FB Memory Usage/Used")) for card in report.cards]
+    used = [card.number("FB Memory Usage/Used") for card in report.cards]
     assert max(used) < 2000, used
 
 
 def test_memory_that_another_process_holds_is_a_problem_of_that_gpu():
-    total = nvml.number(
-        nvidia.ask_nvml(os.environ, (), time.monotonic() + 30)
-        .report.cards[0]
-        .get("FB Memory Usage/Total")
-    )
+    card = nvidia.ask_nvml(os.environ, (), time.monotonic() + 30).report.cards[0]
+    total = card.number("FB Memory Usage/Total")
     visible = FACTS.gpus[0].uuid
     holder = subprocess.Popen(
         [sys.executable, str(PROGRAMS / "gpu" / "hold_memory.py"), str(total // 4)],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.doctor.vitals import Files
-from saferun.gpu.nvml import Answer, Card, number
+from saferun.gpu.nvml import Answer, Card, watts
 from saferun.inject.durations import seconds
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
@@ -63,8 +63,8 @@ def _of_card(card: Card, place: int, files: Files) -> list[Finding]:
 
 def _summary(card: Card) -> str:
     ecc = card.get("ECC Mode/Current")
-    parts = [card.get("Product Name") or "unknown product"]
-    parts += [card.get("FB Memory Usage/Total")]
+    total = card.get("FB Memory Usage/Total")
+    parts = [card.get("Product Name") or "unknown product", total and f"{total} MiB"]
     parts += ["ECC on, no error" if ecc == "Enabled" else "no error known"]
     return ", ".join(filter(None, parts)) + ", not throttled, free"
 
@@ -102,7 +102,7 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
 
 def healthy_by_driver(card: Card) -> bool:
     """Return whether the driver reports that no recovery is needed (565 and newer)."""
-    return card.fields.get("GPU Recovery Action", "").strip() == "None"
+    return card.fields.get("GPU Recovery Action") == "None"
 
 
 def ecc(card: Card, area: str) -> Iterator[Finding]:
@@ -138,10 +138,8 @@ def _uncorrectable(card: Card, start: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in card.fields:
         tail = name.removeprefix(start)
-        if tail != name and "Uncorrectable" in tail:
-            count = number(card.get(name))
-            if count:
-                found[tail.replace("/", ", ")] = count
+        if tail != name and "Uncorrectable" in tail and (count := card.number(name)):
+            found[tail.replace("/", ", ")] = count
     return found
 
 
@@ -151,8 +149,8 @@ def _listing(counts: Mapping[str, int]) -> str:
 
 def rows(card: Card, area: str) -> Iterator[Finding]:
     """Check for memory that was taken out of use."""
-    used = number(card.get("Remapped Rows/Uncorrectable Error")) or 0
-    pages = number(card.get("Retired Pages/Double Bit ECC")) or 0
+    used = card.number("Remapped Rows/Uncorrectable Error") or 0
+    pages = card.number("Retired Pages/Double Bit ECC") or 0
     if used or pages:
         what = f"{used or pages} bad {'rows' if used else 'pages'} of memory out of use"
         yield Finding(NOTE, area, what, f"it works; more of them is a bad sign <{MEMORY_DOC}>", "")
@@ -184,11 +182,9 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
         fix = "check cooling, power and the power limit; all ranks wait for the slowest GPU"
         yield Finding(level, area, f"throttled: {_SLOWED[reason]}", _heat(card), fix)
     for name, why in _COUNTERS.items():
-        micros = number(card.get(f"Clocks Event Reasons Counters/{name}")) or 0
-        if micros > THROTTLED_S * 1_000_000 and not active:
-            what = (
-                f"was throttled for {seconds(micros / 1_000_000)} ({why}) since the driver's start"
-            )
+        throttled_s = (card.number(f"Clocks Event Reasons Counters/{name}") or 0) / 1e9
+        if throttled_s > THROTTLED_S and not active:
+            what = f"was throttled for {seconds(throttled_s)} ({why}) since the driver's start"
             yield Finding(NOTE, area, what, "", "")
 
 
@@ -198,16 +194,17 @@ def _is_active(card: Card, reason: str) -> bool:
 
 
 def _heat(card: Card) -> str:
-    power = card.get("GPU Power Readings/Instantaneous Power Draw")
-    limit = card.get("GPU Power Readings/Current Power Limit")
-    parts = [card.get("Temperature/GPU Current Temp"), power and f"{power} of {limit}"]
+    heat = card.get("Temperature/GPU Current Temp")
+    power = watts(card.number("GPU Power Readings/Instantaneous Power Draw"))
+    limit = watts(card.number("GPU Power Readings/Current Power Limit"))
+    parts = [heat and f"{heat} C", power and f"{power} of {limit}"]
     return ", ".join(filter(None, parts))
 
 
 def holders(card: Card, area: str) -> Iterator[Finding]:
     """Check for memory that is taken already, and by whom."""
-    used = number(card.get("FB Memory Usage/Used"))
-    total = number(card.get("FB Memory Usage/Total"))
+    used = card.number("FB Memory Usage/Used")
+    total = card.number("FB Memory Usage/Total")
     if used is None or not total or used < HELD_MIB:
         return
     known = [process for process in card.processes if process.used_mib]
@@ -226,7 +223,7 @@ def holders(card: Card, area: str) -> Iterator[Finding]:
 def pcie(card: Card, area: str) -> Iterator[Finding]:
     """Check that the slot gives all lanes (the generation falls when idle, the lanes do not)."""
     start = "PCI/GPU Link Info/Link Width/"
-    now, most = number(card.get(f"{start}Current")), number(card.get(f"{start}Max"))
+    now, most = card.number(f"{start}Current"), card.number(f"{start}Max")
     if now and most and now < most:
         what = f"PCI Express runs with {now} of {most} lanes"
         yield Finding(NOTE, area, what, "", "check the slot, the riser and the BIOS")

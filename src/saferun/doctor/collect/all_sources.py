@@ -150,7 +150,7 @@ def _without_space(smi: nvml.Answer) -> tuple[str, ...]:
     """Return the UUIDs of GPUs without space for our context: a test would disturb their jobs."""
     full = []
     for card in smi.report.cards:
-        unused = nvml.number(card.get("FB Memory Usage/Free"))
+        unused = card.number("FB Memory Usage/Free")
         if unused is not None and unused < TEST_MIB and card.get("MIG Mode/Current") != "Enabled":
             full.append(card.get("GPU UUID"))
     return tuple(full)

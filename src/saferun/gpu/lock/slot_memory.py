@@ -58,7 +58,8 @@ class SlotMemory:
         """Return the clause that memory is short on a GPU of a claim, and whose it is; or ""."""
         for device in claim.devices:
             card = self._cards.get(device.name)
-            total, free = _memory_mib(card) if card else (None, None)
+            total = card.number("FB Memory Usage/Total") if card else None
+            free = card.number("FB Memory Usage/Free") if card else None
             if card is None or total is None or free is None:
                 self._say_unknown(device.name)
                 continue
@@ -83,12 +84,6 @@ class SlotMemory:
         if name not in self._unknown:
             self._unknown.add(name)
             self._say(f"the free memory of {name} is not known; locks.slots alone bounds its slots")
-
-
-def _memory_mib(card: Card) -> tuple[int | None, int | None]:
-    """Return the total and the free memory of a GPU."""
-    total, free = (card.get(f"FB Memory Usage/{part}") for part in ("Total", "Free"))
-    return nvml.number(total), nvml.number(free)
 
 
 def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from saferun.gpu import nvml
-from saferun.gpu.nvml import Card, number
+from saferun.gpu.nvml import Card
 from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import command as bounded
 from saferun.system import procfs
@@ -107,24 +107,23 @@ def of_gpu(cards: Mapping[int, Card], rank: int, pids: Collection[int]) -> list[
     if mine is None or not others:
         return []
     found = []
-    clock, usual = number(mine.get("Clocks/SM")), _median(others, "Clocks/SM")
+    clock, usual = mine.number("Clocks/SM"), _median(others, "Clocks/SM")
     if clock is not None and usual and clock < _LOWER * usual:
-        found.append(f"runs at {clock} MHz, the others at {usual:.0f} MHz")
+        found.append(f"runs at {clock} MHz, the others at {usual} MHz")
     for name in _REASONS:
         field = f"Clocks Event Reasons/{name}"
         if mine.get(field) == "Active" and all(card.get(field) != "Active" for card in others):
             found.append(f"is slowed down ({name.rpartition('/')[2]})")
-    for name, field in (
-        ("a power limit of", "GPU Power Readings/Current Power Limit"),
-        ("a PCIe link of", "PCI/GPU Link Info/Link Width/Current"),
+    for name, field, form in (
+        ("a power limit of", "GPU Power Readings/Current Power Limit", nvml.watts),
+        ("a PCIe link of", "PCI/GPU Link Info/Link Width/Current", "{}x".format),
     ):
-        least, usual = number(mine.get(field)), _median(others, field)
+        least, usual = mine.number(field), _median(others, field)
         if least is not None and usual and least < _LOWER * usual:
-            theirs = next(card.get(field) for card in others if number(card.get(field)) == usual)
-            found.append(f"has {name} {mine.get(field)}, the others {theirs}")
-    for field, text in mine.fields.items():
-        if _ERRORS.match(field) and (number(text) or 0) > 0:
-            found.append(f"has counted {text} errors ({field})")
+            found.append(f"has {name} {form(least)}, the others {form(usual)}")
+    for field in filter(_ERRORS.match, mine.fields):
+        if count := mine.number(field):
+            found.append(f"has counted {count} errors ({field})")
     strange = [one for one in mine.processes if one.pid not in pids]
     if strange and not any(one.pid not in pids for card in others for one in card.processes):
         found.append(f"is used by process {strange[0].pid}, which is not of the job")
@@ -132,8 +131,8 @@ def of_gpu(cards: Mapping[int, Card], rank: int, pids: Collection[int]) -> list[
     return [f"{head} {', '.join(found)}"] if found else []
 
 
-def _median(cards: Sequence[Card], field: str) -> float | None:
-    values = [value for card in cards if (value := number(card.get(field))) is not None]
+def _median(cards: Sequence[Card], field: str) -> int | None:
+    values = [value for card in cards if (value := card.number(field)) is not None]
     return statistics.median_low(values) if values else None
 
 
