@@ -7,8 +7,11 @@ import stat
 
 import pytest
 from cases import check_cases
+from job_logs import KNOWN
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.deciding import classify
+from saferun.diagnosis.evidence import Evidence
 from saferun.errors import UsageError
 from saferun.journal import part_history
 from saferun.journal.part_history import RunOfParts
@@ -100,12 +103,13 @@ def test_a_file_that_is_not_ours_is_no_history(home):
 # --- whose failure it was ------------------------------------------------------------------------
 
 PAIR = GpuFacts(tuple(gpus.Gpu(n, uuid, "NVIDIA H100") for n, uuid in ((4, A), (7, B))))
+TOLD = classify.classify(Evidence(), KNOWN)._replace(gpu=B)
 GUILTY = {
     "the rank's": ({"root_rank": 1}, {0, 1}, {B: "gpu-lost"}),
     "the rank's on the second node": ({"root_rank": 8}, {8, 9}, {A: "gpu-lost"}),
     "no receipts": ({"root_rank": 1}, (), {B: "gpu-lost"}),
     "another node's": ({"root_rank": 3}, {0, 1}, {"": "gpu-lost"}),
-    "named by its number": ({"root_line": "GPU 7: lost", "root_rank": 0}, {0, 1}, {B: "gpu-lost"}),
+    "told by NVML": ({"diagnosis": TOLD, "root_rank": 0}, {0, 1}, {B: "gpu-lost"}),
     "named by its UUID": ({"root_line": f"{A} is lost"}, (), {A: "gpu-lost"}),
     "unknown": ({}, (), {"": "gpu-lost"}),
     "a hang of one rank": ({"kind": "hang", "root_rank": 1}, {0, 1}, {B: "hang"}),

@@ -87,7 +87,7 @@ def explained(
 def to_json(diagnosis: Diagnosis, account: Account | None = None) -> str:
     """Return the JSON that other programs read; `explain` is in it where an account is given."""
     shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
-    del shown["stack"]  # the keys of this JSON are fixed
+    del shown["stack"], shown["gpu"]  # the keys of this JSON are fixed
     shown["nearest"] = [near._asdict() for near in diagnosis.nearest]
     if account is not None:
         shown["explain"] = explanation.as_document(account)

@@ -30,3 +30,4 @@ class Diagnosis(NamedTuple):
     decided_by: tuple[str, ...] = ()  # the evidence that decided
     user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`
     nearest: tuple[Near, ...] = ()  # kinds that an unknown failure nearly has
+    gpu: str = ""  # UUID of the GPU that failed, where NVML tells it

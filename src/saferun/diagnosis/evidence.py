@@ -45,6 +45,7 @@ class Observation(NamedTuple):
     source: str  # "kernel's log", "disk", "NVML", "exit status 1"
     text: str  # the line to show
     kind: str = ""  # the failure's; "" where a sign may fit the text
+    gpu: str = ""  # UUID of the GPU that it is about
 
 
 class Evidence(NamedTuple):

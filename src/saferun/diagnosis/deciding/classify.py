@@ -224,7 +224,7 @@ def by_machine(
         if kind := one.kind or _kind_of(one.text.lower(), knowledge):
             rank, by = diagnosis.root_rank, (one.source,)
             found = _diagnosis(kind, knowledge, one.text, rank, one.text, by=by)
-            return found._replace(stack=diagnosis.stack)
+            return found._replace(stack=diagnosis.stack, gpu=one.gpu)
     return diagnosis
 
 

@@ -109,13 +109,13 @@ def _gpus(scene: Scene) -> Iterator[Observation]:
         card = answer.report.card(gpu.uuid)
         if card is None:
             if answer.report.cards and gpu.uuid.startswith("GPU-"):
-                yield Observation("NVML", f"{name} is not listed any more", "gpu-lost")
+                yield Observation("NVML", f"{name} is not listed any more", "gpu-lost", gpu.uuid)
             continue
         for field in card.sick:
-            yield Observation("NVML", f"{name}: {field}: {card.fields[field]}")
+            yield Observation("NVML", f"{name}: {field}: {card.fields[field]}", gpu=gpu.uuid)
         if action := card.get("GPU Recovery Action"):
             kind = "gpu-link-failed" if _LINK in action.lower() else "gpu-lost"
-            yield Observation("NVML", f"{name}: GPU Recovery Action: {action}", kind)
+            yield Observation("NVML", f"{name}: GPU Recovery Action: {action}", kind, gpu.uuid)
 
 
 def _signal(seen: Evidence, scene: Scene) -> Iterator[Observation]:

@@ -14,7 +14,6 @@ from saferun.planning.inputs import RunInputs
 from saferun.system import gpus
 
 _BUS = re.compile(r"PCI:([0-9a-f:]{7,20})", re.IGNORECASE)
-_NUMBER = re.compile(r"GPU (\d{1,3}): ")  # as machine_state.py has it of nvidia-smi
 
 
 class RunParts:
@@ -60,16 +59,16 @@ class RunParts:
     def _guilty(self, last: AttemptOutcome, ranks: list[int]) -> str:
         """Return the UUID of the GPU that failed; "" where that is not known.
 
-        The line names it by UUID, bus or number. Else it is the GPU of the rank: ranks have their
-        GPUs in order, one each.
+        NVML has told it, or the line names it by UUID or bus. Else it is the GPU of the rank: ranks
+        have their GPUs in order, one each.
         """
         line, known = last.root_line or "", gpus.addresses()
-        bus, number = _BUS.search(line), _NUMBER.match(line)
+        bus, told = _BUS.search(line), last.diagnosis.gpu if last.diagnosis else ""
         for gpu, uuid in zip(self._gpus, self._uuids, strict=True):
             at_bus = bus and known.get(gpu.uuid, "").lower().startswith(bus[1].lower())
-            if gpu.uuid in line or at_bus or (number and gpu.number == int(number[1])):
+            if gpu.uuid in line or at_bus or gpu.uuid == told:
                 return uuid
-        if bus or number:
+        if bus or told:
             return ""
         if last.root_rank is None or (last.kind == "hang" and len(ranks) < 2):
             alone = len(self._gpus) == 1 and last.kind != "hang"
