@@ -1,7 +1,8 @@
 """What NVIDIA's management library (NVML) says of the GPUs, as values.
 
 ask_nvml.py asks it, in a child that is killed when its time is over: a failing GPU hangs whoever
-asks. nvidia-smi, which prints what NVML says, is run for what NVML has not: `--gpu-reset`.
+asks. nvidia-smi, which prints what NVML says, is run for what NVML has not, `--gpu-reset`, and by a
+launch for the list of GPUs (system/gpus.py).
 """
 
 from __future__ import annotations

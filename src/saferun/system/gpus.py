@@ -193,7 +193,12 @@ def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
 def _survey(
     environ: Mapping[str, str], wanted: str, *, proc: str, dev: str, timeout_s: float
 ) -> Machine:
-    """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi."""
+    """Return the machine's GPUs: from /proc where that is certain, else from nvidia-smi.
+
+    The child that asks NVML (gpu/ask_nvml.py) is not for this: where there is no driver it would
+    cost each launch a Python process, 50 to 150 ms, to learn that there is no library. Whether
+    nvidia-smi is on PATH costs nothing to see, and what it printed can be printed again by hand.
+    """
     files = read_proc(proc, dev)
     unnamed = not all(gpu.uuid for gpu in files.gpus)  # nobody has used them since boot
     if files.gpus and not files.doubt and not unnamed and not _has_mig(proc, wanted):
