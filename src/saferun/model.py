@@ -183,7 +183,6 @@ class LaunchPlan(NamedTuple):
     options: LaunchOptions  # computed from torchrun_args
     env: Mapping[str, Setting]  # only what saferun sets
     settings: Settings  # hooks, retry, locks and the other policies in force
-    devices: tuple[str, ...]  # UUIDs of the GPUs visible to the job, for locks and preflight
     mitigations: tuple[str, ...]
     profile_origin: str
     gpus: GpuFacts

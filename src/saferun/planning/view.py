@@ -60,10 +60,11 @@ def _policies(plan: LaunchPlan) -> dict[str, Any]:
     """Return the policies as JSON; empty under SAFERUN_DISABLE, which disables them."""
     if plan.disabled:
         return {"hooks": {}, "retry": {}, "locks": {}, "notify": {}, "start": {}}
+    devices = [gpu.uuid for gpu in plan.gpus.gpus if gpu.uuid]
     return {
         "hooks": as_tree(plan.settings.hooks),
         "retry": as_tree(plan.settings.retry),
-        "locks": {**as_tree(plan.settings.locks), "devices": list(plan.devices)},
+        "locks": {**as_tree(plan.settings.locks), "devices": devices},
         "notify": as_tree(plan.settings.notify),
         "start": as_tree(plan.settings.start),
     }
