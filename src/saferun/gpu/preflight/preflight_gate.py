@@ -1,10 +1,4 @@
-"""Whether the job may have its GPUs: they are tried first, and those that fail are named.
-
-The test (preflight.py) runs while we do other things, above all while a torchrun imports torch.
-It is over before the job touches a GPU, under `warn` as well: beside a test, a job on a GPU in
-exclusive mode would get CUDA_ERROR_DEVICE_UNAVAILABLE, and one that fills its GPU would miss the
-half gigabyte of the test's context.
-"""
+"""What a test of the GPUs means with what else the machine is asked; `doctor --recover`."""
 
 from __future__ import annotations
 
@@ -16,12 +10,10 @@ from saferun.errors import BusyError
 from saferun.gpu import nvml
 from saferun.gpu.cuda_errors import RESET
 from saferun.gpu.lock import gpu_locks, lock_owner
-from saferun.gpu.lock.gpu_locks import Held
 from saferun.gpu.preflight import preflight, preflight_report
-from saferun.gpu.preflight.preflight_report import Around, Judged, cards, in_a_line, lines
-from saferun.gpu.recovery import EVERYTHING, NVML_S, Recovered, ResetTerms, recover
-from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts, LaunchPlan
-from saferun.planning.inputs import RunInputs
+from saferun.gpu.preflight.preflight_report import Around, Judged, cards
+from saferun.gpu.recovery import EVERYTHING, NVML_S, ResetTerms, recover
+from saferun.model import OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.settings import LockPolicy
 from saferun.system.gpus import addresses
 from saferun.system.procfs import comm
@@ -32,127 +24,6 @@ MOST_ALONE = 16  # GPUs that are tried one by one
 ALONE = LockPolicy(
     gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None
 )  # recovery needs the GPUs alone
-
-Say = Callable[[str], None]
-
-
-def recovered(
-    asks: Mapping[str, Sequence[str]],
-    gathered: RunInputs,
-    plan: LaunchPlan,
-    held: Held,
-) -> Recovered:
-    """Do for a run's GPUs what is asked for, as its profile allows.
-
-    Args:
-        asks: what cuda_errors names, and the UUIDs of the GPUs that are known to need it.
-        gathered: the run's inputs.
-        plan: its policy, and its GPUs.
-        held: its locks.
-    """
-    reset = plan.settings.recover.gpu_reset
-    wanted = [ask for ask in asks if ask != RESET or reset != "never"]
-    if not wanted:
-        return Recovered((), acted=False)
-    return recover(
-        plan.gpus.gpus,
-        wanted,
-        gathered.environ,
-        runs=gathered.runs,
-        terms=ResetTerms(reset, held.alone, asks.get(RESET, ())),
-    )
-
-
-class Clearance:
-    """The preflight of one run, whose locks are taken. Its test begins at once.
-
-    `granted` is asked as late as possible.
-
-    Args:
-        gathered: what was found out about the machine.
-        plan: the first attempt's: its policy, and the GPUs of the job.
-        held: the locks.
-        say: takes lines for people.
-    """
-
-    def __init__(self, gathered: RunInputs, plan: LaunchPlan, held: Held, say: Say) -> None:
-        self.findings: tuple[Finding, ...] = ()  # the last test's, after those of a recovery
-        self._gathered, self._plan, self._held, self._say = gathered, plan, held, say
-        self._policy = plan.settings.preflight
-        self._environ = {**plan.environment(gathered.environ), **held.environ()}
-        self._test = self._begin()
-
-    def __enter__(self) -> Clearance:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End a test that is still running."""
-        if self._test is not None:
-            self._test.close()
-            self._test = None
-
-    def granted(self) -> bool:
-        """Return whether the job may start, once that is known; what is wrong has been reported.
-
-        A fault of ours stops only those who asked for certainty (`require`).
-        """
-        try:
-            return self._granted()
-        except Exception as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"the GPUs could not be tested, a fault of saferun's own ({what})")
-            return self._policy.mode != "require"
-
-    def _granted(self) -> bool:
-        judged = self._judged()
-        if judged is not None and not judged.well and judged.asks:
-            judged = self._again(judged)
-        if judged is not None and judged.well:
-            return True
-        return self._decide(lines(judged) if judged is not None else [])
-
-    def _begin(self) -> preflight.PreflightTest | None:
-        try:
-            return preflight.PreflightTest(self._environ)
-        except OSError as error:
-            self._say(f"the GPUs are not tested, no process could be started: {error.strerror}")
-            return None
-
-    def _judged(self) -> Judged | None:
-        """Take what the running test finds; None where there was none."""
-        test = self._test or self._begin()
-        self._test = None
-        if test is None:
-            return None
-        with test:
-            judged = examine(test, self._environ, self._plan.gpus, self._policy.timeout_s)
-        self.findings = judged.findings
-        return judged
-
-    def _again(self, judged: Judged) -> Judged | None:
-        """Recover what can be recovered, and try again if that has changed anything."""
-        done = recovered(judged.asks, self._gathered, self._plan, self._held)
-        for finding in done.findings:
-            self._say(in_a_line(finding))
-        again = self._judged() if done.acted else judged
-        self.findings = (*done.findings, *self.findings)
-        return again
-
-    def _decide(self, trouble: Sequence[str]) -> bool:
-        """Report what is wrong and what follows; return whether the job may start."""
-        for line in trouble:
-            self._say(line)
-        if self._policy.mode == "require":
-            self._say("nothing is started (preflight.mode: require)")
-            return False
-        self._say("starting all the same (preflight.mode: warn)")
-        return True
-
-
-# --- one test, and what else has to be asked ----------------------------------------------------
 
 
 def examine(
@@ -235,9 +106,6 @@ def _ask_nvml(
         if named:
             holders[uuid] = ", ".join(named[:4])
     return holders, places
-
-
-# --- recovery on its own -------------------------------------------------------------------------
 
 
 def recover_cuda_context(
