@@ -51,9 +51,10 @@ def _meet_twice(store: Any, number: int, count: int) -> float:
     import torch
     import torch.distributed as dist
 
-    from saferun.inject import agreement, meeting
+    from saferun.inject import meeting
+    from saferun.inject.rank_differences import RankFacts, compare
 
-    facts: agreement.Facts = {
+    facts: RankFacts = {
         **{"world_size": count, "torch": torch.__version__, "cuda": "13.0", "nccl": "2.28.9"},
         **{"gpu": "NVIDIA H200", "mitigations": "none", "barrier": "store", "argv": ARGV},
         **{"local": str(number % 8), "node": str(number // 8)},
@@ -61,7 +62,7 @@ def _meet_twice(store: Any, number: int, count: int) -> float:
     began = time.monotonic()
     for what, brought in (("check-in", facts), ("barrier", {})):
         own: Any = dist.PrefixStore(f"saferun/{what}", store)
-        compared, missing = meeting.meet(own, number, count, brought, agreement.compare, LIMIT_S)
+        compared, missing = meeting.meet(own, number, count, brought, compare, LIMIT_S)
         assert not missing
         assert not compared["differences"]
     return time.monotonic() - began

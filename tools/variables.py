@@ -4,8 +4,8 @@
     python tools/variables.py add torch==2.16.0    fetch a release with pip and add it, with the
                                                    NCCL and Triton that it asks for
     python tools/variables.py add FOLDER VERSION   the same from a folder, such as kept/torch 2.16.0
-    python tools/variables.py check                after a change of settings.yaml: take its lists
-                                                   over, and check that it agrees with the data
+    python tools/variables.py check                after a change of variable_effects.yaml: take its
+                                                   lists over, check that it agrees with the data
 
 A new release of torch needs the second line and nothing else. The wheels are gigabytes in total:
 they are fetched one at a time into a temporary directory (TMPDIR) and deleted.
@@ -30,7 +30,7 @@ from saferun.audit.variable_index import version as _version
 HERE = pathlib.Path(__file__).resolve().parent
 KNOWLEDGE = HERE.parent / "src" / "saferun" / "knowledge"
 DATA = KNOWLEDGE / "variables.yaml"
-EFFECTS = KNOWLEDGE / "settings.yaml"
+EFFECTS = KNOWLEDGE / "variable_effects.yaml"
 # A library's name in the data; the projects that ship it; its folder in their wheels.
 LIBRARIES = {
     "torch": (("torch",), "torch"),
@@ -44,7 +44,7 @@ HEAD = """\
 # Which library reads which environment variable, in which of its releases, and where.
 # Made by tools/variables.py from the released wheels: Python by its syntax, libraries by their
 # strings. A line reads: NAME: LIBRARY FIRST..LAST FILE…; a range without LAST goes on to the newest
-# release looked at. What the settings do is in settings.yaml, by hand.
+# release looked at. What the settings do is in variable_effects.yaml, by hand.
 # One line for each name: a launch looks a name up without parsing the rest.
 """
 
@@ -55,7 +55,7 @@ class Data(NamedTuple):
     releases: dict[str, list[str]]  # library -> releases looked at, oldest first
     brings: dict[str, str]  # torch release -> "nccl 2.27.5, triton 3.4.0"
     variables: dict[str, dict[str, Reader]]  # name -> library -> reader
-    nobody: tuple[str, ...] = ()  # names of settings.yaml that none of them reads
+    nobody: tuple[str, ...] = ()  # names of variable_effects.yaml that none of them reads
     owned: tuple[str, ...] = ()  # prefixes of torch alone: an unknown name there is dead
     driver: tuple[str, ...] = ()  # what the CUDA driver reads
     others: tuple[str, ...] = ()  # names, and prefixes with *, that other programs read
@@ -116,10 +116,7 @@ def render(data: Data) -> str:
     lines += ["", "# What pip installs beside a torch.", "brings:"]
     brings = sorted(data.brings.items(), key=_by_version)
     lines += [f'  "{torch}": {text}' for torch, text in brings]
-    lines += [
-        "",
-        "# From settings.yaml: what only torch reads, what the CUDA driver, what others do.",
-    ]
+    lines += ["", "# From variable_effects.yaml: what only torch, the CUDA driver and others read."]
     for key in ("owned", "driver", "others"):
         lines.append(f"{key}: [{', '.join(getattr(data, key))}]")
     lines += ["", "variables:"]
@@ -225,10 +222,10 @@ def _needs(root: pathlib.Path) -> dict[str, str]:
 
 
 def _check() -> int:
-    """Print where settings.yaml and the data disagree; return 1 if they do."""
+    """Print where variable_effects.yaml and the data disagree; return 1 if they do."""
     data, settings = load(), yaml.safe_load(EFFECTS.read_text(encoding="utf-8"))["settings"]
     wrong = [
-        f"{name}: settings.yaml calls it dead, and {', '.join(data.variables[name])} reads it"
+        f"{name}: {EFFECTS.name} calls it dead, and {', '.join(data.variables[name])} reads it"
         for name, entry in settings.items()
         if entry.get("dead") and not entry.get("until") and name in data.variables
     ]
@@ -242,7 +239,7 @@ def _check() -> int:
 
 
 def _write(data: Data) -> None:
-    """Write the data, with the names that settings.yaml declares dead."""
+    """Write the data, with the names that variable_effects.yaml declares dead."""
     written = yaml.safe_load(EFFECTS.read_text(encoding="utf-8"))
     settings = written["settings"].items()
     dead = {

@@ -14,7 +14,7 @@ from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify, root_line
 from saferun.diagnosis.evidence import Evidence, Hang
 from saferun.diagnosis.reading import log_reader, oom_message
-from saferun.inject import nodes
+from saferun.inject.node import node_agreement
 
 KINDS = table("kinds")
 # What a log alone cannot show.
@@ -175,7 +175,12 @@ def test_a_diagnosis_has_what_is_known_of_its_kind():
 def test_what_the_agents_lost_counts_where_nothing_here_is_a_cause():
     stated, nothing = diagnose("ERROR: the corpus has no sentences"), diagnose("bye\n")
     weights = [classify.weight(one, KNOWN) for one in (OWN_ERROR, ECHO, stated, nothing)]
-    assert weights == [nodes.ROOT, nodes.ECHO, nodes.WEAK, nodes.WEAK]
+    assert weights == [
+        node_agreement.ROOT,
+        node_agreement.ECHO,
+        node_agreement.WEAK,
+        node_agreement.WEAK,
+    ]
     assert classify.by_nodes(OWN_ERROR, "node 2 is silent", KNOWN) == OWN_ERROR
     assert classify.by_nodes(ECHO, "", KNOWN) == ECHO
     for one in (ECHO, nothing):

@@ -22,7 +22,7 @@ FUNCTIONS = [
     "node_agent.NodeParticipant._is_early",
     "node_watch.Beats.silent",
     "node_watch.NodeWatch.start",
-    "nodes.agree",
+    "node_agreement.agree",
 ]
 
 

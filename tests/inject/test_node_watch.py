@@ -9,7 +9,7 @@ import sys
 import pytest
 from repo import ROOT
 
-from saferun.inject.node_watch import LOST_S, Beats, every_s, first_beat_s
+from saferun.inject.node.node_watch import LOST_S, Beats, every_s, first_beat_s
 
 
 def test_a_node_whose_counter_stands_still_is_silent():

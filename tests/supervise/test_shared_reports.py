@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from saferun.inject import nodes
+from saferun.inject.node import node_agreement
 from saferun.supervise.nodes import shared_reports
 from saferun.system import paths
 
 
-def report(node: int, weight: int = nodes.ECHO) -> nodes.Report:
+def report(node: int, weight: int = node_agreement.ECHO) -> node_agreement.Report:
     whole: Any = {
         **{"attempt": 1, "host": f"h{node}", "node": node, "weight": weight, "after_s": 1.0},
         **{"diagnosis": {}, "facts": {}, "decision": {}},
     }
-    found: nodes.Report = whole
+    found: node_agreement.Report = whole
     return found
 
 
-def exchanged(shared: str, reports: list[nodes.Report], expected: int) -> list[str | None]:
+def exchanged(shared: str, reports: list[node_agreement.Report], expected: int) -> list[str | None]:
     """Have nodes exchange reports at once; return the host of the root that each one got."""
     names = [str(node) for node in range(expected)]
     found: dict[int, str | None] = {}
 
-    def one(report: nodes.Report) -> None:
+    def one(report: node_agreement.Report) -> None:
         root = shared_reports.exchange(shared, report, names)
         found[report["node"]] = root and root["host"]
 
@@ -42,7 +42,7 @@ def exchanged(shared: str, reports: list[nodes.Report], expected: int) -> list[s
     return [found[report["node"]] for report in reports]
 
 
-def put(shared: str, *reports: nodes.Report) -> None:
+def put(shared: str, *reports: node_agreement.Report) -> None:
     """Leave the reports of nodes that do nothing more."""
     place = json.loads(shared)[0]
     for one in reports:
@@ -80,7 +80,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
 def test_each_report_is_read_once_and_not_by_every_node(
     shared: str, reads: collections.Counter[str]
 ):
-    reports = [report(2, nodes.ROOT), *(report(node) for node in range(12) if node != 2)]
+    reports = [report(2, node_agreement.ROOT), *(report(node) for node in range(12) if node != 2)]
     assert exchanged(shared, reports, 12) == ["h2"] * 12
     assert [reads[f"a1-{node}.json"] for node in range(12)] == [1] * 12
 
@@ -104,7 +104,7 @@ def test_what_an_nfs_client_keeps_as_absent_is_found(shared: str, monkeypatch: p
 
     monkeypatch.setattr(paths, "read_private", reads)
     monkeypatch.setattr(shared_reports.os, "listdir", lists)
-    later = threading.Timer(0.5, put, [shared, report(0, nodes.ROOT)])
+    later = threading.Timer(0.5, put, [shared, report(0, node_agreement.ROOT)])
     later.start()
     assert exchanged(shared, [report(1), report(2)], 3) == ["h0", "h0"]
 
@@ -114,7 +114,7 @@ def test_where_the_lowest_node_does_not_read_the_next_one_does(
 ):
     monkeypatch.setattr(shared_reports, "_NEXT_S", 0.2)
     put(shared, report(0))
-    assert exchanged(shared, [report(1), report(2, nodes.ROOT)], 3) == ["h2", "h2"]
+    assert exchanged(shared, [report(1), report(2, node_agreement.ROOT)], 3) == ["h2", "h2"]
 
 
 def test_a_node_that_does_not_come_leaves_no_result(shared: str, monkeypatch: pytest.MonkeyPatch):
@@ -125,7 +125,7 @@ def test_a_node_that_does_not_come_leaves_no_result(shared: str, monkeypatch: py
 
 
 def test_a_late_node_gathers_the_result_or_reads_it(shared: str):
-    put(shared, report(0), report(1, nodes.ROOT), report(3, nodes.ROOT))
+    put(shared, report(0), report(1, node_agreement.ROOT), report(3, node_agreement.ROOT))
     assert root_host(shared, ["0", "1", "2"]) is None
     assert root_host(shared, ["0", "1"]) == "h1"
     assert root_host(shared, ["0", "1", "2"]) == "h1"

@@ -1,4 +1,4 @@
-"""What an environment setting does: knowledge/settings.yaml as typed values."""
+"""What an environment setting does: knowledge/variable_effects.yaml as typed values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Remark(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What is known of one variable; the head of settings.yaml says what the fields are."""
+    """What is known of one variable; the head of variable_effects.yaml says what the fields are."""
 
     does: str = ""
     cost: str = ""
@@ -42,7 +42,7 @@ UNKNOWN = Effect()
 
 
 def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Effect]:
-    """Return what each variable of settings.yaml does, by name.
+    """Return what each variable of variable_effects.yaml does, by name.
 
     Args:
         environ: gives the user's cache directory; by default that of this process.
@@ -50,13 +50,13 @@ def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Effect]:
     Raises:
         SaferunError: an unknown key.
     """
-    settings: Mapping[str, Mapping[str, Any]] = loader.load_settings(environ)["settings"]
+    settings: Mapping[str, Mapping[str, Any]] = loader.load_variable_effects(environ)["settings"]
     return {name: _effect(name, body) for name, body in settings.items()}
 
 
 def _effect(name: str, body: Mapping[str, Any]) -> Effect:
     if unknown := body.keys() - set(Effect._fields):
-        where = f"knowledge/settings.yaml, {name}"
+        where = f"knowledge/variable_effects.yaml, {name}"
         raise SaferunError(f"unknown key `{min(unknown)}`", where=where)
     warn = {value: Remark(*row) for value, row in body.get("warn", {}).items()}
     return Effect(**{**body, "warn": warn, "modes": tuple(body.get("modes", ()))})

@@ -3,8 +3,8 @@
     findings(environ, facts) -> what `saferun doctor` and `saferun plan` show
 
 Who reads a variable is data from the released libraries (knowledge/variables.yaml). What it does
-was written by hand, with sources (knowledge/settings.yaml). Settings that contradict each other are
-in conflicts.py.
+was written by hand, with sources (knowledge/variable_effects.yaml). Settings that contradict each
+other are in conflicts.py.
 """
 
 from __future__ import annotations

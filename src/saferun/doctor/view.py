@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from saferun.inject.agreement import ranks_text
+from saferun.inject.rank_differences import ranks_text
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 WIDTH = 80

@@ -127,7 +127,7 @@ def _start_agent(argv: "Sequence[str]") -> None:
     if _ATTEMPT in os.environ:  # else torchrun stands for itself (`--retries 0`)
         agent.outlive_user_signals()
     if "SAFERUN_NODES" in os.environ:
-        from . import node_agent
+        from .node import node_agent
 
         node_agent.start()
     atexit.register(gc.freeze)

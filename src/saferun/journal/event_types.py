@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
-from saferun.inject.nodes import Report
+from saferun.inject.node.node_agreement import Report
 from saferun.model import Finding, as_tree
 from saferun.system.procfs import ProcessRecord
 
@@ -64,7 +64,7 @@ class Recovery(NamedTuple):
 
 
 class NodesMet(NamedTuple):
-    """The nodes of a run agreed on an attempt: inject/nodes.Agreement."""
+    """The nodes of a run agreed on an attempt: inject/node/node_agreement.Agreement."""
 
     action: str
     attempt: int  # the one for which they met

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar, get_type_hints
 
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
-from saferun.inject.nodes import Report
+from saferun.inject.node.node_agreement import Report
 from saferun.journal.event_types import NAMES, EventFacts, line_fields
 from saferun.model import Finding
 from saferun.system.procfs import ProcessRecord

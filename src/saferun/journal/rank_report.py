@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from saferun.diagnosis.evidence import RankFailure
 from saferun.inject import contract
-from saferun.inject.agreement import ranks_text
+from saferun.inject.rank_differences import ranks_text
 from saferun.journal.receipts import Receipt
 from saferun.system.printable import shortened
 

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple, TypeGuard
 
 from saferun.inject import contract
-from saferun.inject.agreement import ranks_text
+from saferun.inject.rank_differences import ranks_text
 from saferun.inject.targets import TARGETS
 from saferun.journal import rank_files
 from saferun.journal.rank_files import RankFile

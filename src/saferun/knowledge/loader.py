@@ -71,9 +71,9 @@ def load_gpu_fields(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     return _document("gpu_fields.yaml", os.environ if environ is None else environ)
 
 
-def load_settings(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the document of settings.yaml: what environment settings do."""
-    return _document("settings.yaml", environ)
+def load_variable_effects(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the document of variable_effects.yaml: what environment settings do."""
+    return _document("variable_effects.yaml", environ)
 
 
 def load_words(environ: Mapping[str, str] | None = None) -> Mapping[str, Mapping[str, str]]:

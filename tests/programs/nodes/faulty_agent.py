@@ -15,7 +15,7 @@ import threading
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.run import main
 
-from saferun.inject import node_agent
+from saferun.inject.node import node_agent
 
 
 def fault(*args, **kwargs):
@@ -27,7 +27,7 @@ if function == "close":
     DynamicRendezvousHandler.shutdown = lambda handler: threading.Event().wait()
 else:
     module, *names, last = function.split(".")
-    target = importlib.import_module(f"saferun.inject.{module}")
+    target = importlib.import_module(f"saferun.inject.node.{module}")
     for name in names:
         target = getattr(target, name)
     setattr(target, last, fault)

@@ -10,7 +10,7 @@ import time
 
 import torch.distributed as dist
 
-from saferun.inject.node_watch import NodeWatch
+from saferun.inject.node.node_watch import NodeWatch
 
 WAIT_S = 2.0  # inside torch; the process ends meanwhile
 inside = threading.Event()

@@ -31,7 +31,7 @@ from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Kind, Knowledge, says
-from saferun.inject import nodes
+from saferun.inject.node.node_agreement import ECHO, ROOT, WEAK
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
@@ -249,11 +249,11 @@ def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
 
 
 def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
-    """Return what a diagnosis weighs among those of several nodes (inject/nodes.py)."""
+    """Return what a diagnosis weighs among those of several nodes (node_agreement.py)."""
     if knowledge.kinds[diagnosis.kind].echo:
-        return nodes.ECHO
+        return ECHO
     little = diagnosis.kind in _TELLS_LITTLE or diagnosis.decided_by == _LAST_STATEMENT
-    return nodes.WEAK if little else nodes.ROOT
+    return WEAK if little else ROOT
 
 
 def by_nodes(
@@ -267,7 +267,7 @@ def by_nodes(
         knowledge: how failures look.
         ends: the run ends of it, whatever was a cause before.
     """
-    if not lost or (weight(diagnosis, knowledge) == nodes.ROOT and not ends):
+    if not lost or (weight(diagnosis, knowledge) == ROOT and not ends):
         return diagnosis
     return _diagnosis("node-lost", knowledge, lost, by=("the agents' heartbeats",))
 

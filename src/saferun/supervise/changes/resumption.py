@@ -16,8 +16,8 @@ from typing import TypeVar
 from saferun.diagnosis import work_lost
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
-from saferun.inject import nodes
 from saferun.inject.durations import seconds
+from saferun.inject.node.node_agreement import Offer, Start, is_one
 from saferun.journal import receipts
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.planning import resume
@@ -63,7 +63,7 @@ class Resumption:
         self._say_once = functools.cache(say)
         self._lost: list[WorkLost] = []
         self._furthest = -1  # step of the newest complete checkpoint so far
-        self.offers: list[nodes.Offer] = []  # for the attempt of the last call of `checkpoint`
+        self.offers: list[Offer] = []  # for the attempt of the last call of `checkpoint`
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
 
@@ -76,7 +76,7 @@ class Resumption:
         if self._pattern and not self._requeued:
             self._before = {one.checkpoint.path: one.stamp for one in self._find()}
 
-    def checkpoint(self, number: int, agreed: nodes.Start | None = None) -> Checkpoint | None:
+    def checkpoint(self, number: int, agreed: Start | None = None) -> Checkpoint | None:
         """Return the checkpoint that attempt `number` goes on from, and say which it is.
 
         Args:
@@ -88,14 +88,14 @@ class Resumption:
             return self._harmlessly(lambda: self._announced(number, agreed))
         return None
 
-    def _announced(self, number: int, agreed: nodes.Start | None) -> Checkpoint | None:
+    def _announced(self, number: int, agreed: Start | None) -> Checkpoint | None:
         if agreed is not None:
             self._adopt(agreed["offers"] or [])
         found = self._complete(1 if self._first.options.nodes == 1 else _OFFERED)
         self.offers = [_offer(one) for one in found]
         if agreed is not None:
             wanted = agreed["checkpoint"]
-            ours = [one for one in found if nodes.is_one(_offer(one), wanted)]
+            ours = [one for one in found if is_one(_offer(one), wanted)]
             found = ours if ours or wanted is None else found
         if found:
             chosen = found[0].checkpoint
@@ -110,10 +110,10 @@ class Resumption:
             )
         return None
 
-    def _adopt(self, offers: Sequence[nodes.Offer]) -> None:
+    def _adopt(self, offers: Sequence[Offer]) -> None:
         """Take the checkpoints of the other nodes for those of this run, where they are here."""
         for one in self._find() if self._before else ():
-            if any(nodes.is_one(_offer(one), offer, by_stamp=True) for offer in offers):
+            if any(is_one(_offer(one), offer, by_stamp=True) for offer in offers):
                 self._before.pop(one.checkpoint.path, None)
 
     def _cost(self) -> str:
@@ -270,7 +270,7 @@ class Resumption:
             return None
 
 
-def _offer(found: Found) -> nodes.Offer:
+def _offer(found: Found) -> Offer:
     path, step, at_s = found.checkpoint
     return {"path": path, "step": step, "at_s": at_s, "stamp": list(found.stamp)}
 

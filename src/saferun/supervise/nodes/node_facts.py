@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from saferun import __version__
-from saferun.inject import nodes
+from saferun.inject.node import node_agreement
 from saferun.model import Profile, Setting
 from saferun.planning.inputs import RunInputs
 from saferun.planning.torchrun.torchrun_args import value_of
@@ -20,7 +20,7 @@ CONTENT_BYTES = 1 << 20  # summed of the script: --no-python may start a large p
 _OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
 
 
-def of_run(gathered: RunInputs) -> nodes.NodeFacts:
+def of_run(gathered: RunInputs) -> node_agreement.NodeFacts:
     """Return what does not change from attempt to attempt."""
     line, profile = gathered.request.line, gathered.profile
     assert profile is not None, "a supervised run has one"

@@ -2,8 +2,8 @@
 
 After a failure the nodes exchange their reports through a directory that all of them see, where
 there is one (shared_reports.py). Before an attempt the agents meet in their store
-(inject/node_agent.py): each brings the attempt's number, the mitigations in force and, where it has
-not been exchanged, its report of the attempt before. All get one agreement. A node whose own
+(inject/node/node_agent.py): each brings the attempt's number, the mitigations in force and, where
+it has not been exchanged, its report of the attempt before. All get one agreement. A node whose own
 decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
 is started. A node that never met the others (a wrong endpoint) decides alone.
 
@@ -27,8 +27,9 @@ from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
-from saferun.inject import node_agent, nodes
 from saferun.inject.durations import seconds
+from saferun.inject.node import node_agent, node_agreement
+from saferun.inject.node.node_agreement import Agreement, Alone, NodeFacts, Report, Start
 from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
@@ -74,11 +75,11 @@ class PeerNodes:
         self._say = say
         self._temporary: str | None = None  # replaces a run directory that cannot be written
         self._history, self._mitigations = history, mitigations
-        self._facts: nodes.NodeFacts = {
+        self._facts: NodeFacts = {
             **node_facts.of_run(gathered),
             "shared": shared_reports.offer(record.path),
         }
-        self._report: nodes.Report | None = None  # on the last attempt here, for the meeting
+        self._report: Report | None = None  # on the last attempt here, for the meeting
         self._comes_back = False  # the nodes have met, and an attempt has failed since
         self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
@@ -88,11 +89,11 @@ class PeerNodes:
         self._since: float | None = None  # when the others are waited for, by the monotonic clock
         self._hosts: dict[str, str] = {}  # who came to the last meeting, by node rank
         self._regroups = 0
-        self._outcome: nodes.Outcome | None = None  # what the last meeting decided
+        self._outcome: node_agreement.Outcome | None = None  # what the last meeting decided
         self._node = 0  # the rank of this one in the last meeting
         self._keys: tuple[dict[str, Any], list[str]] | None = None  # agreed for the run
         self._evidence = 0  # attempts with ranks, known to those who decided on the last start
-        self.start: nodes.Start | None = None  # agreed for the next attempt; None: not yet
+        self.start: Start | None = None  # agreed for the next attempt; None: not yet
         self.number = 1  # the number of the next attempt
         self.host = os.uname().nodename  # where the last failure began
         self.status: int | None = None  # exit status of the run, where the meeting decided it
@@ -119,7 +120,7 @@ class PeerNodes:
         offers = self._resumption.offers
         path = plan.checkpoint.path if plan.checkpoint else ""
         keys, free = self._keys or (node_facts.keys(profile), [])
-        start: nodes.Start = {
+        start: Start = {
             "evidence": self._evidence,
             "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
             "offers": offers,
@@ -152,7 +153,7 @@ class PeerNodes:
         Returns:
             What follows where no rank was started; None where ranks ran, or may have.
         """
-        outcome: nodes.Outcome | None = self._read(node_agent.outcome_name(self.number))
+        outcome: node_agreement.Outcome | None = self._read(node_agent.outcome_name(self.number))
         self._outcome = outcome if outcome and "agreement" in outcome else None
         self._since = None
         ends = ended.exit_code == 0 or end_requested(ended)
@@ -172,11 +173,11 @@ class PeerNodes:
         self._record.journal.event(NodesMet(**{name: known[name] for name in NodesMet._fields}))
         self._take_root(agreement["root"])
         self._report, start = None, agreement["start"]
-        if start and (agreement["action"] == nodes.BEGIN or outcome.get("began")):
-            self._evidence = start["evidence"] + (agreement["action"] == nodes.BEGIN)
+        if start and (agreement["action"] == node_agreement.BEGIN or outcome.get("began")):
+            self._evidence = start["evidence"] + (agreement["action"] == node_agreement.BEGIN)
             self._keys, self.start = (start["keys"], start["free"]), None
             self._agents_lost = 0
-        if agreement["action"] == nodes.BEGIN or ends:
+        if agreement["action"] == node_agreement.BEGIN or ends:
             self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
             return None
         return self._without_ranks(agreement)
@@ -190,7 +191,7 @@ class PeerNodes:
         self.status = ended.exit_code
         return Decision(STOP, f"{why}, {AGENTS} times in a row")
 
-    def _anew(self, why: str, start: nodes.Start | None) -> Decision:
+    def _anew(self, why: str, start: Start | None) -> Decision:
         """Return that the nodes meet again after ranks have run, since nodes came or went."""
         if start is not None:
             self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
@@ -202,7 +203,7 @@ class PeerNodes:
             return Decision(STOP, f"{why}, {REGROUPS} times in a row")
         return Decision(AGAIN, f"{why}: attempt {self.number} starts")
 
-    def _not_met(self, plan: LaunchPlan, alone: nodes.Alone) -> Decision:
+    def _not_met(self, plan: LaunchPlan, alone: Alone) -> Decision:
         """Return the end of a run whose nodes did not come back together."""
         self.status = 1
         root = alone["root"]
@@ -239,14 +240,14 @@ class PeerNodes:
                 left.remove(host)
         return ", ".join(sorted(left))
 
-    def _without_ranks(self, agreement: nodes.Agreement) -> Decision:
+    def _without_ranks(self, agreement: Agreement) -> Decision:
         """Return what follows a meeting after which no node started a rank."""
         self._regroups += 1
         unfit = agreement["unfit"]
-        if agreement["action"] == nodes.REFUSE or self._node in unfit:
+        if agreement["action"] == node_agreement.REFUSE or self._node in unfit:
             self.status = EXIT_CONFIG
             return Decision(STOP, agreement["why"])
-        if agreement["action"] == nodes.STOP:
+        if agreement["action"] == node_agreement.STOP:
             self.status = self._history[-1].exit_code if self._history else 1
             root = agreement["root"]
             assert root is not None, "a root's decision is to stop"
@@ -262,7 +263,7 @@ class PeerNodes:
             return Decision(AGAIN, f"the others go on without {without}: {agreement['why']}")
         return Decision(AGAIN, "the nodes meet again")
 
-    def _take(self, start: nodes.Start | None) -> None:
+    def _take(self, start: Start | None) -> None:
         """Begin the next attempt as the nodes that were there have decided."""
         if start is None or start["offers"] is None:
             self.start = None  # they have not looked yet: their ranks ran until now
@@ -272,7 +273,7 @@ class PeerNodes:
         assert profile is not None, "a supervised run has one"
         own = node_facts.keys(profile)
         self._keys = start["keys"], start["free"]
-        for name in nodes.differing(own, start):
+        for name in node_agreement.differing(own, start):
             there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
             self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
 
@@ -282,7 +283,7 @@ class PeerNodes:
             return gathered
         return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
 
-    def _take_root(self, root: nodes.Report | None) -> None:
+    def _take_root(self, root: Report | None) -> None:
         """Put the report of the node where the failure began in the place of our own."""
         if root is None or not self._history or root["attempt"] != self._history[-1].number:
             return
@@ -293,7 +294,7 @@ class PeerNodes:
 
     def lost(self) -> str:
         """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
-        loss: nodes.Loss | None = self._read(node_agent.loss_name(self.number))
+        loss: node_agreement.Loss | None = self._read(node_agent.loss_name(self.number))
         self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
         return "" if loss is None else loss["why"]
 
@@ -343,7 +344,7 @@ class PeerNodes:
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Decision(AGAIN, decision.reason, delay_s, decision.add)
 
-    def _decided_by(self, root: nodes.Report) -> Decision:
+    def _decided_by(self, root: Report) -> Decision:
         """Return the decision of the node where the failure began, which all have read."""
         is_here = self._report is not None and root["node"] == self._report["node"]
         self._take_root(root)

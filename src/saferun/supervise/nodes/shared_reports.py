@@ -14,7 +14,7 @@ A file is opened only where a listing shows it: an NFS client remembers for up t
 file is not there, and a listing makes it ask the server
 (https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results lie in a directory of their own,
 since all nodes list it. Without a shared directory the reports travel by the next meeting alone
-(inject/node_agent.py).
+(inject/node/node_agent.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import os
 import time
 from collections.abc import Collection
 
-from saferun.inject import node_joining, node_watch, nodes
-from saferun.inject.nodes import Report
+from saferun.inject.node import node_agreement, node_joining, node_watch
+from saferun.inject.node.node_agreement import Report
 from saferun.system import paths
 
 # Reports are waited for so long, and one heartbeat longer, which tells an agent of another node's
@@ -131,7 +131,7 @@ class _Reports:
                 return None
             self._found.append(report)
             self._missing.pop()
-        root = nodes.root_report(self._found)
+        root = node_agreement.root_report(self._found)
         if root is None:
             return None
         draft = f"{self._result_path()}.{who}"

@@ -25,13 +25,13 @@ import sys
 import time
 
 from ... import (
-    agreement,
     collective_times,
     contract,
     durations,
     first_steps,
     hidden_frames,
     meeting,
+    rank_differences,
 )
 from .. import environment
 
@@ -203,7 +203,7 @@ class InitCall:
             text = _absence(missing, size, verb, self._timeout_s)
             if not environment.is_one_node(os.environ):
                 text += " (every node has to run under saferun)"
-            if agreement.is_reporter(rank, _local_rank(rank), missing):
+            if rank_differences.is_reporter(rank, _local_rank(rank), missing):
                 self._context.say(text)
             kind = getattr(_torch_distributed(), "DistStoreError", RuntimeError)
             self._refuse(kind(text), rank=rank, missing=missing)
@@ -217,7 +217,7 @@ class InitCall:
         timeout_s = min(self._timeout_s, AFTERWARDS_S)
         comparison, missing = self._meet(store, rank, size, timeout_s)
         if missing:
-            if agreement.is_reporter(rank, _local_rank(rank), missing):
+            if rank_differences.is_reporter(rank, _local_rank(rank), missing):
                 text = _absence(missing, size, "meet after", timeout_s)
                 self._context.say(text + " (is saferun there?); the job goes on")
         else:
@@ -226,20 +226,20 @@ class InitCall:
 
     def _meet(
         self, store: Any, rank: int, size: int, timeout_s: float
-    ) -> tuple[agreement.Comparison, list[int]]:
+    ) -> tuple[rank_differences.Comparison, list[int]]:
         """Meet and return the comparison and the missing ranks.
 
         The facts are compared at the first meeting only; later ones are plain barriers.
         """
-        facts: agreement.RankFacts = {} if self._compared else self._facts(size)
+        facts: rank_differences.RankFacts = {} if self._compared else self._facts(size)
         self._compared = True
         start = time.monotonic()
-        result = meeting.meet(store, rank, size, facts, agreement.compare, timeout_s)
+        result = meeting.meet(store, rank, size, facts, rank_differences.compare, timeout_s)
         if self._check_in_s is None:
             self._check_in_s = round(time.monotonic() - start, 4)
         return result
 
-    def _act_on_differences(self, comparison: agreement.Comparison, rank: int) -> None:
+    def _act_on_differences(self, comparison: rank_differences.Comparison, rank: int) -> None:
         """Do what `agree` says about differences; other arguments are only ever a warning."""
         agree = self._settings.agree
         differences = comparison["differences"]
@@ -273,14 +273,14 @@ class InitCall:
         store.set_timeout(datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)))
         return store
 
-    def _facts(self, size: int) -> agreement.RankFacts:
-        facts: agreement.RankFacts = {
+    def _facts(self, size: int) -> rank_differences.RankFacts:
+        facts: rank_differences.RankFacts = {
             "world_size": size,
             "mitigations": ", ".join(sorted(self._context.mitigations)) or "none",
             "barrier": self._settings.barrier,
             "start": self._context.start or "the script's own way",
             "host": os.uname().nodename,
-            "argv": agreement.comparable_arguments(sys.argv),
+            "argv": rank_differences.comparable_arguments(sys.argv),
             "local": os.environ.get("LOCAL_RANK", ""),
         }
         _add_versions(facts, sys.modules["torch"], self._backend)
@@ -332,7 +332,7 @@ def _local_rank(rank: int) -> int:
 
 
 def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
-    who = agreement.ranks_text(missing)
+    who = rank_differences.ranks_text(missing)
     return (
         f"{who} of {size} did not {verb} init_process_group within {durations.seconds(timeout_s)}"
     )
@@ -346,7 +346,7 @@ def _torch_distributed() -> ModuleType:
     return sys.modules["torch.distributed"]
 
 
-def _add_versions(facts: agreement.RankFacts, torch: ModuleType, backend: str) -> None:
+def _add_versions(facts: rank_differences.RankFacts, torch: ModuleType, backend: str) -> None:
     """Add the versions and the GPU's name; CUDA is asked only where a context exists already."""
     facts["torch"] = str(torch.__version__)
     facts["cuda"] = torch.version.cuda or "none"

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ... import agreement, durations, meeting, rank
+from ... import durations, meeting, rank
 from ...context import Context
+from ...rank_differences import ranks_text
 from . import hook
 
 TIMEOUT_S = 60.0  # ranks make the same model seconds apart; more is a rank that wraps none
@@ -47,7 +48,7 @@ class WrapBarrier:
             return
         self._gave_up = True
         if reports and ours == reporter:
-            absent = agreement.ranks_text([c10d.get_global_rank(group, one) for one in missing])
+            absent = ranks_text([c10d.get_global_rank(group, one) for one in missing])
             self._context.say(
                 f"{absent} did not wrap the model within {durations.seconds(TIMEOUT_S)};"
                 " the job goes on, without such barriers"

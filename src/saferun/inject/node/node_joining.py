@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import cut, durations, meeting, node_return, nodes
-from .context import say
+from .. import cut, durations, meeting
+from ..context import say
+from . import node_agreement, node_return
+from .node_agreement import Agreement, NodeFacts
 
-Refuse = Callable[[nodes.Agreement], None]
+Refuse = Callable[[Agreement], None]
 
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
 LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
@@ -45,7 +47,7 @@ class Joining:
         back: who has come back.
     """
 
-    def __init__(self, facts: nodes.NodeFacts, refuse: Refuse, back: node_return.Return) -> None:
+    def __init__(self, facts: NodeFacts, refuse: Refuse, back: node_return.Return) -> None:
         self._facts, self._refuse, self._back = facts, refuse, back
         self._holder: Any = None
         self._store: Any = None
@@ -102,7 +104,7 @@ class Joining:
 
         self._holder._sanitize = sanitize
         self._back.begin(self._store, run_id, handler._this_node.addr)
-        mine = json.dumps({key: self._facts.get(key) for key in ("host", *nodes.NAMES)})
+        mine = json.dumps({key: self._facts.get(key) for key in ("host", *node_agreement.NAMES)})
         first = self._store.compare_set(f"{run}/first", "", mine).decode()
         if first != mine:
             self._compare(json.loads(first))
@@ -110,8 +112,8 @@ class Joining:
     def _compare(self, first: dict[str, Any]) -> None:
         pair: Any = {0: first, 1: self._facts}
         hosts = {str(node): fact["host"] for node, fact in pair.items()}
-        if why := nodes.differences(pair, hosts):
-            self._tell(nodes.refusal(self._facts, hosts, why))
+        if why := node_agreement.differences(pair, hosts):
+            self._tell(node_agreement.refusal(self._facts, hosts, why))
 
     def _look_at_state(self, handler: Any) -> None:
         """Look at a state that has just been read, before silent nodes are taken out of it."""
@@ -137,9 +139,9 @@ class Joining:
                 here = self._facts["host"]
                 why = f"the clock of {node.addr} is {durations.seconds(abs(late_s))} "
                 why += f"{'ahead of' if late_s < 0 else 'behind'} that of {here}"
-                self._tell(nodes.refusal(self._facts, {"0": here, "1": node.addr}, why))
+                self._tell(node_agreement.refusal(self._facts, {"0": here, "1": node.addr}, why))
 
-    def _tell(self, refusal: nodes.Agreement) -> None:
+    def _tell(self, refusal: Agreement) -> None:
         """Refuse, and have the others do so, too."""
         self._store.set(f"{self._prefix}/refused", json.dumps(refusal))
         time.sleep(LEAVE_S)
@@ -165,9 +167,10 @@ class Joining:
         )
 
 
-def compare(facts: dict[int, nodes.NodeFacts]) -> nodes.Agreement:
+def compare(facts: dict[int, NodeFacts]) -> Agreement:
     """Compare all nodes on one of them, which looks for their directories."""
-    return nodes.agree(facts, [node for node in facts if not _sees(facts[node].get("shared", ""))])
+    unseen = [node for node in facts if not _sees(facts[node].get("shared", ""))]
+    return node_agreement.agree(facts, unseen)
 
 
 def _sees(shared: str) -> bool:

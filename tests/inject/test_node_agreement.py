@@ -7,20 +7,34 @@ from typing import Any
 
 import pytest
 
-from saferun.inject import nodes
+from saferun.inject.node.node_agreement import (
+    BEGIN,
+    ECHO,
+    REFUSE,
+    REGROUP,
+    ROOT,
+    STOP,
+    NodeFacts,
+    Offer,
+    Report,
+    agree,
+    differing,
+    refusal,
+    root_report,
+)
 
 
-def fact(host: str, attempt: int = 1, **more: Any) -> nodes.NodeFacts:
+def fact(host: str, attempt: int = 1, **more: Any) -> NodeFacts:
     whole: Any = {
         **{"host": host, "attempt": attempt, "mitigations": [], "report": None},
         **{"saferun": "1", "torch": "2.13", "nnodes": "2", "script": "train.py"},
         **more,
     }
-    found: nodes.NodeFacts = whole
+    found: NodeFacts = whole
     return found
 
 
-def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> nodes.Report:
+def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> Report:
     decision = {"action": "again", "reason": "it may be temporary", "delay_s": 0.0, "add": ""}
     whole: Any = {
         **{"attempt": 1, "host": host, "node": int(host[1:]), "weight": weight},
@@ -28,16 +42,16 @@ def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> nodes.R
         **more,
         "decision": {**decision, **more.get("decision", {})},
     }
-    found: nodes.Report = whole
+    found: Report = whole
     return found
 
 
-def offer(step: int, *, stamp: int = 0) -> nodes.Offer:
+def offer(step: int, *, stamp: int = 0) -> Offer:
     name = f"/out/checkpoint-{step}" if step >= 0 else "/out/last"
     return {"path": name, "step": step, "at_s": float(step), "stamp": [step, stamp]}
 
 
-def start(evidence: int, *offers: nodes.Offer, at: int = 0, **keys: Any) -> dict[str, Any]:
+def start(evidence: int, *offers: Offer, at: int = 0, **keys: Any) -> dict[str, Any]:
     """Return the start of a node that would go on from one of its offers."""
     checkpoint = offers[at] if offers else None
     whole = {"evidence": evidence, "checkpoint": checkpoint, "offers": list(offers)}
@@ -45,56 +59,56 @@ def start(evidence: int, *offers: nodes.Offer, at: int = 0, **keys: Any) -> dict
 
 
 def test_a_node_that_comes_new_takes_the_number_and_the_mitigations_of_the_others():
-    found = nodes.agree({0: fact("h0"), 1: fact("h1")})
-    assert (found["action"], found["attempt"], found["root"]) == (nodes.BEGIN, 1, None)
+    found = agree({0: fact("h0"), 1: fact("h1")})
+    assert (found["action"], found["attempt"], found["root"]) == (BEGIN, 1, None)
     assert found["hosts"] == {"0": "h0", "1": "h1"}
-    found = nodes.agree({0: fact("h0"), 1: fact("h1", 3, mitigations=["nccl-p2p-off"])})
-    assert (found["action"], found["attempt"]) == (nodes.REGROUP, 3)
+    found = agree({0: fact("h0"), 1: fact("h1", 3, mitigations=["nccl-p2p-off"])})
+    assert (found["action"], found["attempt"]) == (REGROUP, 3)
     assert found["mitigations"] == ["nccl-p2p-off"]
     facts = {0: fact("h0", 2, mitigations=["a"]), 1: fact("h1", 2, mitigations=["b", "a"])}
-    found = nodes.agree(facts)
-    assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["a", "b"])
+    found = agree(facts)
+    assert (found["action"], found["mitigations"]) == (REGROUP, ["a", "b"])
 
 
 def test_the_mitigation_of_the_node_where_it_began_becomes_that_of_all():
     add = {"decision": {"add": "nccl-p2p-off"}}
     first = {
-        0: fact("h0", 2, report=report("h0", nodes.ECHO)),
-        1: fact("h1", 2, report=report("h1", nodes.ROOT, **add)),
+        0: fact("h0", 2, report=report("h0", ECHO)),
+        1: fact("h1", 2, report=report("h1", ROOT, **add)),
     }
-    found = nodes.agree(first)
-    assert (found["action"], found["mitigations"]) == (nodes.REGROUP, ["nccl-p2p-off"])
+    found = agree(first)
+    assert (found["action"], found["mitigations"]) == (REGROUP, ["nccl-p2p-off"])
     again = {node: fact(f"h{node}", 2, mitigations=["nccl-p2p-off"]) for node in (0, 1)}
-    assert nodes.agree(again)["action"] == nodes.BEGIN
+    assert agree(again)["action"] == BEGIN
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_the_root_is_the_same_whoever_asks(order: tuple[int, ...]):
     """A cause before an echo, then the earliest, then the lowest node."""
     reports = [
-        report("h0", nodes.ECHO, 0.1),
-        report("h1", nodes.ROOT, 2.0),
-        report("h2", nodes.ROOT, 1.0),
-        report("h3", nodes.ROOT, 1.0),
+        report("h0", ECHO, 0.1),
+        report("h1", ROOT, 2.0),
+        report("h2", ROOT, 1.0),
+        report("h3", ROOT, 1.0),
     ]
-    found = nodes.root_report([reports[place] for place in order])
+    found = root_report([reports[place] for place in order])
     assert found is not None
     assert found["host"] == "h2"
 
 
 def test_where_the_failure_began_decides_that_the_run_is_over():
     stop = {"decision": {"action": "stop", "reason": "it would happen again"}}
-    echo = fact("h0", 2, report=report("h0", nodes.ECHO))
-    root = fact("h1", 2, report=report("h1", nodes.ROOT, **stop))
-    assert nodes.agree({0: echo, 1: root})["action"] == nodes.STOP
-    gives_up = fact("h0", 2, report=report("h0", nodes.ECHO, **stop))
-    root = fact("h1", 2, report=report("h1", nodes.ROOT))
-    assert nodes.agree({0: gives_up, 1: root})["action"] == nodes.BEGIN
+    echo = fact("h0", 2, report=report("h0", ECHO))
+    root = fact("h1", 2, report=report("h1", ROOT, **stop))
+    assert agree({0: echo, 1: root})["action"] == STOP
+    gives_up = fact("h0", 2, report=report("h0", ECHO, **stop))
+    root = fact("h1", 2, report=report("h1", ROOT))
+    assert agree({0: gives_up, 1: root})["action"] == BEGIN
 
 
 def test_a_report_of_an_earlier_attempt_is_no_root():
-    old = fact("h0", 1, report=report("h0", nodes.ROOT))
-    found = nodes.agree({0: old, 1: fact("h1", 3, report=report("h1", nodes.ECHO, attempt=2))})
+    old = fact("h0", 1, report=report("h0", ROOT))
+    found = agree({0: old, 1: fact("h1", 3, report=report("h1", ECHO, attempt=2))})
     assert found["root"] is not None
     assert found["root"]["host"] == "h1"
 
@@ -108,29 +122,29 @@ def test_nodes_that_do_not_fit_are_refused_by_name():
     }
     for name, pair in values.items():
         ours, other = pair.split()
-        found = nodes.agree({0: fact("h0"), 1: fact("h1", **{name.strip("-"): other})})
-        assert found["action"] == nodes.REFUSE
+        found = agree({0: fact("h0"), 1: fact("h1", **{name.strip("-"): other})})
+        assert found["action"] == REFUSE
         assert found["why"] == f"{name} differs: {ours} on h0; {other} on h1"
 
 
 def test_a_script_that_is_another_one_on_some_nodes_is_named_and_not_refused():
     contents = ["aa", "bb", "aa", ""]
-    found = nodes.agree({n: fact(f"h{n}", content=content) for n, content in enumerate(contents)})
-    assert found["action"] == nodes.BEGIN
+    found = agree({n: fact(f"h{n}", content=content) for n, content in enumerate(contents)})
+    assert found["action"] == BEGIN
     expected = "train.py is one file on h0, h2, another one on h1; copy one of them to all nodes"
     assert found["warning"] == expected
-    assert nodes.agree({0: fact("h0", content="aa"), 1: fact("h1", content="")})["warning"] == ""
+    assert agree({0: fact("h0", content="aa"), 1: fact("h1", content="")})["warning"] == ""
 
 
 def test_a_run_directory_that_not_all_nodes_see_is_not_used_and_named_where_it_was_given():
     facts = {0: fact("h0", shared="a", run_dir="/n"), 1: fact("h1", shared="b", run_dir="/n")}
     expected = "the run directory of h1 (/n) is not seen by all nodes: they tell each other by the"
-    apart, together = nodes.agree(facts, [1]), nodes.agree(facts)
+    apart, together = agree(facts, [1]), agree(facts)
     assert (apart["shared"], apart["warning"]) == ("", f"{expected} rendezvous")
     assert (together["shared"], together["warning"]) == ("a", "")
     for more in ({"attempt": 2}, {"run_dir": ""}):
         others = {node: {**one, **more} for node, one in facts.items()}
-        assert nodes.agree(others, [1])["warning"] == ""
+        assert agree(others, [1])["warning"] == ""
 
 
 A, B = offer(20), offer(10)
@@ -139,21 +153,21 @@ A, B = offer(20), offer(10)
 @pytest.mark.parametrize(
     ("starts", "action", "step"),
     [
-        ([start(1, A, B), start(1, A, B)], nodes.BEGIN, 20),
-        ([start(0), start(1, A, B)], nodes.REGROUP, 20),  # one that comes new, and is node 0
-        ([start(0, offer(70)), start(2, A), start(1, offer(50))], nodes.REGROUP, 20),
-        ([start(1, A, B), start(1, B)], nodes.REGROUP, 10),  # the newest that both have
-        ([start(1, A, B, at=1), start(1, B)], nodes.BEGIN, 10),
-        ([start(1), start(1)], nodes.BEGIN, None),
-        ([start(1, A), start(1)], nodes.REFUSE, 20),
-        ([start(1, offer(-1)), start(1, offer(-1, stamp=9))], nodes.REFUSE, -1),
-        ([start(1, A, tuned="off"), start(0, A, tuned="on")], nodes.REGROUP, 20),
+        ([start(1, A, B), start(1, A, B)], BEGIN, 20),
+        ([start(0), start(1, A, B)], REGROUP, 20),  # one that comes new, and is node 0
+        ([start(0, offer(70)), start(2, A), start(1, offer(50))], REGROUP, 20),
+        ([start(1, A, B), start(1, B)], REGROUP, 10),  # the newest that both have
+        ([start(1, A, B, at=1), start(1, B)], BEGIN, 10),
+        ([start(1), start(1)], BEGIN, None),
+        ([start(1, A), start(1)], REFUSE, 20),
+        ([start(1, offer(-1)), start(1, offer(-1, stamp=9))], REFUSE, -1),
+        ([start(1, A, tuned="off"), start(0, A, tuned="on")], REGROUP, 20),
     ],
 )
 def test_all_begin_where_the_nodes_say_that_were_there(
     starts: list[dict[str, Any]], action: str, step: int | None
 ):
-    found = nodes.agree({n: fact(f"h{n}", 2, **one) for n, one in enumerate(starts)})
+    found = agree({n: fact(f"h{n}", 2, **one) for n, one in enumerate(starts)})
     assert found["start"] is not None
     checkpoint = found["start"]["checkpoint"]
     assert (found["action"], checkpoint and checkpoint["step"]) == (action, step)
@@ -162,13 +176,13 @@ def test_all_begin_where_the_nodes_say_that_were_there(
 def test_a_node_that_does_not_see_the_checkpoint_is_named_and_an_elastic_run_goes_on():
     starts = [start(1, A), start(1)]
     whole = {n: fact(f"h{n}", 2, **one) for n, one in enumerate(starts)}
-    found = nodes.agree(whole)
-    assert (found["action"], found["unfit"]) == (nodes.REFUSE, [1])
+    found = agree(whole)
+    assert (found["action"], found["unfit"]) == (REFUSE, [1])
     assert found["why"].startswith("the run goes on from /out/checkpoint-20 of h0, which is not ")
     assert "there on h1" in found["why"]
     elastic = {n: {**one, "nnodes": "1:2"} for n, one in whole.items()}
-    found = nodes.agree(elastic)  # type: ignore[arg-type]  # NodeFacts with another value
-    assert (found["action"], found["unfit"]) == (nodes.REGROUP, [1])
+    found = agree(elastic)  # type: ignore[arg-type]  # NodeFacts with another value
+    assert (found["action"], found["unfit"]) == (REGROUP, [1])
     assert found["start"] is not None
     assert found["start"]["checkpoint"] == A
 
@@ -176,22 +190,22 @@ def test_a_node_that_does_not_see_the_checkpoint_is_named_and_an_elastic_run_goe
 def test_a_rank_that_has_just_run_is_asked_again_where_it_is():
     """Its agent does not know what has been saved meanwhile; torchrun's own restarts need not."""
     ran: Any = {**start(2, A)["start"], "offers": None}
-    found = nodes.agree({0: fact("h0", 3, start=ran), 1: fact("h1", 1, **start(0))})
-    assert (found["action"], found["start"] and found["start"]["offers"]) == (nodes.REGROUP, None)
+    found = agree({0: fact("h0", 3, start=ran), 1: fact("h1", 1, **start(0))})
+    assert (found["action"], found["start"] and found["start"]["offers"]) == (REGROUP, None)
     rerun = {n: fact(f"h{n}", 2, start=ran, rerun=True) for n in (0, 1)}
-    assert nodes.agree(rerun)["action"] == nodes.BEGIN
+    assert agree(rerun)["action"] == BEGIN
 
 
 def test_settings_are_those_of_the_first_node_and_variables_may_be_of_a_machine():
     keys = [{"hooks.shards": "warn", "env.A": "1"}, {"hooks.shards": "off", "env.A": "2"}]
     facts = {n: fact(f"h{n}", **start(0, **one)) for n, one in enumerate(keys)}
-    found = nodes.agree(facts)
+    found = agree(facts)
     assert found["start"] is not None
-    assert (found["action"], found["start"]["free"]) == (nodes.REGROUP, ["env.A"])
-    assert nodes.differing(keys[0], found["start"]) == []
-    assert nodes.differing(keys[1], found["start"]) == ["hooks.shards"]
+    assert (found["action"], found["start"]["free"]) == (REGROUP, ["env.A"])
+    assert differing(keys[0], found["start"]) == []
+    assert differing(keys[1], found["start"]) == ["hooks.shards"]
 
 
 def test_a_refusal_for_another_reason_has_no_root():
-    found = nodes.refusal(fact("h0", 2, report=report("h0", nodes.ROOT)), {"0": "h0"}, "the clock")
-    assert (found["action"], found["why"], found["root"]) == (nodes.REFUSE, "the clock", None)
+    found = refusal(fact("h0", 2, report=report("h0", ROOT)), {"0": "h0"}, "the clock")
+    assert (found["action"], found["why"], found["root"]) == (REFUSE, "the clock", None)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.inject import agreement
+from saferun.inject.rank_differences import (
+    argument_difference,
+    comparable_arguments,
+    compare,
+    differences,
+    is_reporter,
+    ranks_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,22 +26,20 @@ from saferun.inject import agreement
     ],
 )
 def test_ranks_are_named_in_runs(members: list[int], text: str) -> None:
-    assert agreement.ranks_text(members) == text
+    assert ranks_text(members) == text
 
 
 def test_the_rarest_value_is_the_odd_one_and_the_lowest_rank_breaks_ties() -> None:
     facts = {rank: {"torch": "b" if rank == 2 else "a"} for rank in range(4)}
-    assert agreement.differences(facts) == ["rank 2 has torch b, ranks 0-1, 3 have a"]
+    assert differences(facts) == ["rank 2 has torch b, ranks 0-1, 3 have a"]
     facts = {rank: {"torch": "a" if rank < 2 else "b"} for rank in range(4)}
-    assert agreement.differences(facts) == ["ranks 2-3 have torch b, ranks 0-1 have a"]
+    assert differences(facts) == ["ranks 2-3 have torch b, ranks 0-1 have a"]
     facts = {rank: {"torch": "abbcc"[rank]} for rank in range(5)}
-    assert agreement.differences(facts) == [
-        "rank 0 has torch a, ranks 1-2 have b, ranks 3-4 have c"
-    ]
+    assert differences(facts) == ["rank 0 has torch a, ranks 1-2 have b, ranks 3-4 have c"]
 
 
 def test_what_a_rank_does_not_know_is_no_difference() -> None:
-    assert agreement.differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
+    assert differences({0: {"gpu": None}, 1: {"gpu": "NVIDIA H100"}, 2: {}}) == []
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_what_a_rank_does_not_know_is_no_difference() -> None:
 def test_arguments_are_compared_without_ranks_paths_and_secrets(
     argv: list[str], arguments: list[str]
 ) -> None:
-    assert agreement.comparable_arguments(argv) == arguments
+    assert comparable_arguments(argv) == arguments
 
 
 @pytest.mark.parametrize(
@@ -73,17 +78,17 @@ def test_arguments_that_only_tell_a_rank_its_number_are_no_difference(
         rank: {"argv": argv, "local": local}
         for rank, (argv, local) in enumerate(zip(argvs, locals_, strict=True))
     }
-    assert bool(agreement.argument_difference(facts)) is reported
+    assert bool(argument_difference(facts)) is reported
 
 
 def test_one_rank_of_each_node_reports() -> None:
     """Of two nodes with four ranks each; 0, 2, 4 and 7 are missing."""
     missing = [0, 2, 4, 7]
     here = [rank for rank in range(8) if rank not in missing]
-    assert [r for r in here if agreement.is_reporter(r, r % 4, missing)] == [1, 5]
+    assert [r for r in here if is_reporter(r, r % 4, missing)] == [1, 5]
 
 
 def test_what_all_ranks_read_does_not_grow_with_them() -> None:
     facts = {rank: {"torch": "2.13.0", "argv": ["t.py"]} for rank in range(2000)}
     few = {rank: facts[rank] for rank in range(2)}
-    assert agreement.compare(facts) == agreement.compare(few)
+    assert compare(facts) == compare(few)

@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from .context import say
-from .meeting import own_connection
+from ..context import say
+from ..meeting import own_connection
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
 BEAT_S = 2.0  # it is LONGEST_BEAT_S from 1,000 nodes on, to spare the host

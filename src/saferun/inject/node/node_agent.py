@@ -4,14 +4,14 @@ Target: torch.distributed.elastic, torch >= 2.4: `SimpleElasticAgent._rendezvous
 `._shutdown` and `._exit_barrier` (agent/server/api.py, local_elastic_agent.py) and
 `get_rendezvous_handler` (rendezvous/registry.py).
 Reason: each node has a saferun of its own. They must begin an attempt under one number, with the
-same mitigations, and know where the last one failed (nodes.py); and torchrun's agents notice no
-silent node (node_watch.py), wait for 300 s in the exit barrier, deaf to SIGTERM, and exit with
-status 0 then (https://github.com/pytorch/pytorch/issues/135712 is related).
+same mitigations, and know where the last one failed (node_agreement.py); and torchrun's agents
+notice no silent node (node_watch.py), wait for 300 s in the exit barrier, deaf to SIGTERM, and exit
+with status 0 then (https://github.com/pytorch/pytorch/issues/135712 is related).
 Delete it when torchrun's agents exchange data of a launcher's own and watch each other.
 
 Active only where SAFERUN_NODES is set, which saferun does for attempts of several nodes.
 
-    SAFERUN_NODES   {"facts": NodeFacts of nodes.py, "directory": where the outcome goes or null,
+    SAFERUN_NODES   {"facts": NodeFacts, "directory": where the outcome goes or null,
                      "rejoin_s": seconds, "since": when these begin, or null for now,
                      "expects": whether other nodes have just left to come back}
     outcome         DIRECTORY/nodes-aN.json: {"agreement": Agreement, "node": N, "at": UNIX
@@ -32,8 +32,19 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from . import hidden_frames, meeting, node_joining, node_return, node_watch, nodes, receipts
-from .context import say
+from .. import hidden_frames, meeting, receipts
+from ..context import say
+from . import node_joining, node_return, node_watch
+from .node_agreement import (
+    BEGIN,
+    REFUSE,
+    REGROUP_STATUS,
+    Agreement,
+    Alone,
+    Loss,
+    NodeFacts,
+    Outcome,
+)
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
 VARIABLE = "SAFERUN_NODES"
@@ -67,7 +78,7 @@ def start() -> None:
         if name in sys.modules:
             hook(sys.modules[name])
     if REGISTRY not in sys.modules:
-        from . import finder
+        from .. import finder
 
         finder.watch(hooks, lambda name, module: hooks[name](module))
 
@@ -90,7 +101,7 @@ class NodeParticipant:
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
-        self._facts: nodes.NodeFacts = given["facts"]
+        self._facts: NodeFacts = given["facts"]
         self._attempt: int = self._facts["attempt"]
         self._directory: str | None = given["directory"]
         self._rejoin_s: float = given["rejoin_s"]
@@ -204,15 +215,19 @@ class NodeParticipant:
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
         agreement = self._meet(store, rank, size, _names(handler))
-        outcome: nodes.Outcome = {"agreement": agreement, "node": rank, "began": self._began}
+        outcome: Outcome = {
+            "agreement": agreement,
+            "node": rank,
+            "began": self._began,
+        }
         self._write(outcome_name(self._attempt), outcome)
-        if agreement["action"] != nodes.BEGIN:
+        if agreement["action"] != BEGIN:
             try:
                 meeting.leave(store, size, stays=True)
             except RuntimeError:  # the store goes with its host, which has left
                 pass
             handler.shutdown = lambda: True  # the next attempt may have the same store
-            raise SystemExit(nodes.REGROUP_STATUS)
+            raise SystemExit(REGROUP_STATUS)
         if agreement["warning"]:
             say(agreement["warning"])
         self._say_root(agreement)
@@ -251,7 +266,7 @@ class NodeParticipant:
         if is_signal or self._attempt == 1 or self._directory is None:
             raise error
         where = str(getattr(self._parameters, "endpoint", ""))
-        alone: nodes.Alone = {"came": [], "unreached": where, "root": None}
+        alone: Alone = {"came": [], "unreached": where, "root": None}
         if isinstance(error, node_return.Over):
             alone = error.alone
         elif type(error).__name__ == "RendezvousTimeoutError":
@@ -259,14 +274,14 @@ class NodeParticipant:
         self._write(outcome_name(self._attempt), {"alone": alone})
         if not alone["unreached"]:
             time.sleep(node_joining.LEAVE_S)  # the store may go with this agent
-        raise SystemExit(nodes.REGROUP_STATUS)
+        raise SystemExit(REGROUP_STATUS)
 
     def _meet_anew(self, error: Exception) -> NoReturn:
         """Leave after ranks have run, since nodes came or went and did not come together."""
         why = f"nodes have joined or left ({type(error).__name__})"
-        outcome: nodes.Outcome = {"again": why, "start": self._facts.get("start")}
+        outcome: Outcome = {"again": why, "start": self._facts.get("start")}
         self._write(outcome_name(self._attempt), outcome)
-        raise SystemExit(nodes.REGROUP_STATUS)
+        raise SystemExit(REGROUP_STATUS)
 
     def _is_early(self, agent: Any) -> bool:
         store = _prefixed(agent._store)
@@ -275,10 +290,10 @@ class NodeParticipant:
         self._was_early = True
         return node_watch.await_earlier(store, self._attempt, self._rejoin_s)
 
-    def _refuse(self, agreement: nodes.Agreement) -> None:
+    def _refuse(self, agreement: Agreement) -> None:
         self._joining.end()
         self._write(outcome_name(self._attempt), {"agreement": agreement, "node": 0})
-        raise SystemExit(nodes.REGROUP_STATUS)
+        raise SystemExit(REGROUP_STATUS)
 
     def _may_come_back(self, error: Exception, *, waited: bool = False) -> bool:
         """Tell whether the rendezvous that failed was one of the attempt before.
@@ -293,7 +308,7 @@ class NodeParticipant:
         lost = waited and name == "RendezvousConnectionError"
         return lost or name == "RendezvousClosedError" or self._attempt > 1 or self._was_early
 
-    def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> nodes.Agreement:
+    def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> Agreement:
         if rank == 0:
             self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
         holds = harmlessly("the host of the rendezvous is not known", self._holds)
@@ -305,7 +320,7 @@ class NodeParticipant:
             known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
             who = ", ".join(known)
             agreement["why"] = f"without saferun, or without its supervision, takes part: {who}"
-            agreement["action"] = nodes.REFUSE
+            agreement["action"] = REFUSE
         return agreement
 
     def _holds(self) -> bool:
@@ -320,7 +335,7 @@ class NodeParticipant:
         host, _ = utils.parse_rendezvous_endpoint(self._parameters.endpoint, default_port=0)
         return bool(utils._matches_machine_hostname(host))
 
-    def _say_root(self, agreement: nodes.Agreement) -> None:
+    def _say_root(self, agreement: Agreement) -> None:
         root = agreement["root"]
         if root is not None and root["host"] != self._facts["host"]:
             rank_of = root["diagnosis"]["root_rank"]
@@ -328,7 +343,7 @@ class NodeParticipant:
             kind = root["diagnosis"]["kind"]
             say(f"attempt {root['attempt']} failed first on {where}: {kind}")
 
-    def _begin(self, store: Any, rank: int, agreement: nodes.Agreement, agent: Any) -> None:
+    def _begin(self, store: Any, rank: int, agreement: Agreement, agent: Any) -> None:
         hosts = {int(node): host for node, host in agreement["hosts"].items()}
 
         def end(why: str, lost: list[int]) -> None:
@@ -443,7 +458,7 @@ class NodeParticipant:
             raise SystemExit(1)
         watch.stop()
 
-    def _write(self, name: str, content: nodes.Outcome | nodes.Loss) -> None:
+    def _write(self, name: str, content: Outcome | Loss) -> None:
         """Write a file for the supervisor, which decides alone where there is none."""
         if self._directory is None:
             return

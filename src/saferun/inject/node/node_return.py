@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Any
 
-from . import nodes
+from .node_agreement import Alone, NodeFacts, root_report
 
 RECENT_S = 10.0  # a node whose own time was over a moment ago has come
 LOOK_S = 0.5  # between two looks of a static rendezvous whether all have come
@@ -29,7 +29,7 @@ LOOK_S = 0.5  # between two looks of a static rendezvous whether all have come
 class Over(Exception):  # noqa: N818 - it is no fault
     """The time of a node is over: not all have come back."""
 
-    def __init__(self, alone: nodes.Alone) -> None:
+    def __init__(self, alone: Alone) -> None:
         super().__init__("not all nodes came back")
         self.alone = alone
 
@@ -41,7 +41,7 @@ class Return:
         facts: of this node.
     """
 
-    def __init__(self, facts: nodes.NodeFacts) -> None:
+    def __init__(self, facts: NodeFacts) -> None:
         self._facts = facts
         self._store: Any = None  # the rendezvous' store
         self._run = self._prefix = ""
@@ -79,7 +79,7 @@ class Return:
         if self._store.check([f"{self._prefix}/over"]):
             raise Over(json.loads(self._store.get(f"{self._prefix}/over")))
 
-    def over(self) -> nodes.Alone:
+    def over(self) -> Alone:
         """Tell all that the time is over; return who came."""
         since = time.monotonic() - RECENT_S
         came = [self._host(name) for name, at in self._seen.items() if at >= since]
@@ -89,13 +89,13 @@ class Return:
             for number in range(1, int(self._store.get(f"{self._prefix}/report")) + 1):
                 key = f"{self._prefix}/report/{number}"
                 reports += [json.loads(self._store.get(key))] if self._store.check([key]) else []
-        alone: nodes.Alone = {
+        alone: Alone = {
             "came": sorted(set(came)),
             "unreached": "",
-            "root": nodes.root_report(reports),
+            "root": root_report(reports),
         }
         first = self._store.compare_set(f"{self._prefix}/over", "", json.dumps(alone))
-        told: nodes.Alone = json.loads(first)
+        told: Alone = json.loads(first)
         return told
 
     def _host(self, name: str) -> str:
@@ -103,7 +103,7 @@ class Return:
         return self._store.get(key).decode() if self._store.check([key]) else name
 
 
-def come_statically(handler: Any, back: Return, facts: nodes.NodeFacts, limit: float) -> Any:
+def come_statically(handler: Any, back: Return, facts: NodeFacts, limit: float) -> Any:
     """Join a static rendezvous; return what torch's own `next_rendezvous` does.
 
     torch waits for the others inside its store. So the host opens it before, and all look who has
