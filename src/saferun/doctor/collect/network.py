@@ -6,72 +6,53 @@ Read from /sys and /proc. Nothing is sent anywhere, except to resolve our own ho
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
 from saferun.system import procfs
+from saferun.system.interfaces import addresses
 from saferun.system.printable import printable
 from saferun.system.redact import Masker
 
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IFF_UP = 0x1
 _LISTEN = "0A"  # include/net/tcp_states.h
 
 
-def interfaces(
-    sys_net: str = "/sys/class/net", if_inet6: str = "/proc/net/if_inet6"
-) -> tuple[Interface, ...]:
+def interfaces() -> tuple[Interface, ...]:
     """Return the interfaces by index, the order in which getifaddrs lists IPv4 addresses."""
-    inet6 = _with_ipv6(if_inet6)
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in sorted(socket.if_nameindex()):
-            base = os.path.join(sys_net, name)
-            flags = int(_line(f"{base}/flags") or "0x1", 16)
-            speed = _line(f"{base}/speed")
-            found.append(
-                Interface(
-                    name,
-                    up=bool(flags & _IFF_UP),
-                    carrier=_line(f"{base}/carrier") != "0",  # unreadable while it is down
-                    ipv4=_ipv4(query, name),
-                    ipv6=name in inet6,
-                    speed_mbps=int(speed) if speed.lstrip("-").isdecimal() else -1,
-                )
+    known, found = addresses(), []
+    for _, name in sorted(socket.if_nameindex()):
+        base = f"/sys/class/net/{name}"
+        flags = int(_line(f"{base}/flags") or "0x1", 16)
+        speed = _line(f"{base}/speed")
+        own = [address for interface, address in known if interface == name]
+        found.append(
+            Interface(
+                name,
+                up=bool(flags & _IFF_UP),
+                carrier=_line(f"{base}/carrier") != "0",  # unreadable while it is down
+                ipv4=next((address for address in own if ":" not in address), ""),
+                ipv6=any(":" in address and address != "::1" for address in own),
+                speed_mbps=int(speed) if speed.lstrip("-").isdecimal() else -1,
             )
+        )
     return tuple(found)
-
-
-def _ipv4(query: socket.socket, name: str) -> str:
-    try:
-        request = struct.pack("256s", name.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(query.fileno(), _SIOCGIFADDR, request)[20:24])
-    except OSError:
-        return ""
-
-
-def _with_ipv6(path: str) -> set[str]:
-    """Return the interfaces (last field) with an IPv6 address (first field) other than ::1."""
-    rows = [line.split() for line in procfs.text(path).splitlines()]
-    return {row[-1] for row in rows if len(row) == 6 and row[0] != "0" * 31 + "1"}
 
 
 def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
     """Return the addresses of a host name in order, why there are none, and the seconds taken."""
     began = time.monotonic()
-    trouble, addresses = "", []
+    trouble, found = "", []
     try:
         for *_, address in socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM):
-            addresses.append(str(address[0]))
+            found.append(str(address[0]))
     except (OSError, UnicodeError) as error:
         trouble = getattr(error, "strerror", None) or str(error)
-    return tuple(dict.fromkeys(addresses)), trouble, time.monotonic() - began
+    return tuple(dict.fromkeys(found)), trouble, time.monotonic() - began
 
 
 def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
@@ -141,8 +122,8 @@ def examine(ports: Iterable[int], masker: Masker) -> Network:
         ports=tuple(port(number, masker) for number in ports),
         infiniband=infiniband(),
     )
-    addresses, trouble, seconds = resolve(hostname)
-    return replace(known, addresses=addresses, trouble=trouble, seconds=seconds)
+    named, trouble, seconds = resolve(hostname)
+    return replace(known, addresses=named, trouble=trouble, seconds=seconds)
 
 
 def _line(path: str) -> str:

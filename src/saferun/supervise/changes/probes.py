@@ -6,7 +6,6 @@ mitigation that needs it is not used (mitigation_overlay.refusal). Nothing is se
 
 from __future__ import annotations
 
-import array
 import fcntl
 import glob
 import os
@@ -14,16 +13,15 @@ import re
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from saferun.system.interfaces import addresses
+
 PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds from a network's disk
 TOOLKITS = "/usr/local/cuda*/bin"  # where CUDA is installed by default
 _FOREIGN = ("192.0.2.1", "2001:db8::1")  # documentation addresses: routed by default, never reached
-_SIOCGIFCONF = 0x8912  # linux/sockios.h
-_IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: a name of 16 bytes, a sockaddr, padding
 _PACKAGED = (
     "triton/backends/nvidia/bin/ptxas*",
     "triton/third_party/cuda/bin/ptxas",
@@ -214,7 +212,7 @@ def reachable_interface(host: str, nodes: int) -> str | None:
         host: the rendezvous'; "" if unknown.
         nodes: number of machines of the job; 0 if unknown.
     """
-    interfaces = _interfaces()
+    interfaces = {address: name for name, address in addresses()}
     alone = nodes == 1
     for target in ([] if alone or not host else [host], _FOREIGN):
         for name in target:
@@ -243,33 +241,3 @@ def _own_address(host: str) -> str | None:
 
 def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
-
-
-def _interfaces() -> dict[str, str]:
-    """Address -> interface: the kernel's list for IPv4, /proc for IPv6."""
-    found: dict[str, str] = {}
-    buffer = array.array("B", bytes(256 * _IFREQ_BYTES))
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
-            size = struct.unpack("iL", fcntl.ioctl(probe, _SIOCGIFCONF, request))[0]
-    except OSError:
-        size = 0
-    entries = buffer.tobytes()[:size]
-    for at in range(0, size - _IFREQ_BYTES + 1, _IFREQ_BYTES):
-        name = entries[at : at + 16].split(b"\0")[0].decode().partition(":")[0]
-        found[socket.inet_ntoa(entries[at + 20 : at + 24])] = name
-    return {**found, **_interfaces_v6()}
-
-
-def _interfaces_v6() -> dict[str, str]:
-    try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        return {}
-    return {
-        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])): row[5]
-        for row in rows
-        if len(row) == 6
-    }
