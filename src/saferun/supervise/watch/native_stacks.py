@@ -56,7 +56,7 @@ class NativeStacks:
         """Return pid -> its stacks, of those that could be read; call it once."""
         answers = {pid: one.take() for pid, one in self._running.items()}
         self._running.clear()
-        return {pid: text for pid, (status, text) in answers.items() if status == 0}
+        return {pid: answer.out for pid, answer in answers.items() if answer.status == 0}
 
     def _start_again(self) -> None:
         """Read those that the kernel holds since as they are; what py-spy has stopped, it reads."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Card
 from saferun.supervise.watch.running_job import BesideJob
-from saferun.system import command as bounded
 from saferun.system import procfs
 
 _LOWER = 0.9  # of the others' clock: that much does another temperature not explain
@@ -72,8 +71,7 @@ def ask_cards(environ: Mapping[str, str]) -> BesideJob:
 
 def answer_of(asked: BesideJob) -> nvml.Report:
     """Return NVML's answer; an empty one where it has not come. Call it once."""
-    status, text = asked.take()
-    return nvml.read(bounded.Answer(text, "", status, "")).report
+    return nvml.read(asked.take()).report
 
 
 def of_ranks(

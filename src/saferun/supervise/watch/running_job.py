@@ -12,7 +12,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Longest
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.records.record import Record
-from saferun.system.command import REAP_S
+from saferun.system.command import REAP_S, Answer
 
 NEVER_S = float("inf")  # what a watch returns that looks no more
 _MOST_BYTES = 1 << 20  # read of a program's output
@@ -69,9 +69,9 @@ class BesideJob:
             self.process.wait(REAP_S)
         return True
 
-    def take(self) -> tuple[int | None, str]:
-        """End it; return its status, None where that is not known, and its output. Call it once."""
+    def take(self) -> Answer:
+        """End it; return how it ended and its stdout. Call it once."""
         self.kill()
         text = os.pread(self._file, _MOST_BYTES, 0).decode("utf-8", "replace")
         os.close(self._file)
-        return self.process.returncode if self.process else None, text
+        return Answer(text, "", self.process.returncode if self.process else None, "")

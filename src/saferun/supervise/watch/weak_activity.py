@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from saferun.diagnosis.silence import RATE
 from saferun.gpu import nvml
 from saferun.supervise.watch.running_job import BesideJob
-from saferun.system import command as bounded
 from saferun.system import tcp_bytes
 
 EVERY_S = 60.0  # between two answers of NVML
@@ -66,9 +65,8 @@ class GpuUse:
         if not asked.has_ended() and at_s < self._asked_at_s + ANSWER_S:
             return False
         hangs = asked.kill()
-        status, text = asked.take()
+        answer = nvml.read(asked.take())
         self._asked = None
-        answer = nvml.read(bounded.Answer(text, "", status, ""))
         self._asks = bool(answer.program) and not hangs  # else it would be the same again
         cards = (answer.report.card(uuid) for uuid in self._gpus)
         return any((card.load().percent or 0) >= _USED for card in cards if card)
