@@ -17,8 +17,8 @@ from saferun.doctor.checks import checks_host
 from saferun.doctor.collect import host
 from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 from saferun.model import NOTE, OK, PROBLEM, Gpu, GpuFacts
+from saferun.system import cgroup, kernellog
 from saferun.system import gpus as gpu
-from saferun.system import kernellog
 
 GIB = 1 << 30
 
@@ -193,9 +193,8 @@ def written(folder: pathlib.Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path: pathlib.Path) -> None:
+def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path, monkeypatch) -> None:
     files = {
-        "p/meminfo": "MemTotal: 8 kB\n",
         "p/self/cgroup": "0::/job\n",
         "g/cgroup.controllers": "cpu memory",
         "g/job/memory.max": "4096",
@@ -203,8 +202,11 @@ def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path: pathlib.P
         "g/job/cpu.max": "150000 100000",
     }
     written(tmp_path, files)
-    seen = host.memory(str(tmp_path / "p"), str(tmp_path / "g"))
-    assert (seen.limit, seen.used, seen.quota, seen.total) == (4096, 9, 1.5, 8192)
+    monkeypatch.setattr(cgroup, "PROC", str(tmp_path / "p"))
+    monkeypatch.setattr(cgroup, "MOUNT", str(tmp_path / "g"))
+    seen = host.memory()
+    assert (seen.limit, seen.used, seen.quota) == (4096, 9, 1.5)
+    assert seen.total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_this_machines_clock_limits_and_log_are_read():

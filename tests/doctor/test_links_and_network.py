@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 from cases import check_cases
@@ -285,16 +286,15 @@ def test_a_port_that_is_only_used_by_a_connection_is_free():
             assert network.port(number, PLAIN) == Port(number)
 
 
-def test_a_secret_in_the_holders_command_line_is_masked(tmp_path):
-    (tmp_path / "net").mkdir()
-    row = "0: 0100007F:733C 00000000:0000 0A 0:0 0:0 0 0 0 4242 1"
-    (tmp_path / "net" / "tcp").write_text(f"  sl  local_address\n{row}\n")
-    (tmp_path / "77" / "fd").mkdir(parents=True)
-    (tmp_path / "77" / "fd" / "3").symlink_to("socket:[4242]")
-    (tmp_path / "77" / "cmdline").write_bytes(b"train\0--api-key\0sk-1234567890abcdef\0")
-    seen = network.port(0x733C, PLAIN, proc=str(tmp_path))
-    assert (seen.pid, "sk-1234567890abcdef" in seen.command) == (77, False)
-    assert seen.command.startswith("train --api-key")
+def test_a_secret_in_the_holders_command_line_is_masked():
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        argv = ["train", "-c", "kill -STOP $$", "--api-key", "sk-1234567890abcdef"]
+        number, holder = held.getsockname()[1], Popen(argv, executable="/bin/sh", stdin=held)
+    with holder:
+        seen = network.port(number, PLAIN)
+        holder.kill()
+    assert (seen.pid, "sk-1234567890abcdef" in seen.command) == (holder.pid, False)
+    assert seen.command.startswith("train -c kill -STOP $$ --api-key")
 
 
 def test_a_port_of_another_user_is_reported_without_its_process():

@@ -8,7 +8,7 @@ from saferun.doctor import xid
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM
 
-KNOWN = xid.catalogue({})
+KNOWN = xid.catalogue()
 NUMBERS = {"0000:c1:00.0": 3}
 
 

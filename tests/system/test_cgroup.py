@@ -26,22 +26,20 @@ class Machine(NamedTuple):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    @property
-    def places(self) -> tuple[str, str]:
-        return str(self.root / "p"), str(self.root / "g")
-
 
 @pytest.fixture
-def machine(tmp_path: pathlib.Path) -> Machine:
+def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(cgroup, "PROC", str(tmp_path / "p"))
+    monkeypatch.setattr(cgroup, "MOUNT", str(tmp_path / "g"))
     return Machine(tmp_path)
 
 
 def test_a_machine_without_control_groups_limits_nothing(machine: Machine) -> None:
-    assert cgroup.group("memory", *machine.places) == cgroup.Group()
-    assert cgroup.memory(*machine.places) == cgroup.Memory()
-    assert cgroup.memory_left(*machine.places) is None
-    assert cgroup.cpu_quota(*machine.places) == 0
-    assert cgroup.oom_kill_files("self", *machine.places) == ()
+    assert cgroup.group("memory") == cgroup.Group()
+    assert cgroup.memory() == cgroup.Memory()
+    assert cgroup.memory_left() is None
+    assert cgroup.cpu_quota() == 0
+    assert cgroup.oom_kill_files() == ()
 
 
 def used(folder: str, limit: str, amount: str) -> dict[str, str]:
@@ -82,8 +80,8 @@ def test_the_tightest_limit_of_memory_counts(
     machine: Machine, files: dict[str, str], memory: tuple[int, int], left: int | None
 ) -> None:
     machine.write(files)
-    assert cgroup.memory(*machine.places) == memory
-    assert cgroup.memory_left(*machine.places) == left
+    assert cgroup.memory() == memory
+    assert cgroup.memory_left() == left
 
 
 CPU = {
@@ -109,7 +107,7 @@ def test_the_limit_of_cpu_time_is_a_number_of_cpus(
     machine: Machine, files: dict[str, str], quota: float
 ) -> None:
     machine.write(files)
-    assert cgroup.cpu_quota(*machine.places) == quota
+    assert cgroup.cpu_quota() == quota
 
 
 @pytest.mark.parametrize(
@@ -124,7 +122,7 @@ def test_kills_for_lack_of_memory_are_counted_by_the_group(
     machine: Machine, files: dict[str, str], counter: str
 ) -> None:
     machine.write({**files, counter: "oom 1\noom_kill 3\n"})
-    found = cgroup.oom_kill_files("self", *machine.places)
+    found = cgroup.oom_kill_files()
     assert cgroup.oom_kills(found[0]) == 3
 
 

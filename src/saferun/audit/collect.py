@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from saferun.audit import judge, report, script_ast, source_scan
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import OTHER_NAME
 from saferun.model import Finding, MachineFacts, Request, Setting
+from saferun.system import procfs
 
 
 def remark(
@@ -67,12 +67,5 @@ def findings(
     """
     found = source_scan.search(judge.audited(environ), request, cwd)
     calls = script_ast.read_script(source_scan.script_text(request, cwd))
-    return report.findings(environ, facts, calls, found.names, adapters())
-
-
-def adapters(folder: str = "/sys/class/infiniband") -> tuple[str, ...]:
-    """Return the names of the machine's InfiniBand and RoCE devices."""
-    try:
-        return tuple(sorted(os.listdir(folder)))
-    except OSError:
-        return ()
+    adapters = procfs.names("/sys/class/infiniband")  # InfiniBand and RoCE devices
+    return report.findings(environ, facts, calls, found.names, adapters)

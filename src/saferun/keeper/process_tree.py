@@ -182,7 +182,7 @@ class Family:
         """Kill them all, as `end_processes` does."""
         return end_processes(lambda: self.living(stopping=True), limit_s, self.children)
 
-    def end_openers(self, prefix: str, limit_s: float = UNKILLABLE_S) -> tuple[int, list[int]]:
+    def end_openers(self, prefix: str) -> tuple[int, list[int]]:
         """Kill those that have a file open whose path begins with `prefix`; the others go on.
 
         Where one has, or where a child died during the look, so that what forks and exits may have
@@ -204,7 +204,7 @@ class Family:
         stopped = self._stop()
         killed, left = end_processes(openers, 0.0)
         self._continue(stopped)
-        more, left = end_processes(openers, limit_s) if left else (0, left)
+        more, left = end_processes(openers, UNKILLABLE_S) if left else (0, left)
         return killed + more, left
 
     def _stop(self) -> set[int]:

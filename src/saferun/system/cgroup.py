@@ -36,44 +36,42 @@ class Memory(NamedTuple):
     used: int = -1  # -1: not known
 
 
-def group(controller: str, proc: str = PROC, mount: str = MOUNT, pid: int | str = "self") -> Group:
+def group(controller: str, pid: int | str = "self") -> Group:
     """Return a process's control group.
 
     Args:
         controller: "memory" or "cpu".
-        proc: where procfs is mounted.
-        mount: where the control groups are mounted.
         pid: of the process; by default this one.
 
     Returns:
         The group; without folders where the kernel names none. In a container the path may be one
         that is not visible there, so that a folder need not exist; the last one is the mount.
     """
-    for line in procfs.text(f"{proc}/{pid}/cgroup").splitlines():
+    for line in procfs.text(f"{PROC}/{pid}/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         named = controller in controllers.split(",")
-        if not named and (number != "0" or not os.path.exists(f"{mount}/cgroup.controllers")):
+        if not named and (number != "0" or not os.path.exists(f"{MOUNT}/cgroup.controllers")):
             continue
-        base = f"{mount}/{controller}" if named else mount
+        base = f"{MOUNT}/{controller}" if named else MOUNT
         parts = [part for part in path.split("/") if part and part != ".."]
         tails = ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
         return Group(tuple(os.path.join(base, tail) for tail in tails), 1 if named else 2)
     return Group()
 
 
-def memory(proc: str = PROC, mount: str = MOUNT) -> Memory:
+def memory() -> Memory:
     """Return the tightest limit of memory on our group, and what is used of it."""
-    return min(_memory_limits(proc, mount), key=lambda found: found.limit, default=Memory())
+    return min(_memory_limits(), key=lambda found: found.limit, default=Memory())
 
 
-def memory_left(proc: str = PROC, mount: str = MOUNT) -> int | None:
+def memory_left() -> int | None:
     """Return how many bytes our group may still take; None where nothing limits it."""
-    known = [found for found in _memory_limits(proc, mount) if found.used >= 0]
+    known = [found for found in _memory_limits() if found.used >= 0]
     return min((max(0, found.limit - found.used) for found in known), default=None)
 
 
-def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
-    found = group("memory", proc, mount)
+def _memory_limits() -> Iterator[Memory]:
+    found = group("memory")
     limit_name, used_name = (
         ("memory.max", "memory.current")
         if found.version == 2
@@ -85,9 +83,9 @@ def _memory_limits(proc: str, mount: str) -> Iterator[Memory]:
             yield Memory(limit, _number(f"{folder}/{used_name}"))
 
 
-def cpu_quota(proc: str = PROC, mount: str = MOUNT) -> float:
+def cpu_quota() -> float:
     """Return the tightest limit of CPU time on our group, in CPUs; 0 where there is none."""
-    ours, found = group("cpu", proc, mount), []
+    ours, found = group("cpu"), []
     for folder in ours.folders:
         if ours.version == 2:
             pair = procfs.text(f"{folder}/cpu.max").split()
@@ -99,9 +97,7 @@ def cpu_quota(proc: str = PROC, mount: str = MOUNT) -> float:
     return min(found, default=0.0)
 
 
-def oom_kill_files(
-    pid: int | str = "self", proc: str = PROC, mount: str = MOUNT
-) -> tuple[str, ...]:
+def oom_kill_files(pid: int | str = "self") -> tuple[str, ...]:
     """Return the files that count the processes of a group killed for lack of memory.
 
     The narrowest comes first: in version 2 each group counts for those below it, too, and stays
@@ -109,10 +105,8 @@ def oom_kill_files(
 
     Args:
         pid: of a process in the group.
-        proc: where procfs is mounted.
-        mount: where the control groups are mounted.
     """
-    found = group("memory", proc, mount, pid)
+    found = group("memory", pid)
     if found.version == 1:
         return tuple(f"{folder}/memory.oom_control" for folder in found.folders[:1])
     return tuple(f"{folder}/{COUNTS_BELOW}" for folder in found.folders)

@@ -95,26 +95,20 @@ def _cannot_write(folder: str) -> str:
     return ""
 
 
-def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - only read
+def memory() -> Memory:
     """Return memory and processors, and what our control group may use of them.
 
-    Args:
-        proc: the directory of processes.
-        groups: the directory of control groups.
-        shm: the file system of shared memory.
-
-    Returns:
-        Sizes in bytes; -1 where one is unknown.
+    Sizes are in bytes; -1 where one is unknown.
     """
     fields = {}
-    for line in procfs.text(f"{proc}/meminfo").splitlines():
+    for line in procfs.text("/proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         kib = value.split()[:1]
         fields[name] = int(kib[0]) * 1024 if kib and kib[0].isdecimal() else -1
-    group = cgroup.memory(proc, groups)
+    group = cgroup.memory()
     shm_total = shm_free = -1
     with contextlib.suppress(OSError):
-        space = os.statvfs(shm)
+        space = os.statvfs("/dev/shm")  # noqa: S108 - only read
         shm_total, shm_free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     return Memory(
         total=fields.get("MemTotal", -1),
@@ -124,7 +118,7 @@ def memory(proc: str = "/proc", groups: str = "/sys/fs/cgroup", shm: str = "/dev
         shm_total=shm_total,
         shm_free=shm_free,
         cpus=len(os.sched_getaffinity(0)),
-        quota=cgroup.cpu_quota(proc, groups),
+        quota=cgroup.cpu_quota(),
     )
 
 

@@ -55,40 +55,39 @@ def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
     return tuple(dict.fromkeys(found)), trouble, time.monotonic() - began
 
 
-def port(number: int, masker: Masker, proc: str = "/proc") -> Port:
+def port(number: int, masker: Masker) -> Port:
     """Return whether a process listens on a TCP port, and which where that is visible.
 
     Args:
         number: the port.
         masker: takes secrets out of the process's command line.
-        proc: the directory of processes.
     """
     sockets = {
         row[9]
         for table in ("tcp", "tcp6")
-        for row in map(str.split, procfs.text(f"{proc}/net/{table}").splitlines()[1:])
+        for row in map(str.split, procfs.text(f"/proc/net/{table}").splitlines()[1:])
         if len(row) > 9 and row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == number
     }
     if not sockets:
         return Port(number)
-    pid = _owner({f"socket:[{inode}]" for inode in sockets}, proc)
-    command = "" if pid is None else _command(pid, masker, proc)
+    pid = _owner({f"socket:[{inode}]" for inode in sockets})
+    command = "" if pid is None else _command(pid, masker)
     return Port(number, taken=True, pid=pid, command=command)
 
 
-def _owner(links: set[str], proc: str) -> int | None:
+def _owner(links: set[str]) -> int | None:
     """Return a process that has one of these sockets open; only our own user's are visible."""
-    for pid in filter(str.isdecimal, os.listdir(proc)):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            for name in os.listdir(f"{proc}/{pid}/fd"):
+            for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):  # it may be closed by now
-                    if os.readlink(f"{proc}/{pid}/fd/{name}") in links:
+                    if os.readlink(f"/proc/{pid}/fd/{name}") in links:
                         return int(pid)
     return None
 
 
-def _command(pid: int, masker: Masker, proc: str) -> str:
-    argv = procfs.text(f"{proc}/{pid}/cmdline").rstrip("\0").split("\0")
+def _command(pid: int, masker: Masker) -> str:
+    argv = procfs.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
     text = " ".join(masker.argv(argv))[:120]
     return printable(text)
 

@@ -49,24 +49,23 @@ class PreflightTest:
 
     Args:
         environ: the job's whole environment: CUDA_VISIBLE_DEVICES and LD_LIBRARY_PATH count.
-        python: the interpreter; any Python >= 3.9.
 
     Raises:
         OSError: no process can be started.
     """
 
-    def __init__(self, environ: Mapping[str, str], python: str = sys.executable) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._began = time.monotonic()
         self._document = _blank(environ)
         self._text = b""
         self._read = 0
         self._pid = 0
         self._pipe, writing = os.pipe()
-        argv = [python, "-I", "-S", os.path.abspath(__file__)]
+        argv = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
         files: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         files += [(os.POSIX_SPAWN_DUP2, writing, fd) for fd in (1, 2)]
         try:
-            self._pid = os.posix_spawn(python, argv, dict(environ), file_actions=files)
+            self._pid = os.posix_spawn(sys.executable, argv, dict(environ), file_actions=files)
         except OSError:
             os.close(self._pipe)
             raise

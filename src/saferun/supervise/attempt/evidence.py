@@ -17,6 +17,7 @@ from saferun.journal import receipts as journal_receipts
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.system import cgroup
 
+_MACHINE = "/proc/vmstat"  # counts the kills of the whole machine
 _NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
 _DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
 _SHM_BYTES = 1 << 30  # sixteen times what a container has by default
@@ -96,12 +97,11 @@ class OutOfMemoryKills:
     tell which. Each control group has one, and a rank may run in another group than this process.
     """
 
-    def __init__(self, machine: str = f"{cgroup.PROC}/vmstat") -> None:
-        self._machine = machine
+    def __init__(self) -> None:
         self._before: dict[str, int] = {}  # path -> count, of each counter that could be read
         self._groups: set[tuple[str, ...]] = set()
         self._saw_ranks = False
-        self._note((machine,))
+        self._note((_MACHINE,))
         self._groups.add(self._note(cgroup.oom_kill_files()))
 
     def see(self, pids: Iterable[int]) -> None:
@@ -114,7 +114,7 @@ class OutOfMemoryKills:
 
     def since(self) -> int | None:
         """Return the number of kills; None where the counters that could be read do not tell."""
-        machine = self._growth(self._machine)
+        machine = self._growth(_MACHINE)
         if machine == 0:
             return 0
         counters = {next(filter(self._is_known, files), "") for files in self._groups}
