@@ -37,6 +37,6 @@ ERROR_FILE = json.dumps(
     ids=["complete", "text only", "odd", "an older torch", "cut", "a list", "no file"],
 )
 def test_an_error_file_is_read_as_far_as_it_can_be(content, time_s, message):
-    found = evidence.rank_failure(2, 1, content)
-    assert (found.rank, found.exit_code, found.time_s, found.message) == (2, 1, time_s, message)
+    found = evidence.rank_failure(2, content)
+    assert (found.rank, found.time_s, found.message) == (2, time_s, message)
     assert found.traceback == (f"{TRACEBACK}KeyError: 'a'\n" if content == ERROR_FILE else "")

@@ -10,7 +10,6 @@ from job_logs import SUMMARY, TRACEBACK, diagnose
 from repo import ROOT
 
 from saferun.diagnosis.deciding import exit_codes
-from saferun.diagnosis.evidence import RankFailure
 from saferun.diagnosis.reading import log_reader
 
 STATUSES = [  # kind and weight of an exit status; None where it says nothing
@@ -179,13 +178,12 @@ COUNTERS = [  # exit code, what the machine knows, kind
 ]
 
 
-@pytest.mark.parametrize("where", ["log", "rank", "command"])
+@pytest.mark.parametrize("where", ["log", "command"])
 def test_the_machines_counters_decide_what_a_signal_means(where):
     def check(code, known, kind):
         log = SUMMARY.format(rank=1, code=code) if where == "log" else ""
-        failures = (RankFailure(rank=1, exit_code=code),) if where == "rank" else ()
         exit_code = code if where == "command" else 1
-        found = diagnose(log, failures=failures, exit_code=exit_code, **known)
+        found = diagnose(log, exit_code=exit_code, **known)
         assert (found.kind, found.root_rank) == (kind, None if where == "command" else 1)
 
     check_cases(COUNTERS, check)

@@ -52,7 +52,7 @@ def before_steps(raised: str) -> None:
 
 def after_steps(raised: str, verdict: str) -> None:
     assert diagnose(f"{STEPS}{LOCAL}{raised}\n").verdict == verdict
-    live = RankFailure(rank=1, exit_code=1, traceback=f"{LOCAL}{raised}")
+    live = RankFailure(rank=1, traceback=f"{LOCAL}{raised}")
     assert diagnose("", failures=(live,), step=499).verdict == verdict
 
 

@@ -162,7 +162,7 @@ def test_a_warning_explains_the_crash_that_only_the_exit_status_shows():
 
 @pytest.mark.parametrize("handled", ["", OPENED], ids=["alone", "beside a handled one"])
 def test_an_error_file_is_of_the_exception_that_ended_its_rank(handled):
-    filed = (RankFailure(exit_code=1, traceback=TRACEBACK + "KeyError: 'x'"),)
+    filed = (RankFailure(traceback=TRACEBACK + "KeyError: 'x'"),)
     found = diagnose(handled + output(30) + PORT, failures=filed)
     assert (found.kind, found.root_line) == ("user-exception", "KeyError: 'x'")
 
@@ -202,9 +202,7 @@ def test_what_stands_beside_a_failure_does_not_decide_its_kind():
 def test_what_a_file_of_another_rank_says_is_weighed_with_the_end_of_the_log():
     """A rank that a signal ended breaks the connections of the others, whatever these held."""
     broken = "ConnectionResetError: [Errno 104] Connection reset by peer"
-    file = RankFailure(
-        rank=0, time_s=1.0, exit_code=1, message=broken, traceback=TRACEBACK + broken
-    )
+    file = RankFailure(rank=0, time_s=1.0, message=broken, traceback=TRACEBACK + broken)
     for steps in (0, 2, 700):
         log = output(steps) + SUMMARY.format(rank=2, code=-11)
         assert diagnose(log, failures=(file, RankFailure(rank=2))).kind == "segfault"
@@ -213,13 +211,13 @@ def test_what_a_file_of_another_rank_says_is_weighed_with_the_end_of_the_log():
 def test_a_file_of_another_rank_does_not_show_that_the_job_outlived_an_exception():
     """Its own rank had still to write the steps of before when it was printed."""
     echo = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:45"
-    file = RankFailure(rank=0, time_s=9.0, exit_code=1, message=echo, traceback=TRACEBACK + echo)
+    file = RankFailure(rank=0, time_s=9.0, message=echo, traceback=TRACEBACK + echo)
     log = f"{TRACEBACK}KeyError: 'mask'\n{output(200)}" + SUMMARY.format(rank=2, code=1)
     assert diagnose(log, failures=(file,)).root_line == "KeyError: 'mask'"
 
 
 def test_a_sentence_in_an_error_file_and_a_warning_are_no_exception():
-    preempted = RankFailure(rank=1, time_s=1.0, exit_code=1, message="worker was preempted")
+    preempted = RankFailure(rank=1, time_s=1.0, message="worker was preempted")
     warning = "VersionMismatchWarning: Mismatched versions found\n"
     kind = diagnose(TIMEOUT).kind
     assert diagnose(TIMEOUT, failures=(preempted,)).kind == kind

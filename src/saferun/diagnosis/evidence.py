@@ -13,7 +13,6 @@ class RankFailure(NamedTuple):
 
     rank: int | None = None
     time_s: float | None = None  # seconds since the epoch
-    exit_code: int | None = None  # negative for a signal
     message: str = ""  # the exception's line, from the error file
     traceback: str = ""  # the complete one, from the error file
 
@@ -67,20 +66,19 @@ class Evidence(NamedTuple):
     finished: bool = False  # the scripts of all its ranks on this node had reached their end
 
 
-def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -> RankFailure:
+def rank_failure(rank: int | None, content: str | None) -> RankFailure:
     """Read torch elastic's error file of a rank.
 
     Args:
         rank: the global one.
-        exit_code: negative for a signal; None where not known.
         content: the file's text; None without a file. Broken JSON leaves the message empty.
     """
     try:
         message = json.loads(content or "")["message"]
     except (ValueError, TypeError, KeyError):
-        return RankFailure(rank=rank, exit_code=exit_code)
+        return RankFailure(rank=rank)
     if not isinstance(message, dict):
-        return RankFailure(rank=rank, exit_code=exit_code, message=str(message))
+        return RankFailure(rank=rank, message=str(message))
     extra = message.get("extraInfo")
     if not isinstance(extra, dict):
         extra = {}
@@ -89,7 +87,6 @@ def rank_failure(rank: int | None, exit_code: int | None, content: str | None) -
     return RankFailure(
         rank=rank,
         time_s=_number(extra.get("time_s", extra.get("timestamp"))),
-        exit_code=exit_code,
         message=str(message.get("message", "")),
         traceback="\n".join(str(text) for text in traceback if text),
     )

@@ -104,7 +104,7 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
     for file in last[:_ERROR_FILES]:
         content = paths.read_private(os.path.join(directory or "", file.name), MAX_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
-        found.append(rank_failure(file.rank, None, text))
+        found.append(rank_failure(file.rank, text))
     return tuple(found)
 
 

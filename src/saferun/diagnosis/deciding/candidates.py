@@ -118,7 +118,7 @@ def collect(
     for text in texts[:-1]:
         found += _of_exit_signs(exit_codes.find(text.lines, text.framed), text, known)
     found += _of_exit_signs(exits, log, known)
-    found += _of_exit_codes(evidence, known)
+    found += _of_exit_status(evidence, known)
     found, outlived = _apart_outlived(found, lines)
     return Collected(texts, found, exits, left_out, tuple(outlived))
 
@@ -176,17 +176,8 @@ def _of_exit_signs(
         yield one.as_kind(known.of_signal(one))
 
 
-def _of_exit_codes(evidence: Evidence, known: refinements.KindRefinement) -> Iterator[Candidate]:
-    """Yield what the exit codes mean that were measured: of the ranks, and of the launcher."""
-    for failure in evidence.failures:
-        if failure.exit_code is not None and (meant := exit_codes.kind_of(failure.exit_code)):
-            kind, weight = meant
-            name = f"exit code of rank {failure.rank}"
-            if failure.rank is None:
-                name = f"exit status {evidence.exit_code}"
-            source = Source(name, LOG + 1)
-            one = Candidate(kind, weight, -1, failure.rank, "", source, "exit code")
-            yield one.as_kind(known.of_signal(one))
+def _of_exit_status(evidence: Evidence, known: refinements.KindRefinement) -> Iterator[Candidate]:
+    """Yield what the launcher's exit status means."""
     # torchrun returns 1 whatever happened
     code = evidence.exit_code
     if evidence.exited and code and code != _ENDED_BY_REQUEST:
