@@ -159,10 +159,11 @@ def test_a_signal_ends_the_run_for_good(tmp_path, name):
         both_ranks(job, attempt=1)
         job.process.send_signal(getattr(signal, name))
         assert job.end() == (-signal.SIGINT if name == "SIGINT" else 1)
-        (ended,) = job.events("ended")
+        (ended,), (end,) = job.events("ended"), job.events("end")
         job.nothing_lives()
     assert ended["signals"] == [name]
     assert ended["reason"] == "it was asked to end"
+    assert end["asked"]
     ours = job.err.count("saferun: ")  # a rank may write in the middle of such a line
     assert ours == (2 if name == "SIGINT" else 1), job.err
 

@@ -83,6 +83,7 @@ LINE = (  # others read these lines: names and order are fixed
         Hang(9.5, (Place(1, 7, "waits", "t.py:3", True, True, ("a worker",)),), "hang-1.txt"),
         Preflight(False, (Finding("problem", "GPU 0", "it is sick", "", "replace it"),)),
         RunEnded(None, "a fault"),
+        RunEnded(143, "stopped", asked=True),
     ],
     ids=lambda facts: type(facts).__name__,
 )

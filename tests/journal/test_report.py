@@ -60,7 +60,7 @@ def whole(run: report.RunReport) -> tuple[float, float, float]:
 
 LOST = {"s": 12.5, "steps": 40, "gpu_hours": 0.0, "checkpoint": "ck/step_60"}
 ASKED = {"kind": "ended-by-signal", "action": "stop", "reason": "asked to end"}
-ENDED = event("end", NOW + 100, 100, status=143, reason="asked to end")
+ENDED = event("end", NOW + 100, 100, status=143, reason="stopped", asked=True)
 TIMES = {  # events; of each attempt and of the run: useful, done again, starts and waits
     "nothing is known": ([*attempt(1, 0, 100), *ok(2, 130), end(180)], [(0, 100, 0), (50, 0, 30)]),
     "a checkpoint": (

@@ -141,6 +141,7 @@ class RunEnded(NamedTuple):
     status: int | None  # exit status; None after a fault of saferun's own
     reason: str
     advice: str = ""  # how often the job should save
+    asked: bool = False  # a signal from outside ended it
 
 
 NAMES: dict[type[EventFacts], str] = {
@@ -168,10 +169,11 @@ _OF_OUTCOME = (
     *("delay_s", "add", "lost_work", "untried", "first_step", "user_frame", "saved"),
 )
 _OUTCOME_NAMES = {"number": "attempt", "exit_code": "status"}
-# Fields that are left out of a line where they are empty.
+_NUMBERS = (int, float)
+# Fields that are left out of a line where they are empty or false; a number is not, be it 0.
 _LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
-    *("left", "untried", "gpu_names", "checkpoint", "advice", "saved"),
+    *("left", "untried", "gpu_names", "checkpoint", "advice", "saved", "asked"),
 )
 EventFacts: TypeAlias = (
     AttemptBegun
@@ -204,4 +206,4 @@ def as_line(facts: EventFacts) -> dict[str, Any]:
     """Return what a line has of an event, as JSON knows it."""
     names = line_fields(type(facts))
     found = {name: as_tree(getattr(facts, field)) for name, field in names.items()}
-    return {k: v for k, v in found.items() if k not in _LEFT_OUT or v not in (None, "", [])}
+    return {k: v for k, v in found.items() if k not in _LEFT_OUT or v or type(v) in _NUMBERS}

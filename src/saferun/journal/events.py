@@ -37,6 +37,7 @@ class Event(NamedTuple):
     attempt: int | None
     status: int | None  # exit status
     reason: str
+    asked: bool  # a signal from outside ended the run
     lost: int  # events before it that the disk did not take
     worker: int | None  # the one of several; None for what concerns the whole run
     facts: EventFacts | None  # the fields of its kind; None for an unknown kind
@@ -48,13 +49,16 @@ def read(run_path: str) -> tuple[Event, ...]:
 
 
 def _typed(raw: Mapping[str, Any]) -> Event:
+    reason = text(raw.get("reason"))
     return Event(
         name=raw["event"],
         at=number(raw.get("at")),
         since_begin_s=number(raw.get("s")),
         attempt=count(raw.get("attempt")),
         status=count(raw.get("status")),
-        reason=text(raw.get("reason")),
+        reason=reason,
+        # The event of an attempt has the reason alone, and so have older journals.
+        asked=raw.get("asked") is True or "asked to end" in reason,
         lost=count(raw.get("lost")) or 0,
         worker=count(raw.get("worker")),
         facts=_facts(raw),

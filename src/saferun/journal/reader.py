@@ -262,7 +262,7 @@ def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
     if ended is not None:
         if ended.status == 0:
             return OK, ended
-        return (INTERRUPTED if "asked to end" in ended.reason else FAILED), ended
+        return (INTERRUPTED if ended.asked else FAILED), ended
     by = _last_begun(log).by
     lives = procfs.lives(by) if by else (None if quiet_s < QUIET_S else False)
     return {True: RUNNING, False: INTERRUPTED, None: UNKNOWN}[lives], None

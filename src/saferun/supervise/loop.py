@@ -258,19 +258,22 @@ class _Run:
         lines = report.asked_lines(self._history, number, self._record.path)
         self._say("\n".join(lines))
         status = 128 + number
-        return self._over(status, "asked to end", by_interrupt=status == INTERRUPTED)
+        return self._over(status, "asked to end", asked=True, by_interrupt=status == INTERRUPTED)
 
-    def _over(self, status: int, reason: str, *, by_interrupt: bool = False) -> RunEnd:
+    def _over(
+        self, status: int, reason: str, *, asked: bool = False, by_interrupt: bool = False
+    ) -> RunEnd:
+        last = self._history[-1] if self._history else None
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
         advice = self._resumption.advice(failed)
         if advice:
             self._say(advice)
-        if status and self._history:
+        if status and last:
             self._record.harmlessly(lambda: self._fail_left_trials(status))
-        if self._history and not self._history[-1].asked:
-            self._record.harmlessly(lambda: self._parts.keep(self._history[-1].lived_s))
-        self._record.end(status, reason, advice)
-        last = self._history[-1] if self._history else None
+        if last and not last.asked:
+            self._record.harmlessly(lambda: self._parts.keep(last.lived_s))
+        asked = asked or (last is not None and last.asked)
+        self._record.end(status, reason, advice, asked=asked)
         verdict = last.verdict if last and last.exit_code and not last.asked else ""
         if verdict and self._gathered.identity.worker is None:
             self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))

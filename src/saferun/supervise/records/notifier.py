@@ -117,12 +117,12 @@ class Notifier:
         facts = {"attempt": attempt, "step": found.step, "checkpoint": found.checkpoint}
         self._tell("loss", found.line, facts)
 
-    def run_ended(self, status: int | None, reason: str) -> None:
+    def run_ended(self, status: int | None, reason: str, *, asked: bool) -> None:
         """Tell of the end of the run; who asked it to end knows."""
         if status == 0:
             attempts = f"{self._attempt} attempts" if self._attempt > 1 else "one attempt"
             self._tell("finished", f"finished, after {attempts}", {**self._last, "status": 0})
-        elif "asked to end" in reason:
+        elif asked:
             self._hurried = True
         else:
             line = f": {self._last.get('root_line')}" if self._last.get("root_line") else ""

@@ -201,12 +201,21 @@ class Record:
         except Exception as error:
             self.fault(error)
 
-    def end(self, status: int | None, reason: str, advice: str = "") -> None:
-        """Record the end of the run; `status` is None after a fault of saferun's own."""
-        self.journal.event(RunEnded(status, reason, advice))
+    def end(
+        self, status: int | None, reason: str, advice: str = "", *, asked: bool = False
+    ) -> None:
+        """Record the end of the run.
+
+        Args:
+            status: exit status; None after a fault of saferun's own.
+            reason: one clause.
+            advice: how often the job should save; "" for nothing.
+            asked: a signal from outside ended it.
+        """
+        self.journal.event(RunEnded(status, reason, advice, asked))
         self.keep_tails()
         if self.notifier and self.journal.is_whole:
-            self.notifier.run_ended(status, reason)
+            self.notifier.run_ended(status, reason, asked=asked)
 
     def close(self, wake: int = -1) -> None:
         """Close the journal, and wait for the command that is told of events.

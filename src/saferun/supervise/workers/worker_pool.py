@@ -223,7 +223,7 @@ class _Workers:
         elif status and self._count > 1:
             self._say(f"the run failed with status {status}, that of worker {number}")
         whole = record.for_run(self._journal, self._gathered, self._gathered.plan(), self._say)
-        whole.end(status, reason)
+        whole.end(status, reason, asked=bool(self.asked))
         whole.close()
         return status
 
@@ -290,7 +290,7 @@ class _Workers:
         reason = "asked to end" if self.asked else f"its supervisor was killed (signal {signum})"
         if not self.asked:
             prefixed(self._say, number)(reason)
-        self._journal.event(RunEnded(128 + signum, reason), worker=number)
+        self._journal.event(RunEnded(128 + signum, reason, asked=bool(self.asked)), worker=number)
         return 128 + signum, reason
 
     def _never(self, number: int, status: int, reason: str) -> None:
