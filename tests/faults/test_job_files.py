@@ -20,7 +20,7 @@ def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
         os.close(fd)
         ended = run.ended()
     assert log.read_bytes() == b"old\nregular file\n" + bytes(300000) + b"end\n"
-    assert ended["stdout_tail"] == "\0" * 996 + "end\n"
+    assert ended["tails"][0] == "\0" * 996 + "end\n"
 
 
 def test_old_text_in_a_file_is_no_part_of_the_tail_and_input_is_the_jobs_own(tmp_path):
@@ -31,7 +31,7 @@ def test_old_text_in_a_file_is_no_part_of_the_tail_and_input_is_the_jobs_own(tmp
         run.process.stdin.write(b"today\n")
         run.process.stdin.close()
         run.process.stdin = None
-        assert run.ended()["stdout_tail"] == "today\n"
+        assert run.ended()["tails"][0] == "today\n"
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -56,7 +56,7 @@ def test_device_is_the_jobs_own(tmp_path):
 def test_end_of_what_goes_to_the_null_device_is_kept(tmp_path):
     null = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with supervised(tmp_path, ["sh", "-c", "echo x; echo y >&2"], popen=null) as run:
-        assert run.ended()["stdout_tail"] == "x\ny\n"
+        assert run.ended()["tails"][0] == "x\ny\n"
 
 
 def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):

@@ -94,7 +94,7 @@ def test_every_byte_is_carried(tmp_path, ends, in_keeper, blocks):
     with supervised(tmp_path, python(code), popen={"stdout": theirs}, in_keeper=in_keeper) as run:
         os.close(theirs)
         assert digest_of(ours) == expected(blocks)
-        assert run.ended()["stdout_tail"] == (bytes(range(256)) * 1024).decode("latin-1")
+        assert run.ended()["tails"][0] == (bytes(range(256)) * 1024).decode("latin-1")
         assert run.process.returncode == 0
     os.close(ours)
 

@@ -252,7 +252,7 @@ def test_nothing_is_written_to_a_file_before_the_job_begins(launcher, append):
         run.nothing_lives()
     os.close(fd)
     assert log.read_bytes().count(b"import\n") == 1
-    assert ended["stdout_tail"].encode() == log.read_bytes()
+    assert ended["tails"][0].encode() == log.read_bytes()
 
 
 def test_end_of_a_file_that_is_kept_begins_at_the_handover(launcher):
@@ -262,7 +262,7 @@ def test_end_of_a_file_that_is_kept_begins_at_the_handover(launcher):
         run.arrived(imported=1)
         os.write(fd, b"of the attempt before\n")
         Path(f"{launcher.body}.go").touch()
-        assert run.ended()["stdout_tail"] == "job\n"
+        assert run.ended()["tails"][0] == "job\n"
     os.close(fd)
     assert used(run)
 

@@ -18,7 +18,7 @@ MESSAGES: list[protocol.Message] = [
     protocol.Started(7, True, ""),
     protocol.Released(1),
     protocol.Exited(0.5, None),
-    protocol.Ended(9, 1, [2], b"out", b"err\0", b"o", b"e", True, False),
+    protocol.Ended(9, 1, [2], (b"out", b"err\0"), (b"o", b"e"), True, False),
     protocol.Failed("No such file", "b"),
 ]
 

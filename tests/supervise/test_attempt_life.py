@@ -18,7 +18,7 @@ from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
 STARTED, EXITED = protocol.Started(7, True, ""), protocol.Exited(2.5, 0)
-ENDED = protocol.Ended(0, 0, [], b"", b"", b"", b"", False, False)
+ENDED = protocol.Ended(0, 0, [], (b"", b""))
 KILL = protocol.Kill()
 
 

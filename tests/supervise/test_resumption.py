@@ -10,6 +10,7 @@ import pytest
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import Saved
+from saferun.keeper import protocol
 from saferun.model import Checkpoint
 from saferun.planning import inputs, request
 from saferun.planning.torchrun.torchrun_args import ranks
@@ -18,9 +19,14 @@ from saferun.supervise.changes import resumption
 from saferun.supervise.changes.resumption import Resumption
 from saferun.system import checkpoints
 
-ENDED = Ended(9, 1000.0, 600.0, b"", b"", True, (), False, "job", 0, ())
 FAILED = AttemptOutcome(1, 137, 600.0, 600.0, "segfault", "retry", last_step=30)
 ARGS = 'retry.resume.args=["--from={step}"]'
+
+
+def ended(status: int = 9) -> Ended:
+    """How an attempt ended, with this status as waitpid(2) gives it."""
+    report = protocol.Ended(status, 0, [], (b"", b""))
+    return Ended(report, 1000.0, 600.0, (), interrupted=False, ended_by="job")
 
 
 class ResumableJob:
@@ -82,18 +88,18 @@ def test_a_checkpoint_of_fewer_ranks_than_the_job_has_is_not_complete(job):
 def test_a_failure_costs_what_came_after_the_checkpoint_and_the_next_attempt_says_so(job):
     run = job.run()
     newest = job.save(10, 1590.0)
-    last = run.judged(FAILED, job.plan, ENDED)
+    last = run.judged(FAILED, job.plan, ended())
     lost = last.lost_work
     assert (last.progressed, lost.steps, lost.s, lost.checkpoint) == (True, 20, 10.0, newest)
     assert last.has_room is last.falls_back is False
-    assert not run.judged(FAILED, job.plan, ENDED).progressed  # nothing further
-    run.judged(FAILED._replace(last_step=None), job.plan, ENDED)
+    assert not run.judged(FAILED, job.plan, ended()).progressed  # nothing further
+    run.judged(FAILED._replace(last_step=None), job.plan, ended())
     run.checkpoint(2)
     assert job.said[-1].endswith("(step 10); 10 s of work are done again")
-    run.judged(FAILED, job.plan, ENDED)
+    run.judged(FAILED, job.plan, ended())
     run.checkpoint(2)
     assert job.said[-1].endswith("(step 10); 20 steps, 10 s of work are done again")
-    assert run.judged(FAILED, job.plan, ENDED._replace(wait_status=0)).lost_work is None
+    assert run.judged(FAILED, job.plan, ended(0)).lost_work is None
 
 
 @pytest.mark.parametrize(("began_s", "further"), [(None, False), (1590.0, False), (1500.0, True)])
@@ -104,7 +110,7 @@ def test_where_names_have_no_number_a_newer_file_than_the_first_is_further(
     run = job.run()
     path = job.save("last", 1590.0)
     began = None if began_s is None else Checkpoint(path, -1, began_s)
-    last = run.judged(FAILED, job.plan._replace(checkpoint=began), ENDED)
+    last = run.judged(FAILED, job.plan._replace(checkpoint=began), ended())
     assert last.progressed is further
     run.checkpoint(2)
     assert job.said[-1].startswith(f"attempt 2 goes on from {path}; ")
@@ -118,7 +124,7 @@ def test_how_often_to_save_is_said_once_enough_is_known(job, monkeypatch):
     run = job.run()
     for number in range(3):
         job.save(number, 1000.0 + 3600 * number)
-    run.judged(FAILED, job.plan, ENDED)
+    run.judged(FAILED, job.plan, ended())
     assert run.advice([7200.0] * 2) == ""
     assert run.advice([7200.0] * 3) == (
         "3 failures had 0 s of work done again; a checkpoint every 6 min 13 s would lose the "
@@ -134,12 +140,12 @@ def test_without_a_place_or_with_a_fault_of_ours_nothing_resumes(tmp_path, monke
     unknown = "retry.resume.checkpoints: {--out} has no value here: nothing resumes"
     assert job.said == [unknown]
     assert (run.checkpoint(2), run.advice([1.0] * 3)) == (None, "")
-    assert run.judged(FAILED, job.plan, ENDED) == FAILED
+    assert run.judged(FAILED, job.plan, ended()) == FAILED
     other = ResumableJob(tmp_path / "out")
     run = other.run()
     monkeypatch.setattr(checkpoints, "find", lambda pattern: {}["a"])
     assert run.checkpoint(2) is None
-    assert run.judged(FAILED, other.plan, ENDED) == FAILED
+    assert run.judged(FAILED, other.plan, ended()) == FAILED
     fault = "the checkpoints could not be looked at, a fault of saferun's own (KeyError: 'a')"
     assert other.said == [fault, fault]
 
@@ -163,7 +169,7 @@ def test_the_start_of_an_attempt_is_no_work_that_is_lost(job, tmp_path):
     (tmp_path / "a1-r0-rank0-pid7.jsonl").write_text(json.dumps(head) + "\n")
     identity = job.gathered.identity._replace(receipts=str(tmp_path))
     job.gathered = job.gathered._replace(identity=identity)
-    assert job.run().judged(FAILED, job.plan, ENDED).lost_work.s == 510.0
+    assert job.run().judged(FAILED, job.plan, ended()).lost_work.s == 510.0
 
 
 @pytest.mark.parametrize(
@@ -182,5 +188,5 @@ def test_the_checkpoints_of_an_attempt_are_noted_with_their_times_and_steps(job)
     for step, at_s in ((20, 1100.0), (30, 1200.5)):
         job.save(step, at_s)
     for status in (9, 0):
-        last = run.judged(FAILED, job.plan, ENDED._replace(wait_status=status))
+        last = run.judged(FAILED, job.plan, ended(status))
         assert last.saved == (Saved(100.0, 20), Saved(200.5, 30))

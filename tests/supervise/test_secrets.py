@@ -14,6 +14,7 @@ from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.inject import cut
 from saferun.journal.writer import Journal
+from saferun.keeper import protocol
 from saferun.supervise.attempt import evidence
 from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
 from saferun.supervise.records import record
@@ -42,9 +43,9 @@ def leaks(text: str) -> list[str]:
 
 
 def ended(output: str) -> Ended:
-    facts = {"merged": True, "forwarded": (), "interrupted": False, "ended_by": "job"}
     tail = output.encode()[-TAIL_BYTES:]
-    return Ended(1 << 8, 1.0, 2.0, tail, b"", killed=0, unkillable=(), **facts)
+    report = protocol.Ended(1 << 8, 0, [], (tail, b""), merged=True)
+    return Ended(report, 1.0, 2.0, forwarded=(), interrupted=False, ended_by="job")
 
 
 def written(folder: Path, *outputs: str) -> str:
@@ -66,7 +67,7 @@ def written(folder: Path, *outputs: str) -> str:
             reason=diagnosis.root_line,
         )
         one.ended(over, outcome)
-        journal.tails(number, over.stdout_tail, over.stderr_tail)
+        journal.tails(number, *over.report.tails)
     one.end(1, "")
     one.close()
     return "".join(

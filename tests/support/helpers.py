@@ -299,7 +299,8 @@ def _main() -> None:
             spared=lambda: [standby.pid for standby in kept],
         )
     ended = run_attempt(AttemptSpec(command, os.environ, **options), observer, standby)
-    facts = ended._asdict() | {"exit_code": ended.exit_code, "signal": ended.signal}
+    facts = ended._asdict() | dict(zip(ended.report._fields, ended.report, strict=True))
+    facts |= {"exit_code": ended.exit_code, "signal": ended.signal}
     text = json.dumps(facts, default=lambda value: value.decode("latin-1"))
     Path(result).with_suffix(".new").write_text(text)
     Path(result).with_suffix(".new").rename(result)

@@ -322,16 +322,12 @@ class Keeper(StateMachine):
     def _report_end(self, killed: int, unkillable: list[int], writers: bool) -> None:
         status = self._family.status
         status = int(signal.SIGKILL) if status is None else status  # it could not be killed
-        out, err = self._streams.tails()
-        out_head, err_head = self._streams.heads()
         ended = protocol.Ended(
             wait_status=status,
             killed=killed,
             unkillable=unkillable,
-            stdout_tail=out,
-            stderr_tail=err,
-            stdout_head=out_head,
-            stderr_head=err_head,
+            tails=self._streams.tails(),
+            heads=self._streams.heads(),
             merged=self._streams.merged,
             lingers=status == 0 and writers and not self._streams.done(),
         )

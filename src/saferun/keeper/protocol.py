@@ -96,12 +96,10 @@ class Ended(NamedTuple):
     wait_status: int  # as waitpid(2) gives it
     killed: int  # processes that were left over and were killed
     unkillable: list[int]  # pids
-    stdout_tail: bytes
-    stderr_tail: bytes
-    stdout_head: bytes
-    stderr_head: bytes
-    merged: bool  # stdout and stderr are one; the bytes of both count as stdout's
-    lingers: bool  # the keeper stays: it carries the output of what the job detached
+    tails: tuple[bytes, bytes]  # the end of stdout and of stderr
+    heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of both
+    merged: bool = False  # stdout and stderr are one; the bytes of both count as stdout's
+    lingers: bool = False  # the keeper stays: it carries the output of what the job detached
 
 
 class Failed(NamedTuple):

@@ -155,7 +155,7 @@ def _last_report(
         if report.reason in _REFUSED:
             line = f"cannot start `{report.program}`: {report.reason}\n".encode()
             status = EXIT_UNAVAILABLE << 8
-            return protocol.Ended(status, 0, [], b"", line, b"", b"", merged=False, lingers=False)
+            return protocol.Ended(status, 0, [], (b"", line))
         raise UnavailableError(
             f"cannot start `{report.program}`: {report.reason}",
             fix="check the program and its mode",
@@ -165,18 +165,12 @@ def _last_report(
 
 def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ended:
     return Ended(
-        wait_status=report.wait_status,
+        report=report,
         started_at=started_at,
         lived_s=life.lived_s,
-        stdout_tail=report.stdout_tail,
-        stderr_tail=report.stderr_tail,
-        merged=report.merged,
         forwarded=tuple(life.forwarded),
         interrupted=life.interrupted,
         ended_by=life.ended_by,
-        killed=report.killed,
-        unkillable=tuple(report.unkillable),
-        heads=(report.stdout_head, report.stderr_head),
         asked_s=life.asked_s(),
         keeper=_keepers_fate(life),
         by_interrupt=life.interrupted and life.saw_interrupt,

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from saferun.keeper import protocol
 from saferun.model import ProcessLimits
 
 TAIL_BYTES = 256 * 1024
@@ -72,19 +73,13 @@ class Observer(NamedTuple):
 class Ended(NamedTuple):
     """How an attempt ended."""
 
-    wait_status: int  # as waitpid(2) gives it; SIGKILL where it could not be learned
+    report: protocol.Ended  # the keeper's; its wait status is SIGKILL where it was not learned
     started_at: float  # seconds since the epoch
     lived_s: float  # the time from the launcher's start to its end
-    stdout_tail: bytes
-    stderr_tail: bytes  # empty where both are one terminal, pipe or file: it is in stdout_tail
-    merged: bool  # stdout and stderr were one
     forwarded: tuple[str, ...]  # "SIGTERM", in order
     interrupted: bool  # a signal asked us to end
     # "job", "interrupt" (a second Ctrl-C), "grace" (out of time), "keeper" (killed), "hang"
     ended_by: str
-    killed: int  # processes that were left over and were killed
-    unkillable: tuple[int, ...]  # processes that the kernel would not kill
-    heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of stdout and of stderr
     asked_s: float | None = None  # time from the last signal to the end; None: no signal came
     keeper: str = ""  # what became of the keeper, for people, where that ended the attempt
     by_interrupt: bool = False  # a SIGINT asked us to end
@@ -92,11 +87,12 @@ class Ended(NamedTuple):
     @property
     def signal(self) -> int | None:
         """The signal that the launcher died of, if it did."""
-        return os.WTERMSIG(self.wait_status) if os.WIFSIGNALED(self.wait_status) else None
+        status = self.report.wait_status
+        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
 
     @property
     def exit_code(self) -> int:
         """The exit status as a shell gives it: 128+n for a signal; 130 after a second Ctrl-C."""
         if self.ended_by == "interrupt":
             return 128 + signal.SIGINT
-        return 128 + self.signal if self.signal else os.WEXITSTATUS(self.wait_status)
+        return 128 + self.signal if self.signal else os.WEXITSTATUS(self.report.wait_status)

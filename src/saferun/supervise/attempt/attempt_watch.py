@@ -98,8 +98,8 @@ class AttemptWatch:
             launcher_end=_launcher_end(ended, self._plan.launcher),
             ended_by=ended.ended_by,
             signals=ended.forwarded,
-            killed=ended.killed,
-            unkillable=ended.unkillable,
+            killed=ended.report.killed,
+            unkillable=tuple(ended.report.unkillable),
         )
 
     def diagnosed(
@@ -158,7 +158,7 @@ class AttemptWatch:
     def _nccl_tests(self, ended: Ended) -> NcclTests | None:
         from saferun.diagnosis import nccl_tests  # see the top
 
-        outputs = (*ended.heads, ended.stdout_tail, ended.stderr_tail)
+        outputs = (*ended.report.heads, *ended.report.tails)
         if not any(nccl_tests.MARK in output for output in outputs):
             return None
         identity = self._gathered.identity
@@ -266,12 +266,12 @@ def _needed(hooks: HookSettings) -> set[str]:
 
 
 def _first_step(ended: Ended) -> int | None:
-    if not any(ended.heads):
+    if not any(ended.report.heads):
         return None
 
     from saferun.diagnosis.reading.progress import first_step  # only the end of an attempt needs it
 
-    steps = [step for head in ended.heads if (step := first_step(head)) is not None]
+    steps = [step for head in ended.report.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
 
 

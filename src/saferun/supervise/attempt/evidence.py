@@ -37,7 +37,8 @@ def evidence(
     """
     from saferun.diagnosis.reading import log_reader  # only the end of an attempt needs it
 
-    log = log_reader.read((ended.stdout_tail, b"\n", ended.stderr_tail))
+    out, err = ended.report.tails
+    log = log_reader.read((out, b"\n", err))
     return Evidence(
         log=log,
         exit_code=ended.exit_code,
@@ -46,7 +47,7 @@ def evidence(
         step=_last_step(ended),
         oom_kills=oom_kills,
         reader_gone=_reader_is_gone(),
-        unkillable=len(ended.unkillable),
+        unkillable=len(ended.report.unkillable),
         shm_ample=_shm_is_ample(),
         disk_ample=_disk_is_ample(log),
         keeper=ended.keeper,
@@ -57,7 +58,7 @@ def evidence(
 def _last_step(ended: Ended) -> int | None:
     from saferun.diagnosis.reading import progress  # only the end of an attempt needs it
 
-    steps = map(progress.last_step, (ended.stdout_tail, ended.stderr_tail))
+    steps = map(progress.last_step, ended.report.tails)
     return max((step for step in steps if step is not None), default=None)
 
 

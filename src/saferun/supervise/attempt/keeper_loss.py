@@ -46,17 +46,7 @@ def take_over(
     status = int(signal.SIGKILL)
     if 0 in (life.status, family.status):
         status, life.ended_by = 0, "job"
-    return protocol.Ended(
-        wait_status=status,
-        killed=killed,
-        unkillable=unkillable,
-        stdout_tail=tails[1],
-        stderr_tail=tails[2],
-        stdout_head=b"",
-        stderr_head=b"",
-        merged=False,
-        lingers=False,
-    )
+    return protocol.Ended(status, killed, unkillable, (tails[1], tails[2]))
 
 
 class _Carrying:

@@ -108,9 +108,9 @@ class Record:
         """
         out, err = (
             self.journal.masked_data(_whole_lines(tail) if len(tail) >= TAIL_BYTES else tail)
-            for tail in (ended.stdout_tail, ended.stderr_tail)
+            for tail in ended.report.tails
         )
-        return ended._replace(stdout_tail=out, stderr_tail=err)
+        return ended._replace(report=ended.report._replace(tails=(out, err)))
 
     def hang(
         self,
@@ -180,7 +180,7 @@ class Record:
         """Write the end of the last attempt's output; called while the next one starts."""
         if self._tails is not None:
             number, ended = self._tails
-            self.journal.tails(number, ended.stdout_tail, ended.stderr_tail)
+            self.journal.tails(number, *ended.report.tails)
             self.journal.sync()
             self._tails = None
 

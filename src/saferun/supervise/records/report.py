@@ -26,7 +26,7 @@ def show(
         lines: the messages; may be empty.
     """
     if lines:
-        tail = ended.stdout_tail if ended.merged else ended.stderr_tail
+        tail = ended.report.tails[not ended.report.merged]
         broken = bool(tail) and not tail.endswith((b"\n", b"\r"))
         say("\n" * broken + "\n".join(lines))
 

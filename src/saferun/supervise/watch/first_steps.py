@@ -50,7 +50,7 @@ class FirstSteps:
         """Look at the beginning of the output of an attempt that is over."""
         if self._left and ended.ended_by == "job":
             self._ends = False
-            self._compare(_lines_of(ended.heads))
+            self._compare(_lines_of(ended.report.heads))
 
     def _lines(self) -> list[Line]:
         found = live_output.beginnings(self._job.keeper, self._job.launcher, self._sizes)
