@@ -352,7 +352,6 @@ def _result(pid: int, status: int, gathered: RunInputs, before: set[str]) -> Run
 
 def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
     end = one.outcome
-    found = classify.recorded(end.kind, end.root_line or "", end.root_rank, end.decided_by, known)
     return Attempt(
         number=one.number,
         worker=one.worker,
@@ -360,9 +359,9 @@ def _attempt(one: RecordedAttempt, known: signatures.Knowledge) -> Attempt:
         started_at=one.started_at,
         lived_s=one.lived_s,
         mitigations=one.begun.mitigations,
-        diagnosis=found and found._replace(stack=end.stack, user_frame=end.user_frame),
-        action=end.action,
-        reason=end.reason,
+        diagnosis=classify.recorded(end.diagnosis, known),
+        action=end.decision.action,
+        reason=end.decision.reason,
     )
 
 

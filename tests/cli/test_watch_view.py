@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from cases import check_cases
 from fake_nvml import MIB, Nvml, gpu
+from outcomes import outcome
 from rich.console import Console
 from user_machine import NOW, a_run, event, journal
 
 from saferun.cli import colour
 from saferun.cli.runs import runs_watch, watch_view
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.errors import UsageError
 from saferun.gpu.nvml import Load
 from saferun.journal import reader
@@ -34,7 +34,7 @@ def snapshot(job: Job, **facts) -> Snapshot:
 
 def attempt(number: int, *mitigations: str, left: int | None = None) -> Attempt:
     begun = AttemptBegun(number, mitigations, None, left)
-    return Attempt(begun, AttemptOutcome(number, kind=""), started_at=NOW - 75)
+    return Attempt(begun, outcome(number, kind=""), started_at=NOW - 75)
 
 
 def text_of(now: Snapshot, label: str) -> str:

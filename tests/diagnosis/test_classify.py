@@ -12,6 +12,7 @@ from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagn
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify, root_line
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence, Hang
 from saferun.diagnosis.reading import log_reader, oom_message
 from saferun.inject.node import node_agreement
@@ -201,9 +202,9 @@ def test_a_diagnosis_is_made_again_from_what_the_journal_has_of_it():
     first = diagnose(FULL_CARD)
     numbers = oom_message.sentence(oom_message.read(FULL_CARD))
     assert first.explanation == f"{KNOWN.kinds[first.kind].explanation} {numbers}"
-    again = classify.recorded(first.kind, first.root_line, 3, first.decided_by, KNOWN)
+    again = classify.recorded(first._replace(root_rank=3, explanation="", advice=""), KNOWN)
     assert again == first._replace(root_rank=3)
-    assert classify.recorded("no-such-kind", "", None, (), KNOWN) is None
+    assert classify.recorded(Diagnosis("no-such-kind"), KNOWN) is None
 
 
 # --- the same failure twice ---------------------------------------------------------------------------
@@ -275,7 +276,8 @@ def test_what_cuda_told_nccl_means_what_it_means_anywhere():
 def test_a_timeout_of_collectives_has_the_rank_that_the_others_waited_for():
     line = "rank 2 is at t.py:8 in evaluate, 3 ranks wait for it in all_reduce (42 s)"
     stall = Hang("hang", 2, line)
-    timed_out = classify.recorded("nccl-timeout", "Timed out", 0, ("log",), KNOWN)
+    written = Diagnosis("nccl-timeout", root_line="Timed out", root_rank=0, decided_by=("log",))
+    timed_out = classify.recorded(written, KNOWN)
     assert timed_out is not None
     found = classify.by_stall(timed_out, stall)
     assert (found.kind, found.root_rank, found.root_line) == ("nccl-timeout", 2, "Timed out")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from outcomes import outcome
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.process_end import launcher_end
@@ -27,21 +28,18 @@ def diagnosis(**facts) -> Diagnosis:
 
 
 def attempt(number: int = 1, **facts) -> AttemptOutcome:
-    return AttemptOutcome(
-        **{"number": number, "exit_code": 1, "lived_s": 7620.0, "ended_s": 1.0, **facts}
-    )
+    return outcome(**{"number": number, "exit_code": 1, "lived_s": 7620.0, "ended_s": 1.0, **facts})
 
 
 def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
-    line = failure_report.between(
-        attempt(), diagnosis(), Decision(AGAIN, "it may be temporary", delay_s=1.0)
-    )
+    failed = attempt(diagnosis=diagnosis())
+    line = failure_report.between(failed, Decision(AGAIN, "it may be temporary", delay_s=1.0))
     assert line == (
         "attempt 1 failed after 2 h 7 min: segfault on rank 3 "
         "(Fatal Python error: Segmentation fault); it may be temporary: attempt 2 starts in 1 s"
     )
     change = "autotune-off (compile.autotune=off; cost: a few percent)"
-    line = failure_report.between(attempt(), diagnosis(), Decision(AGAIN, "x"), change)
+    line = failure_report.between(failed, Decision(AGAIN, "x"), change)
     assert f"; with {change}: attempt 2 starts" in line
 
 
@@ -55,8 +53,9 @@ def test_success_is_one_line_after_a_failure_and_none_at_once():
 
 def failure(history, **facts):
     decision = Decision(STOP, "the attempts are used up")
-    diagnoses = [diagnosis(**facts)] * len(history)
-    return failure_report.failure(history, diagnoses, decision, host="node7", journal="/runs/x")
+    return failure_report.failure(
+        history, diagnosis(**facts), decision, host="node7", journal="/runs/x"
+    )
 
 
 def test_a_failed_run_says_what_where_what_was_tried_what_to_do_and_where_more_is():
@@ -92,9 +91,13 @@ def test_the_end_of_a_rank_by_a_signal_is_told_in_words(line, facts, shown):
      (11, False, "the script's process ended by SIGSEGV")],
 )  # fmt: skip
 def test_the_launchers_own_end_is_told_and_no_line_of_the_job(number, torchrun, text):
-    ended = attempt(exit_code=128 + number, launcher_end=launcher_end(number, torchrun=torchrun))
+    ended = attempt(
+        diagnosis=diagnosis(),
+        exit_code=128 + number,
+        launcher_end=launcher_end(number, torchrun=torchrun),
+    )
     assert failure([ended])[1] == f"  {text}"
-    line = failure_report.between(ended, diagnosis(), Decision(AGAIN, "it may be temporary"))
+    line = failure_report.between(ended, Decision(AGAIN, "it may be temporary"))
     assert f"segfault on rank 3 ({text}); it may be temporary" in line
 
 

@@ -6,15 +6,15 @@ import pytest
 from cases import check_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from outcomes import outcome
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding.retry_policy import (
     AGAIN,
     DEBUG,
     DONE,
     GUARDS,
     STOP,
-    Decision,
     decide,
     used_up,
 )
@@ -42,7 +42,7 @@ def failed(number: int, verdict: str = "retry", **facts) -> AttemptOutcome:
         "lived_s": 100.0 * 1.5**number,
         "ended_s": 1000.0 * number,
     }
-    return AttemptOutcome(**{**usual, **facts})
+    return outcome(**{**usual, **facts})
 
 
 def attempts(count: int, verdict: str = "retry", **facts) -> list[AttemptOutcome]:

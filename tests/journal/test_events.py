@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.journal import events
@@ -49,25 +50,23 @@ OUTCOME = AttemptOutcome(
     2,
     137,
     7200.125,
-    kind="segfault",
+    diagnosis=Diagnosis(
+        "segfault",
+        root_line="Segmentation fault",
+        root_rank=3,
+        stack=('File "t.py", line 9 in step',),
+        decided_by=("the log, line 9",),
+        user_frame="t.py:9  step()",
+    ),
     fingerprint="segfault: at N",
-    root_rank=3,
     first_step=40,
     ended_by="grace",
     signals=("SIGTERM",),
     killed=2,
     unkillable=(71, 72),
-    root_line="Segmentation fault",
-    decided_by=("the log, line 9",),
-    stack=('File "t.py", line 9 in step',),
-    user_frame="t.py:9  step()",
     lost_work=WorkLost(12.5, 40, 0.25, "ck/step_60"),
     saved=(Saved(40.5, 60),),
-    action="again",
-    reason="with compile-off",
-    delay_s=2.5,
-    add="compile-off",
-    untried=("autotune-off",),
+    decision=Decision("again", "with compile-off", 2.5, "compile-off", ("autotune-off",)),
 )
 LINE = (  # others read these lines: names and order are fixed
     "attempt status lived_s ended_by signals killed unkillable kind fingerprint root_rank "

@@ -7,11 +7,8 @@ import stat
 
 import pytest
 from cases import check_cases
-from job_logs import KNOWN
+from outcomes import outcome
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.diagnosis.deciding import classify
-from saferun.diagnosis.evidence import Evidence
 from saferun.errors import UsageError
 from saferun.journal import part_history
 from saferun.journal.part_history import RunOfParts
@@ -103,13 +100,12 @@ def test_a_file_that_is_not_ours_is_no_history(home):
 # --- whose failure it was ------------------------------------------------------------------------
 
 PAIR = GpuFacts(tuple(gpus.Gpu(n, uuid, "NVIDIA H100") for n, uuid in ((4, A), (7, B))))
-TOLD = classify.classify(Evidence(), KNOWN)._replace(gpu=B)
 GUILTY = {
     "the rank's": ({"root_rank": 1}, {0, 1}, {B: "gpu-lost"}),
     "the rank's on the second node": ({"root_rank": 8}, {8, 9}, {A: "gpu-lost"}),
     "no receipts": ({"root_rank": 1}, (), {B: "gpu-lost"}),
     "another node's": ({"root_rank": 3}, {0, 1}, {"": "gpu-lost"}),
-    "told by NVML": ({"diagnosis": TOLD, "root_rank": 0}, {0, 1}, {B: "gpu-lost"}),
+    "told by NVML": ({"gpu": B, "root_rank": 0}, {0, 1}, {B: "gpu-lost"}),
     "named by its UUID": ({"root_line": f"{A} is lost"}, (), {A: "gpu-lost"}),
     "unknown": ({}, (), {"": "gpu-lost"}),
     "a hang of one rank": ({"kind": "hang", "root_rank": 1}, {0, 1}, {B: "hang"}),
@@ -130,7 +126,7 @@ def test_a_failure_is_the_gpus_that_its_line_or_its_rank_names(home, facts, rank
     request = read(["train.py"], environ)
     gathered = RunInputs(request, None, MachineFacts(gpu=PAIR), environ, Identity("", "run-1"))
     parts = RunParts(gathered)
-    parts.note(AttemptOutcome(1, **{"kind": "gpu-lost", "root_line": "x", **facts}), ranks)
+    parts.note(outcome(1, **{"kind": "gpu-lost", "root_line": "x", **facts}), ranks)
     parts.keep(100.0)
     kept = part_history.load(environ)
     assert [one.failed for one in kept] == ([] if failed is None else [failed])

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from outcomes import outcome
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import Saved
 from saferun.keeper import protocol
 from saferun.model import Checkpoint
@@ -19,7 +19,7 @@ from saferun.supervise.changes import resumption
 from saferun.supervise.changes.resumption import Resumption
 from saferun.system import checkpoints
 
-FAILED = AttemptOutcome(1, 137, 600.0, 600.0, "segfault", "retry", last_step=30)
+FAILED = outcome(1, 137, 600.0, 600.0, kind="segfault", verdict="retry", last_step=30)
 ARGS = 'retry.resume.args=["--from={step}"]'
 
 

@@ -9,7 +9,7 @@ import pytest
 from secret_shapes import SECRETS, R
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.inject import cut
@@ -59,12 +59,9 @@ def written(folder: Path, *outputs: str) -> str:
         outcome = AttemptOutcome(
             number,
             1,
-            kind=diagnosis.kind,
+            diagnosis=diagnosis,
             fingerprint=fingerprint,
-            root_line=diagnosis.root_line,
-            decided_by=diagnosis.decided_by,
-            action=AGAIN,
-            reason=diagnosis.root_line,
+            decision=Decision(AGAIN, diagnosis.root_line),
         )
         one.ended(over, outcome)
         journal.tails(number, *over.report.tails)

@@ -14,10 +14,20 @@ from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.work_lost import Saved, WorkLost
 
 
+class Decision(NamedTuple):
+    """What the loop does after an attempt."""
+
+    action: str = ""  # "again", "stop", "done"; "" where a journal does not tell it
+    reason: str = ""  # one clause for people
+    delay_s: float = 0.0  # before the next attempt
+    add: str = ""  # the mitigation that the next attempt gets on top of those in force
+    untried: tuple[str, ...] = ()  # mitigations of the same kind that are left after that
+
+
 class AttemptOutcome(NamedTuple):
     """One attempt that has ended; read from a journal, also one of which only the start is known.
 
-    The fields from `action` to `untried` are those of the Decision that followed.
+    A journal has of the diagnosis what cannot be looked up by its kind.
     """
 
     number: int  # 1, 2, …
@@ -26,11 +36,9 @@ class AttemptOutcome(NamedTuple):
     exit_code: int | None = None
     lived_s: float = 0.0  # from the launcher's start to its end
     ended_s: float = 0.0  # from the start of the first attempt to the end of this one
-    kind: str = "no-failure"
-    verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" after success
+    diagnosis: Diagnosis = Diagnosis("no-failure")
     offered: tuple[str, ...] = ()  # mitigations of the kind, cheapest first
     fingerprint: str = ""
-    root_rank: int | None = None  # the rank on which it failed; None where it is not known
     mitigations: tuple[str, ...] = ()  # those in force
     waits: bool = False  # the failure passes with time: wait before the retry
     asked: bool = False  # a signal from outside ended it
@@ -46,20 +54,21 @@ class AttemptOutcome(NamedTuple):
     signals: tuple[str, ...] = ()  # the names of those that were passed on to it
     killed: int = 0  # processes that had to be killed
     unkillable: tuple[int, ...] = ()  # pids of processes that the kernel could not end
-    diagnosis: Diagnosis | None = None  # whole, of a failure of this run
-    root_line: str | None = None  # the line of output that decided what failed
-    decided_by: tuple[str, ...] = ()  # the evidence that decided what failed
-    stack: tuple[str, ...] = ()  # frames of Python where compiled code crashed, innermost first
-    user_frame: str = ""  # where the user's code was, as `train.py:28  batch["labels"]`
     lost_work: WorkLost | None = None  # since the last checkpoint; None where it is not known
     saved: tuple[Saved, ...] = ()  # checkpoints that it has written, and that are still there
-    action: str = ""  # "again", "stop", "done"
-    reason: str = ""
-    delay_s: float = 0.0
-    add: str = ""  # the mitigation that the next attempt gets
-    untried: tuple[str, ...] = ()  # mitigations of the kind that are left after that
+    decision: Decision = Decision()  # the one that followed
 
     @property
     def has_ended(self) -> bool:
         """Whether its end is known."""
         return self.exit_code is not None
+
+    @property
+    def kind(self) -> str:
+        """The kind of its failure."""
+        return self.diagnosis.kind
+
+    @property
+    def root_rank(self) -> int | None:
+        """The rank on which it failed; None where it is not known."""
+        return self.diagnosis.root_rank

@@ -18,14 +18,14 @@ class Diagnosis(NamedTuple):
     """What failed and what to do."""
 
     kind: str
-    group: str
-    verdict: str  # retry, mitigate, stop-user, stop-hardware, unknown
-    mitigations: tuple[str, ...]
-    root_line: str  # the printed line; "" where there is none
-    root_rank: int | None
-    explanation: str
-    advice: str
-    references: tuple[str, ...]
+    group: str = ""
+    verdict: str = ""  # retry, mitigate, stop-user, stop-hardware, unknown; "" for no failure
+    mitigations: tuple[str, ...] = ()
+    root_line: str = ""  # the printed line; "" where there is none
+    root_rank: int | None = None
+    explanation: str = ""
+    advice: str = ""
+    references: tuple[str, ...] = ()
     stack: tuple[str, ...] = ()  # Python frames where it crashed in native code; innermost first
     decided_by: tuple[str, ...] = ()  # the evidence that decided
     user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.reading import crash_stack
 from saferun.inject import contract
 from saferun.journal import events, receipts
@@ -86,7 +87,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             before, plan = plan, recorded(facts.plan)
         elif isinstance(facts, AttemptBegun):
             number = facts.attempt
-            running = AttemptOutcome(number, kind="")
+            running = AttemptOutcome(number, diagnosis=Diagnosis(""))
             changed = changes(before, plan)
             found[number] = Attempt(facts, running, worker, event.at, changed=changed)
             before = plan
@@ -108,8 +109,10 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
 
 def _bounded(outcome: AttemptOutcome) -> AttemptOutcome:
     """Return an outcome as it is shown: no kind of failure for a success, a short stack."""
-    kind = "" if outcome.exit_code == 0 else outcome.kind
-    return outcome._replace(kind=kind, stack=outcome.stack[: crash_stack.MOST])
+    found = outcome.diagnosis
+    kind = "" if outcome.exit_code == 0 else found.kind
+    shown = found._replace(kind=kind, stack=found.stack[: crash_stack.MOST])
+    return outcome._replace(diagnosis=shown)
 
 
 def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:

@@ -1,11 +1,13 @@
 """The events of a run: what the writer is given, and what the reader returns, one type for each.
 
-The fields stand in a line of events.jsonl under their names, in their order. Of an AttemptOutcome
-those in _OF_OUTCOME do.
+The fields stand in a line of events.jsonl under their names, in their order. A line of an
+AttemptOutcome has the names in _OF_OUTCOME: fields of its diagnosis and decision stand among its
+own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
@@ -162,13 +164,11 @@ NAMES: dict[type[EventFacts], str] = {
     Fault: "fault",
     RunEnded: "end",
 }
-# The fields of an AttemptOutcome that a line has; two have another name there.
 _OF_OUTCOME = (
-    *("number", "exit_code", "lived_s", "ended_by", "signals", "killed", "unkillable", "kind"),
+    *("attempt", "status", "lived_s", "ended_by", "signals", "killed", "unkillable", "kind"),
     *("fingerprint", "root_rank", "root_line", "decided_by", "stack", "action", "reason"),
     *("delay_s", "add", "lost_work", "untried", "first_step", "user_frame", "saved"),
 )
-_OUTCOME_NAMES = {"number": "attempt", "exit_code": "status"}
 _NUMBERS = (int, float)
 # Fields that are left out of a line where they are empty or false; a number is not, be it 0.
 _LEFT_OUT = (
@@ -195,15 +195,20 @@ EventFacts: TypeAlias = (
 )
 
 
-def line_fields(kind: object) -> dict[str, str]:
-    """Return the fields of a type that a line has: name in the line -> field."""
-    if kind is AttemptOutcome:
-        return {_OUTCOME_NAMES.get(field, field): field for field in _OF_OUTCOME}
-    return {name: name for name in kind.__annotations__}
-
-
 def as_line(facts: EventFacts) -> dict[str, Any]:
     """Return what a line has of an event, as JSON knows it."""
-    names = line_fields(type(facts))
-    found = {name: as_tree(getattr(facts, field)) for name, field in names.items()}
+    found = as_tree(facts)
+    if isinstance(facts, AttemptOutcome):
+        found |= found["diagnosis"] | found["decision"]
+        found |= {"attempt": facts.number, "status": facts.exit_code}
+        found = {name: found[name] for name in _OF_OUTCOME}
+        found["root_line"] = facts.diagnosis.root_line or None
     return {k: v for k, v in found.items() if k not in _LEFT_OUT or v or type(v) in _NUMBERS}
+
+
+def in_fields(kind: object, line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a line with the names of the fields of its type: the inverse of `as_line`."""
+    if kind is not AttemptOutcome:
+        return line
+    own = {"number": line.get("attempt"), "exit_code": line.get("status")}
+    return {**line, **own, "diagnosis": line, "decision": line}

@@ -14,10 +14,13 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard, TypeVar, get_type_hints
 
+from saferun.diagnosis.attempt_outcome import Decision
+from saferun.diagnosis.diagnosis import Diagnosis, Near
+from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.inject.node.node_agreement import Report
-from saferun.journal.event_types import NAMES, EventFacts, line_fields
+from saferun.journal.event_types import NAMES, EventFacts, in_fields
 from saferun.model import Finding
 from saferun.system.procfs import ProcessRecord
 
@@ -67,20 +70,19 @@ def _typed(raw: Mapping[str, Any]) -> Event:
 
 def _facts(raw: Mapping[str, Any]) -> EventFacts | None:
     kind = _KINDS.get(raw["event"])
-    return None if kind is None else record(kind, raw)
+    return None if kind is None else record(kind, in_fields(kind, raw))
 
 
 def record(kind: Callable[..., T], value: object) -> T:
     """Return a value with fields from a JSON object; what the object does not hold is unknown."""
     raw = mapping(value)
-    return kind(**{field: read_as(raw.get(name)) for name, field, read_as in _readers(kind)})
+    return kind(**{name: read_as(raw.get(name)) for name, read_as in _readers(kind)})
 
 
 @functools.cache
-def _readers(kind: Callable[..., object]) -> list[tuple[str, str, Callable[[object], object]]]:
-    """Return the name in a line, the field and the reader of its type, for each field."""
-    types = get_type_hints(kind)
-    return [(name, field, _AS[types[field]]) for name, field in line_fields(kind).items()]
+def _readers(kind: Callable[..., object]) -> list[tuple[str, Callable[[object], object]]]:
+    """Return the name and the reader of the type of each field."""
+    return [(name, _AS[found]) for name, found in get_type_hints(kind).items()]
 
 
 # --- lines -------------------------------------------------------------------------------------
@@ -210,4 +212,8 @@ _AS: dict[object, Callable[[object], object]] = {
     tuple[Place, ...]: _records(Place),
     tuple[Finding, ...]: _records(Finding),
     tuple[Saved, ...]: _records(Saved),
+    tuple[Near, ...]: _records(Near),
+    Diagnosis: lambda value: record(Diagnosis, value),
+    Decision: lambda value: record(Decision, value),
+    NoNumber | None: lambda value: None,  # no line has it
 }

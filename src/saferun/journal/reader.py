@@ -257,7 +257,7 @@ def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
     """Return how a run ended, and the event that says so."""
     ended, last = _last(log, "end"), _last(log, "ended")
     if ended is None and last is not None and isinstance(last.facts, AttemptOutcome):
-        over = last.facts.action in (retry_policy.STOP, retry_policy.DONE)
+        over = last.facts.decision.action in (retry_policy.STOP, retry_policy.DONE)
         ended = last if over else None  # all that is missing is the event `end`
     if ended is not None:
         if ended.status == 0:
@@ -269,7 +269,8 @@ def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
 
 
 def _failed_for_good(event: Event) -> bool:
-    stopped = isinstance(event.facts, AttemptOutcome) and event.facts.action == retry_policy.STOP
+    facts = event.facts
+    stopped = isinstance(facts, AttemptOutcome) and facts.decision.action == retry_policy.STOP
     return stopped and event.status != 0
 
 

@@ -212,7 +212,7 @@ def _attempt(
     finished: Sequence[Trial],
 ) -> AttemptReport:
     one = tried[at]
-    key, line = (one.worker, one.number), one.outcome.root_line or ""
+    key, line = (one.worker, one.number), one.outcome.diagnosis.root_line
     place = directory(run, one)
     own = os.path.join(place, "receipts")
     tails = [(path.rpartition(".")[2], events.content(path, 1)) for path, _ in one.tails]

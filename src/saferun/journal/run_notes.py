@@ -58,7 +58,8 @@ def read(log: Sequence[Event]) -> Notes:
         elif isinstance(facts, AttemptOutcome):
             numbers[worker] = facts.number + 1
             stall = stalls.pop(worker, None)
-            if stall and any(stall.line in by for by in facts.decided_by):  # the job ended of it
+            # Where the line is evidence, the job ended of the stall.
+            if stall and any(stall.line in by for by in facts.diagnosis.decided_by):
                 silence = Hang(stall.silent_s, stall.ranks, None)
                 hangs.setdefault((worker, number), []).append(silence)
         elif isinstance(facts, WorkerBegun) and facts.gpu:

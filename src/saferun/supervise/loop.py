@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
@@ -274,7 +274,7 @@ class _Run:
             self._record.harmlessly(lambda: self._parts.keep(last.lived_s))
         asked = asked or (last is not None and last.asked)
         self._record.end(status, reason, advice, asked=asked)
-        verdict = last.verdict if last and last.exit_code and not last.asked else ""
+        verdict = last.diagnosis.verdict if last and last.exit_code and not last.asked else ""
         if verdict and self._gathered.identity.worker is None:
             self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))
         return RunEnd(status, reason, verdict, by_interrupt)
@@ -456,7 +456,7 @@ class _Run:
 
     # --- its end ---------------------------------------------------------------------------
 
-    def _decided(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
+    def _decided(self, plan: LaunchPlan, ended: Ended) -> Decision:
         """Decide; a fault of ours there is reported in one line, and the job's status stands."""
         try:
             return self._met(plan, ended) or self._decide(plan, ended)
@@ -468,9 +468,9 @@ class _Run:
                 f"what the attempt's end means could not be decided, a fault of ours ({what})"
             )
             self._record.fault(error, traceback=traceback.format_exc())
-            return retry_policy.Decision(retry_policy.STOP, "a fault of saferun's own")
+            return Decision(retry_policy.STOP, "a fault of saferun's own")
 
-    def _met(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision | None:
+    def _met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
         """Take over what the nodes agreed; return a decision where they began no attempt."""
         ran = self._watch.ranks_ran
         decision = self._nodes.met(plan, ended, ranks_ran=ran) if self._nodes else None
@@ -478,7 +478,7 @@ class _Run:
             self._report(ended, decision, ())
         return decision
 
-    def _decide(self, plan: LaunchPlan, ended: Ended) -> retry_policy.Decision:
+    def _decide(self, plan: LaunchPlan, ended: Ended) -> Decision:
         """Gather what happened, decide, record and report it."""
         identity, looks = self._gathered.identity, self._looks
         self._record.mask_ranks(identity)
@@ -517,8 +517,8 @@ class _Run:
             self._mitigations.have_nccl_tested(following, last, self._watch.nccl_tests)
         if self._nodes:
             decision = self._nodes.share(ended, decision)
-        followed = {**decision._asdict(), "delay_s": round(decision.delay_s, 3)}
-        self._record.ended(ended, last._replace(**followed))
+        followed = decision._replace(delay_s=round(decision.delay_s, 3))
+        self._record.ended(ended, last._replace(decision=followed))
         # A run that a signal ended may not have had the time to leave receipts.
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
@@ -526,19 +526,17 @@ class _Run:
         self._report(ended, decision, problems)
         return decision
 
-    def _report(
-        self, ended: Ended, decision: retry_policy.Decision, problems: tuple[str, ...]
-    ) -> None:
+    def _report(self, ended: Ended, decision: Decision, problems: tuple[str, ...]) -> None:
         added = [decision.add] if decision.add else []
         change = self._mitigations.describe([*added, *self._mitigations.beside])
         path, history = self._record.path, self._history
-        host = self._nodes.host if self._nodes else ""
-        lines = report.attempt_lines(history, decision, change, path, host)
+        host, diagnosis = (self._nodes.host, self._nodes.diagnosis) if self._nodes else ("", None)
+        lines = report.attempt_lines(history, decision, change, path, host, diagnosis)
         if self._nodes and self._nodes.is_telling(decision):
             lines = []
         report.show(self._say, ended, [*problems, *lines])
 
-    def _recover(self, plan: LaunchPlan, decision: retry_policy.Decision) -> None:
+    def _recover(self, plan: LaunchPlan, decision: Decision) -> None:
         """Do for the GPUs what the failure calls for.
 
         Raises:

@@ -152,7 +152,7 @@ def attempt_facts(one: AttemptReport) -> Labelled:
         ("started", moment(attempt.started_at)),
         ("lived", "" if attempt.lived_s is None else seconds(attempt.lived_s)),
         ("status", str(outcome.exit_code) if outcome.has_ended else ""),
-        ("known from", "; ".join(outcome.decided_by)),
+        ("known from", "; ".join(outcome.diagnosis.decided_by)),
         ("steps", steps(one)),
         ("trial", "; ".join(_trial(trial) for trial in one.trials)),
         ("last loss", one.loss),
@@ -216,12 +216,12 @@ def as_markdown(report: RunReport) -> str:
 def _attempt(report: RunReport, one: AttemptReport, *, with_tail: bool) -> Iterator[str]:
     yield f"### {title(one)}: {_word(heading(report, one))}"
     yield ""
-    outcome = one.attempt.outcome
-    if outcome.root_line:
-        yield f"- deciding line: {_code(outcome.root_line)}"
-    if outcome.user_frame:
-        yield f"- your code: {_code(outcome.user_frame)}"
-    yield from (f"- stack: {_code(frame)}" for frame in outcome.stack)
+    diagnosis = one.attempt.outcome.diagnosis
+    if diagnosis.root_line:
+        yield f"- deciding line: {_code(diagnosis.root_line)}"
+    if diagnosis.user_frame:
+        yield f"- your code: {_code(diagnosis.user_frame)}"
+    yield from (f"- stack: {_code(frame)}" for frame in diagnosis.stack)
     if one.cause:
         more = " ".join(filter(None, [explained(one), one.cause.advice]))
         yield from [f"- {more}"] if more else []

@@ -187,10 +187,10 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
     lines = [f"{head}: {_moment(attempt.started_at)}, {lived}{status}"]
     labelled = [
         ("failure", f"{outcome.kind}{on_rank(outcome)}" if outcome.kind else ""),
-        ("line", outcome.root_line or ""),
-        ("your code", outcome.user_frame),
-        *(("stack", frame) for frame in outcome.stack),
-        ("from", "; ".join(outcome.decided_by)),
+        ("line", outcome.diagnosis.root_line),
+        ("your code", outcome.diagnosis.user_frame),
+        *(("stack", frame) for frame in outcome.diagnosis.stack),
+        ("from", "; ".join(outcome.diagnosis.decided_by)),
         ("with", ", ".join(attempt.begun.mitigations)),
         ("changed", ", ".join(attempt.changed)),
         ("loss", attempt.loss),
@@ -236,10 +236,11 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
 
 def decision(outcome: AttemptOutcome) -> str:
     """Return text such as "again: with compile-off, after 5 s"; "" where nothing failed."""
-    if outcome.action in ("", "done"):
+    made = outcome.decision
+    if made.action in ("", "done"):
         return ""
-    wait = f", after {seconds(outcome.delay_s)}" if outcome.delay_s else ""
-    return f"{outcome.action}: {outcome.reason}{wait}"
+    wait = f", after {seconds(made.delay_s)}" if made.delay_s else ""
+    return f"{made.action}: {made.reason}{wait}"
 
 
 def as_json_whole(
@@ -269,6 +270,7 @@ def as_json_whole(
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:
     """Return an attempt for programs."""
     begun, outcome = attempt.begun, attempt.outcome
+    diagnosis, made = outcome.diagnosis, outcome.decision
     return {
         "number": attempt.number,
         "worker": attempt.worker,
@@ -279,15 +281,15 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
         "ended_by": outcome.ended_by,
         "kind": outcome.kind,
         "rank": outcome.root_rank,
-        "line": outcome.root_line or "",
-        "decided_by": outcome.decided_by,
-        "stack": outcome.stack,
-        "user_frame": outcome.user_frame,
+        "line": diagnosis.root_line,
+        "decided_by": diagnosis.decided_by,
+        "stack": diagnosis.stack,
+        "user_frame": diagnosis.user_frame,
         "mitigations": begun.mitigations,
         "changed": attempt.changed,
-        "action": outcome.action,
-        "reason": outcome.reason,
-        "delay_s": outcome.delay_s,
+        "action": made.action,
+        "reason": made.reason,
+        "delay_s": made.delay_s,
         "signals": outcome.signals,
         "killed": outcome.killed,
         "unkillable": outcome.unkillable,
@@ -296,7 +298,7 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
         "hooks": attempt.hooks,
         "ranks_started": attempt.ranks_started,
         "left": begun.left,
-        "untried": outcome.untried,
+        "untried": made.untried,
         "loss": attempt.loss,
         "slow": attempt.slow,
         "replaced": attempt.replaced,

@@ -86,7 +86,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
 
 def _failure(attempt: Attempt) -> str:
     outcome = attempt.outcome
-    return f"{printable(outcome.kind)}{on_rank(outcome)}: {printable(outcome.root_line or '')}"
+    return f"{printable(outcome.kind)}{on_rank(outcome)}: {printable(outcome.diagnosis.root_line)}"
 
 
 def _before_text(job: Job, before: Attempt, at: float) -> str:
@@ -98,7 +98,7 @@ def _before_text(job: Job, before: Attempt, at: float) -> str:
     name = os.path.basename(job.attempt.begun.checkpoint.rstrip("/"))
     on = f"; went on from {printable(name)}" if name else ""
     what = f"{printable(before.outcome.kind)}{on_rank(before.outcome)}"
-    line = printable(before.outcome.root_line or "")
+    line = printable(before.outcome.diagnosis.root_line)
     text = f"attempt {before.number}: {what} after {seconds(lived_s)}{when}{on}"
     return f"{text}; {line}" if line else text
 
@@ -202,7 +202,7 @@ def _job_json(job: Job) -> dict[str, Any]:
             "number": before.number,
             "kind": before.kind,
             "rank": before.root_rank,
-            "line": before.root_line or "",
+            "line": before.diagnosis.root_line,
             "lived_s": before.lived_s,
         },
         "worker": attempt.worker,

@@ -118,21 +118,21 @@ def _began_again(log: Sequence[Line], start: int) -> bool:
     return went_on and (not earlier or later[0].number <= earlier[-1].number)
 
 
-def recorded(
-    name: str, line: str, rank: int | None, decided_by: tuple[str, ...], knowledge: Knowledge
-) -> Diagnosis | None:
-    """Return a diagnosis from what the journal has of it; None for a kind that is not known here.
+def recorded(found: Diagnosis, knowledge: Knowledge) -> Diagnosis | None:
+    """Return the whole of a diagnosis, of which a journal has only what is not its kind's.
 
     Args:
-        name: of the kind.
-        line: the root line.
-        rank: the root's.
-        decided_by: the evidence that decided.
+        found: what the journal has.
         knowledge: explanation and advice of the kind are in it.
+
+    Returns:
+        The diagnosis; None for a kind that is not known here.
     """
-    if name not in knowledge.kinds:
+    if found.kind not in knowledge.kinds:
         return None
-    return _diagnosis(name, knowledge, line, rank, line, by=decided_by)
+    line = found.root_line
+    whole = _diagnosis(found.kind, knowledge, line, found.root_rank, line, found.decided_by)
+    return whole._replace(stack=found.stack, user_frame=found.user_frame)
 
 
 def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:

@@ -12,9 +12,8 @@ the retries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.inject.durations import seconds
 from saferun.settings import RetryPolicy, Settings
 
@@ -32,16 +31,6 @@ OURS = "keeper-killed"  # the kind of a failure that is our own
 _ASSERT = "device-side-assert"  # the kind that such an index has
 
 AGAIN, STOP, DONE = "again", "stop", "done"
-
-
-class Decision(NamedTuple):
-    """What the loop does next."""
-
-    action: str  # "again", "stop", "done"
-    reason: str  # one clause for people
-    delay_s: float = 0.0  # before the next attempt
-    add: str = ""  # the mitigation that the next attempt gets on top of those in force
-    untried: tuple[str, ...] = ()  # mitigations of the same kind that are left after that
 
 
 def decide(
@@ -91,15 +80,15 @@ def _by_verdict(
 ) -> Decision:
     """Return the decision by the verdict of the last attempt, before any limit is applied."""
     last = history[-1]
-    if last.verdict == "mitigate":
+    if last.diagnosis.verdict == "mitigate":
         return _mitigation(last, policy, usable)
-    if last.verdict == "retry":
+    if last.diagnosis.verdict == "retry":
         if _loss_comes_again(history):
             return Decision(STOP, "the loss is not a number at the same step again")
         if not last.waits and _seen_before(history):
             return Decision(STOP, "the same failure after the same time: it would happen again")
         return Decision(AGAIN, "it may be temporary")
-    if last.verdict == "unknown":
+    if last.diagnosis.verdict == "unknown":
         return _unknown(history, policy)
     return Decision(STOP, "the same command would fail again")
 
@@ -203,7 +192,7 @@ def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool
 def _debug(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
     """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
     last = history[-1]
-    unknown = last.verdict == "unknown" or DEBUG in last.offered
+    unknown = last.diagnosis.verdict == "unknown" or DEBUG in last.offered
     name = GUARDS if last.kind == _ASSERT else DEBUG if unknown else ""
     done = any(other in t.mitigations for t in history for other in (GUARDS, DEBUG))
     if not (policy.retry.debug_last and name) or name in policy.mitigate.never or done:

@@ -5,33 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis import process_end
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding.known_from import known_from
-from saferun.diagnosis.deciding.retry_policy import AGAIN, Decision
+from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.inject.durations import seconds
 
 LINE_CHARS = 200  # a longer line of the job's output is cut; the journal has it in full
 
 
-def between(
-    last: AttemptOutcome, diagnosis: Diagnosis, decision: Decision, change: str = ""
-) -> str:
+def between(last: AttemptOutcome, decision: Decision, change: str = "") -> str:
     """Return the line about why another attempt starts.
 
     Args:
         last: the attempt that failed.
-        diagnosis: of it.
         decision: to start another one, with the delay in seconds.
         change: what the next attempt changes, as one clause; "" for nothing.
     """
     wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
     why = f"with {change}" if change else decision.reason
-    stated = last.launcher_end or process_end.by_signal(diagnosis.root_line)
-    stated = stated or _cut(diagnosis.root_line)
+    line = last.diagnosis.root_line
+    stated = last.launcher_end or process_end.by_signal(line) or _cut(line)
     return (
         f"attempt {last.number} failed after {seconds(last.lived_s)}: "
-        f"{_what(diagnosis)}{f' ({stated})' if stated else ''}; "
+        f"{_what(last.diagnosis)}{f' ({stated})' if stated else ''}; "
         f"{why}: attempt {last.number + 1} starts{wait}"
     )
 
@@ -61,7 +58,7 @@ def success(history: Sequence[AttemptOutcome], search: str = "") -> list[str]:
 
 def failure(
     history: Sequence[AttemptOutcome],
-    diagnoses: Sequence[Diagnosis],
+    diagnosis: Diagnosis,
     decision: Decision,
     *,
     host: str,
@@ -72,7 +69,7 @@ def failure(
 
     Args:
         history: all attempts, oldest first.
-        diagnoses: of those that failed.
+        diagnosis: of the run: the last attempt's, or why none follows that.
         decision: gives the reason why there is no further attempt.
         host: the name of this machine.
         journal: the run's directory; None if there is none.
@@ -81,7 +78,7 @@ def failure(
     Returns:
         Lines for people; none if a signal from outside ended the run.
     """
-    last, diagnosis = history[-1], diagnoses[-1]
+    last = history[-1]
     if last.asked:
         return []
     meaning, rest = in_words(diagnosis.explanation)

@@ -93,7 +93,7 @@ class AttemptWatch:
             asked=end_requested(ended),
             first_step=_first_step(ended),
             progressed=progressed,
-            kind=replaced.kind or "no-failure" if replaced else "no-failure",
+            diagnosis=Diagnosis((replaced and replaced.kind) or "no-failure"),
             replaced=replaced.why if replaced else "",
             launcher_end=_launcher_end(ended, self._plan.launcher),
             ended_by=ended.ended_by,
@@ -139,20 +139,13 @@ class AttemptWatch:
         diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, self._nccl_finding, known)
         return last._replace(
             asked=last.asked and not self._failed_by_itself(ended, diagnosis),
-            kind=diagnosis.kind,
-            verdict=diagnosis.verdict,
+            diagnosis=diagnosis,
             offered=self._offered(diagnosis, ended.started_at),
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
             fingerprint=classify.fingerprint(diagnosis),
             last_step=seen.step,
             no_number=hang.no_number if hang else None,
             ended_by="loss" if hang and hang.no_number else last.ended_by,
-            diagnosis=diagnosis,
-            root_rank=diagnosis.root_rank,
-            root_line=diagnosis.root_line or None,
-            decided_by=diagnosis.decided_by,
-            stack=diagnosis.stack,
-            user_frame=diagnosis.user_frame,
         )
 
     def _nccl_tests(self, ended: Ended) -> NcclTests | None:

@@ -110,8 +110,8 @@ class RunMitigations:
             self._nccl_answered |= tests.completed
             self.nccl_finding = f"{tests.finding} (attempt {last.number})" if tests.finding else ""
         self.beside = ()
-        group = last.diagnosis.group if last.diagnosis else ""
         policy = self._base[1].settings.mitigate
+        group = last.diagnosis.group
         if self._nccl_answered or group != "collective" or not (self._nccl and policy.enabled):
             return
         tested, base = self.known()[NCCL_TESTS], self._plain(gathered)

@@ -62,8 +62,8 @@ class RunParts:
         NVML has told it, or the line names it by UUID or bus. Else it is the GPU of the rank: ranks
         have their GPUs in order, one each.
         """
-        line, known = last.root_line or "", gpus.addresses()
-        bus, told = _BUS.search(line), last.diagnosis.gpu if last.diagnosis else ""
+        line, known = last.diagnosis.root_line, gpus.addresses()
+        bus, told = _BUS.search(line), last.diagnosis.gpu
         for gpu, uuid in zip(self._gpus, self._uuids, strict=True):
             at_bus = bus and known.get(gpu.uuid, "").lower().startswith(bus[1].lower())
             if gpu.uuid in line or at_bus or gpu.uuid == told:

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
-from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP, Decision
+from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject.durations import seconds
@@ -45,8 +45,7 @@ from saferun.system import paths
 TEXT_CHARS = 4000  # the longest line of output that the other nodes get
 AGENTS = 3  # so many agents in a row may end before their nodes meet
 REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start nothing
-# The fields of an AttemptOutcome that a node takes over from another. The verdict stays its own:
-# whether this node's hardware is trusted depends on it.
+# What a node tells the others of an AttemptOutcome, beside the diagnosis.
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
@@ -96,6 +95,7 @@ class PeerNodes:
         self.start: Start | None = None  # agreed for the next attempt; None: not yet
         self.number = 1  # the number of the next attempt
         self.host = os.uname().nodename  # where the last failure began
+        self.diagnosis: Diagnosis | None = None  # of the run, where its nodes did not come back
         self.status: int | None = None  # exit status of the run, where the meeting decided it
         if record.notifier:
             record.notifier.is_speaker = self._speaks
@@ -223,12 +223,12 @@ class PeerNodes:
             lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
         if where and names == self._facts["host"]:
             lost, names = f"the rendezvous at {where} could not be opened again", ""
-        if self._history and (diagnosis := self._history[-1].diagnosis):
+        if self._history and self._history[-1].diagnosis.verdict:
             from saferun.diagnosis.deciding import classify  # only a failure needs it
 
             known = signatures.load(self._gathered.environ)
-            diagnosis = classify.by_nodes(diagnosis, lost, known, ends=True)
-            self._history[-1] = self._history[-1]._replace(diagnosis=diagnosis)
+            diagnosis = self._history[-1].diagnosis
+            self.diagnosis = classify.by_nodes(diagnosis, lost, known, ends=True)
             self.host = names
         return Decision(STOP, f"{lost} in time (retry.rejoin_s: {seconds(limit)})")
 
@@ -289,8 +289,12 @@ class PeerNodes:
             return
         self.host = root["host"]
         known = {key: _tuples(value) for key, value in root["diagnosis"].items()}
-        facts = {key: _tuples(root["facts"][key]) for key in _SHARED}
-        self._history[-1] = self._history[-1]._replace(diagnosis=Diagnosis(**known), **facts)
+        own = set(_SHARED) & set(AttemptOutcome._fields)  # the others are the diagnosis's
+        facts = {key: _tuples(root["facts"][key]) for key in own}
+        last = self._history[-1]
+        # The verdict stays its own: whether this node's hardware is trusted depends on it.
+        diagnosis = Diagnosis(**known)._replace(verdict=last.diagnosis.verdict)
+        self._history[-1] = last._replace(diagnosis=diagnosis, **facts)
 
     def lost(self) -> str:
         """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
@@ -315,7 +319,6 @@ class PeerNodes:
         from saferun.diagnosis.deciding import classify  # only a failure needs it
 
         diagnosis = last.diagnosis
-        assert diagnosis is not None, "it has failed"
         if diagnosis.kind == "node-lost":
             lost = ", ".join(self._hosts[node] for node in self._lost if node in self._hosts)
             self.host = lost or self.host

@@ -79,19 +79,21 @@ class Notifier:
     def attempt_ended(self, last: AttemptOutcome) -> None:
         """Note the end of an attempt, and tell of it where a mitigation starts the next one."""
         self._attempt = last.number
-        added = (last.add,) if last.add else ()
+        diagnosis, decision = last.diagnosis, last.decision
+        added = (decision.add,) if decision.add else ()
         self._last = {
             "attempt": last.number,
             "status": last.exit_code,
             "kind": last.kind,
-            "verdict": last.verdict,
+            "verdict": last.diagnosis.verdict,
             "root_rank": last.root_rank,
-            "root_line": last.root_line,
-            "user_frame": last.user_frame,
+            "root_line": diagnosis.root_line or None,
+            "user_frame": diagnosis.user_frame,
             "mitigations": [*last.mitigations, *added],
         }
-        if added and last.action == "again":
-            what = f"attempt {last.number} failed ({last.kind}); the next one starts {last.reason}"
+        if added and decision.action == "again":
+            failed = f"attempt {last.number} failed ({last.kind})"
+            what = f"{failed}; the next one starts {decision.reason}"
             self._tell("mitigated", what, self._last)
 
     def hang(self, attempt: int, silent_s: float, places: Sequence[Place]) -> None:

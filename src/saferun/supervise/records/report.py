@@ -6,8 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
 from saferun.journal import trials
 from saferun.supervise.attempt.attempt_values import Ended
@@ -33,10 +34,11 @@ def show(
 
 def attempt_lines(
     history: Sequence[AttemptOutcome],
-    decision: retry_policy.Decision,
+    decision: Decision,
     change: str,
     journal: str | None,
     host: str = "",
+    diagnosis: Diagnosis | None = None,
 ) -> list[str]:
     """Return the messages after an attempt.
 
@@ -46,6 +48,7 @@ def attempt_lines(
         change: a description of the mitigation that the next attempt gets; "" for none.
         journal: the run's directory; None where there is none.
         host: where the failure began; "" for this one.
+        diagnosis: of the run, where it does not end of what its last attempt failed of.
     """
     if not history:  # a node that joined a run that was about to end
         return [f"the run ends: {decision.reason}"]
@@ -55,15 +58,13 @@ def attempt_lines(
     if last.replaced and not last.asked:
         return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
-        assert last.diagnosis is not None, "it has failed"
-        return [failure_report.between(last, last.diagnosis, decision, change)]
+        return [failure_report.between(last, decision, change)]
     if last.asked:
         return []
-    assert last.diagnosis is not None, "it has failed"
     host = host or os.uname().nodename
     search = _search(history, journal)
     return failure_report.failure(
-        history, [last.diagnosis], decision, host=host, journal=journal, search=search
+        history, diagnosis or last.diagnosis, decision, host=host, journal=journal, search=search
     )
 
 
@@ -88,8 +89,10 @@ def asked_lines(
         journal: the run's directory; None where there is none.
     """
     reason = f"{signal.Signals(number).name} asked for the end"
-    if history and (diagnosis := history[-1].diagnosis):
-        decision = retry_policy.Decision(retry_policy.STOP, reason)
+    if history and history[-1].diagnosis.verdict:
+        decision = Decision(retry_policy.STOP, reason)
         host = os.uname().nodename
-        return failure_report.failure(history, [diagnosis], decision, host=host, journal=journal)
+        return failure_report.failure(
+            history, history[-1].diagnosis, decision, host=host, journal=journal
+        )
     return [f"no attempt ran: {reason}", *([f"journal: {journal}"] if journal else [])]

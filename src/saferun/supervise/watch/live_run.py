@@ -122,7 +122,7 @@ class LiveRun:
         if stalls and lives and stalls[-1][1]:
             job = replace(job, stall=stalls[-1][1], stall_at=stalls[-1][0])
         if failed:
-            job = replace(job, kind=failed.outcome.kind, untried=failed.outcome.untried)
+            job = replace(job, kind=failed.outcome.kind, untried=failed.outcome.decision.untried)
         started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
         if not started or not lives or tried[-1].outcome.has_ended:
             return job
