@@ -16,6 +16,7 @@ ERROR_FILE = json.dumps(
             "extraInfo": {
                 "py_callstack": TRACEBACK + "KeyError: 'a'\n",
                 "timestamp": "1754040000",
+                "type": "KeyError",
                 "time_s": 1754040000.25,
             },
         }
@@ -39,4 +40,5 @@ ERROR_FILE = json.dumps(
 def test_an_error_file_is_read_as_far_as_it_can_be(content, time_s, message):
     found = evidence.rank_failure(2, content)
     assert (found.rank, found.time_s, found.message) == (2, time_s, message)
+    assert found.type == ("KeyError" if content == ERROR_FILE else "")
     assert found.traceback == (f"{TRACEBACK}KeyError: 'a'\n" if content == ERROR_FILE else "")

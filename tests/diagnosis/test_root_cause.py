@@ -68,7 +68,7 @@ def test_what_an_error_file_states_needs_no_name_of_an_exception():
     """Whatever it is called, and where its traceback is cut, it is what the rank has raised."""
     cut = 'Traceback (most recent call last):\n  File "/v/torch/nn/x.py", line 9, in f\n'
     for traceback in ("", cut):
-        stated = RankFailure(rank=3, message="Boom: bad batch", traceback=traceback)
+        stated = RankFailure(rank=3, type="Boom", message="Boom: bad batch", traceback=traceback)
         found = diagnose(TIMEOUT, failures=(stated,))
         assert (found.kind, found.root_line) == ("user-exception", "Boom: bad batch")
         assert found.decided_by == ("error file of rank 3",)

@@ -38,6 +38,7 @@ def test_an_exception_before_torch_is_imported_is_recorded(interpreters: Interpr
     message = recorded(interpreters)
     assert message is not None
     assert message["message"] == "ValueError: the root cause"
+    assert message["extraInfo"]["type"] == "ValueError"
     assert "in step" in message["extraInfo"]["py_callstack"]
     assert int(message["extraInfo"]["timestamp"]) == int(message["extraInfo"]["time_s"])
 

@@ -13,6 +13,7 @@ class RankFailure(NamedTuple):
 
     rank: int | None = None
     time_s: float | None = None  # seconds since the epoch
+    type: str = ""  # the exception's; "" where the error file does not tell it
     message: str = ""  # the exception's line, from the error file
     traceback: str = ""  # the complete one, from the error file
 
@@ -87,6 +88,7 @@ def rank_failure(rank: int | None, content: str | None) -> RankFailure:
     return RankFailure(
         rank=rank,
         time_s=_number(extra.get("time_s", extra.get("timestamp"))),
+        type=str(extra.get("type", "")),
         message=str(message.get("message", "")),
         traceback="\n".join(str(text) for text in traceback if text),
     )

@@ -51,7 +51,6 @@ _OF_CUT = {  # a traceback without its last line
 }
 # A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
-_NAME = re.compile(r"[A-Za-z_][\w.]{0,200}")  # an exception's, with its module
 _NEVER_MET = "nccl-p2p-hang"  # the log's last lines show that no collective came to its end
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
 # Exceptions that programs use for control flow: one raised while handling them explains more.
@@ -135,10 +134,11 @@ def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator
         if not _states_exception(traceback):
             traceback += message
         raised = []
-        kind = failure.message.partition(":")[0].strip()
-        if _NAME.fullmatch(kind) and not _states_exception(traceback):  # an unusual name
+        if failure.type and message and not _states_exception(traceback):  # an unusual name
             rows = tuple(range(len(traceback) - len(message), len(traceback)))
-            raised = [Raised(rows[0], failure.rank, kind, rows, failure.message, headed=True)]
+            raised = [
+                Raised(rows[0], failure.rank, failure.type, rows, failure.message, headed=True)
+            ]
         if traceback:
             yield matches.Text(name, traceback, order, more=raised, log=log)
 

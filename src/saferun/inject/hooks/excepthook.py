@@ -270,8 +270,9 @@ def _error_file(value: BaseException, trace: "TracebackType | None", context_err
     extra = {
         "py_callstack": "".join(traceback.format_exception(type(value), value, trace)),
         "timestamp": str(int(now)),  # torch reads it with int()
-        "time_s": now,  # ours: orders ranks that fail within one second
-        **({"cuda_context": context_error} if context_error else {}),  # ours, too
+        "type": type(value).__name__,  # ours, as what follows is
+        "time_s": now,  # orders ranks that fail within one second
+        **({"cuda_context": context_error} if context_error else {}),
     }
     message = {"message": _message(value), "extraInfo": extra}
     return json.dumps({"message": message}).encode()
