@@ -72,6 +72,7 @@ class RunEnd(NamedTuple):
     reason: str = ""  # one clause
     verdict: str = ""  # on its last attempt; "" where that succeeded, or was asked to end
     by_interrupt: bool = False  # a SIGINT has ended it
+    asked: bool = False  # a signal from outside has ended it
 
 
 def supervise(gathered: RunInputs, say: Say) -> int:
@@ -277,7 +278,7 @@ class _Run:
         verdict = last.diagnosis.verdict if last and last.exit_code and not last.asked else ""
         if verdict and self._gathered.identity.worker is None:
             self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))
-        return RunEnd(status, reason, verdict, by_interrupt)
+        return RunEnd(status, reason, verdict, by_interrupt, asked)
 
     def _fail_left_trials(self, status: int) -> None:
         """Leave no trial of a study running in its storage; most runs have none."""

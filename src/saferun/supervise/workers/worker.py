@@ -21,7 +21,7 @@ from saferun.gpu.lock.slots import Slot
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
 from saferun.planning.inputs import RunInputs
-from saferun.supervise.loop import Say, run
+from saferun.supervise.loop import RunEnd, Say, run
 from saferun.supervise.records import record
 
 _SET_PDEATHSIG = 1  # linux/prctl.h
@@ -89,14 +89,14 @@ def _attempts(part: Part, gathered: RunInputs, journal: Journal, say: Say) -> in
 
     with part.slot.held as held:
         end = run(record.with_places(gathered, journal), held, journal, say, worker=True)
-    words = json.dumps([end.reason[:500], end.verdict])
+    words = json.dumps(end._replace(reason=end.reason[:500]))
     with contextlib.suppress(OSError):  # whoever would read it is gone
         os.write(part.report, words.encode()[:_REPORT_BYTES])
     return end.status
 
 
-def last_words(report: int) -> tuple[str, str]:
-    """Return the reason and the verdict that a supervisor left; closes the pipe.
+def last_words(report: int) -> RunEnd:
+    """Return what a supervisor left on the end of its worker; closes the pipe.
 
     Args:
         report: the reading end.
@@ -105,10 +105,9 @@ def last_words(report: int) -> tuple[str, str]:
         os.set_blocking(report, False)
         content = pipe.read() or b""
     try:
-        reason, verdict = json.loads(content)
-    except ValueError:
-        return "", ""
-    return str(reason), str(verdict)
+        return RunEnd(*json.loads(content))
+    except ValueError:  # it was killed
+        return RunEnd(1)
 
 
 def prefixed(say: Say, number: int) -> Say:

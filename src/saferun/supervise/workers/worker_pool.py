@@ -36,7 +36,7 @@ from saferun.supervise.attempt.end_requests import (
     USER_SIGNALS,
     outlive_signals,
 )
-from saferun.supervise.loop import Say
+from saferun.supervise.loop import RunEnd, Say
 from saferun.supervise.records import record
 from saferun.supervise.workers.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
@@ -128,7 +128,7 @@ class _Workers:
         self._waiting: list[int] = []
         self._running: dict[int, _Running] = {}
         self._left: set[int] = set()  # what workers that ended well left on purpose
-        self._failed: tuple[int, int, str, str] | None = None  # worker, status, reason, verdict
+        self._failed: tuple[int, RunEnd] | None = None  # the first worker that failed
         self.asked = 0  # the first signal that asked the run to end
         self._signals: Signals  # while `go` runs
         self._began = time.monotonic()
@@ -210,12 +210,12 @@ class _Workers:
 
     def _over(self) -> int:
         """Record the end of the run; return its status."""
-        status, reason = 0, ""
+        number, end = self._failed or (0, RunEnd(0))
+        status, reason = end.status, ""
         if self._failed is not None:
-            number, status, reason, verdict = self._failed
-            reason = f"worker {number}: {reason}" if reason else f"worker {number} failed"
-            if not self.asked and verdict:
-                record.leave_verdict(self._gathered.environ, verdict)
+            reason = f"worker {number}: {end.reason}" if end.reason else f"worker {number} failed"
+            if not self.asked and end.verdict:
+                record.leave_verdict(self._gathered.environ, end.verdict)
         if self.asked:
             reason = "asked to end"
             if self._failed is None and (self._ready or self._waiting):
@@ -223,7 +223,7 @@ class _Workers:
         elif status and self._count > 1:
             self._say(f"the run failed with status {status}, that of worker {number}")
         whole = record.for_run(self._journal, self._gathered, self._gathered.plan(), self._say)
-        whole.end(status, reason, asked=bool(self.asked))
+        whole.end(status, reason, asked=bool(self.asked) or end.asked)
         whole.close()
         return status
 
@@ -275,14 +275,14 @@ class _Workers:
             if not pid:
                 continue
             del self._running[number]
-            reason, verdict = last_words(one.report)
+            end = last_words(one.report)
             if os.WIFSIGNALED(wait_status):
                 status, reason = self._killed(number, os.WTERMSIG(wait_status))
             else:
-                status = os.WEXITSTATUS(wait_status)
+                status, reason = os.WEXITSTATUS(wait_status), end.reason
                 self._left.update(self._family().living())
             self._slots.give_back(one.slot)
-            self._end(number, status, reason, verdict)
+            self._end(number, end._replace(status=status, reason=reason))
 
     def _killed(self, number: int, signum: int) -> tuple[int, str]:
         """End what a killed supervisor left; return the worker's status and the reason."""
@@ -296,11 +296,11 @@ class _Workers:
     def _never(self, number: int, status: int, reason: str) -> None:
         """Note a worker that never started."""
         self._journal.event(RunEnded(status, reason), worker=number)
-        self._end(number, status, reason)
+        self._end(number, RunEnd(status, reason))
 
-    def _end(self, number: int, status: int, reason: str, verdict: str = "") -> None:
-        if status and self._failed is None:
-            self._failed = (number, status, reason, verdict)
+    def _end(self, number: int, end: RunEnd) -> None:
+        if end.status and self._failed is None:
+            self._failed = number, end
 
     def _family(self) -> process_tree.Family:
         """What descends from us, but for the workers that run and what others left on purpose."""
