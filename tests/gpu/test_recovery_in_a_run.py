@@ -12,7 +12,7 @@ from fake_nvml import gpu
 from gpu_runs import Machine
 from recovery_stand import GPU, A, holder, left_by
 
-from saferun.diagnosis.signatures import load as load_failures
+from saferun.diagnosis import signatures
 from saferun.gpu import orphans
 from saferun.gpu.cuda_errors import AFTER
 from saferun.gpu.lock import lock_dir
@@ -27,7 +27,7 @@ FULL = (
 
 
 def test_the_kinds_that_ask_for_recovery_are_kinds():
-    assert set(AFTER) <= set(load_failures({}).kinds)
+    assert set(AFTER) <= set(signatures.load().kinds)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")

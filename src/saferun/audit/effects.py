@@ -41,16 +41,13 @@ class Effect(NamedTuple):
 UNKNOWN = Effect()
 
 
-def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Effect]:
+def load() -> Mapping[str, Effect]:
     """Return what each variable of settings.yaml does, by name.
-
-    Args:
-        environ: gives the user's cache directory; by default that of this process.
 
     Raises:
         SaferunError: an unknown key.
     """
-    settings: Mapping[str, Mapping[str, Any]] = loader.load_settings(environ)["settings"]
+    settings: Mapping[str, Mapping[str, Any]] = loader.load("settings.yaml")["settings"]
     return {name: _effect(name, body) for name, body in settings.items()}
 
 

@@ -69,19 +69,19 @@ class Reference:
     """All words; the files that tell of them are read once.
 
     Args:
-        environ: names the user's cache and profiles.
+        environ: names the user's profiles.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._mitigations = mitigation_catalog.load(environ)
-        self._effects = effects.load(environ)
+        self._mitigations = mitigation_catalog.load()
+        self._effects = effects.load()
         self._profiles: dict[str, Doc] = {}
         for one in profiles.known(environ):  # the user's own first: it hides a shipped one
             if one.name not in self._profiles:
                 self._profiles[one.name] = profiles.load(one, environ)
-        data = loader.load_words(environ)
+        data = loader.load("words.yaml")
         self._own = {**data["variables"], **VARIABLES}
-        kinds, commands = signatures.load(environ).kinds, _all_commands()
+        kinds, commands = signatures.load().kinds, _all_commands()
         hooks = {name: _hook(name) for name in HOOKS}
         keys = {key: hooks.get(key.removeprefix("hooks.")) or self._key(key) for key in KEYS}
         glossary = [

@@ -43,13 +43,9 @@ class Event:
     switch: bool = False  # an SXid: of an NVSwitch, not of a GPU
 
 
-def catalogue(environ: Mapping[str, str] | None = None) -> dict[int, Meaning]:
-    """Return the meaning of each code of xid.yaml.
-
-    Args:
-        environ: gives the user's cache directory; by default that of this process.
-    """
-    document = loader.load_xids(environ)
+def catalogue() -> dict[int, Meaning]:
+    """Return the meaning of each code of xid.yaml."""
+    document = loader.load("xid.yaml")
     faults, fixes = document["faults"], document["fixes"]
     return {
         code: Meaning(

@@ -124,7 +124,7 @@ class AttemptWatch:
 
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
-        known = signatures.load(self._gathered.environ)
+        known = signatures.load()
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
         exited = self._gathered.launcher is None and ended.signal is None
         seen = seen._replace(hang=hang, exited=exited)

@@ -152,7 +152,7 @@ class RunMitigations:
     def known(self) -> Mapping[str, mitigation_catalog.Mitigation]:
         """Return all mitigations by name."""
         if self._known is None:
-            self._known = mitigation_catalog.load(self._environ)
+            self._known = mitigation_catalog.load()
         return self._known
 
     def close(self) -> None:
