@@ -205,7 +205,7 @@ def test_no_command_imports_torch(tmp_path, clause):
 def test_saferuns_own_options_are_these_and_no_more():
     """Knobs are profile keys: a new flag needs a line in docs/usage.md first."""
     assert list(torchrun_args.OWN) == ["--profile", "--set", "--retries", "--run-dir", "--dry-run"]
-    assert torchrun_args.COMMANDS == (
+    assert tuple(torchrun_args.COMMANDS) == (
         "run",
         "plan",
         "gen-shell",
