@@ -47,7 +47,7 @@ PRODUCTS = {
 
 
 ENVIRON = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"}
-CHAINS = {found.name: files.chain(found, ENVIRON, "/") for found in files.known(ENVIRON)}
+CHAINS = {found.name: files.chain(found, ENVIRON) for found in files.known(ENVIRON)}
 VALUES = {
     f"{name}:{key}": (key, leaf)
     for name, chain in CHAINS.items()

@@ -191,7 +191,7 @@ class _Run:
         if self._gathered.launcher is None or plan.options.nodes == 1:
             return None
 
-        from saferun.supervise.nodes.peer_nodes import PeerNodes  # see the top
+        from saferun.supervise.nodes.peer_nodes import PeerNodes  # few runs have several nodes
 
         return PeerNodes(
             self._gathered,

@@ -25,7 +25,7 @@ from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
 from saferun.system import compile_cache
 
-if TYPE_CHECKING:  # only a failure needs its patterns
+if TYPE_CHECKING:  # a launch does without dataclasses
     from saferun.diagnosis.nccl_tests import NcclTests
 
 SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
@@ -156,7 +156,7 @@ class AttemptWatch:
         )
 
     def _nccl_tests(self, ended: Ended) -> NcclTests | None:
-        from saferun.diagnosis import nccl_tests  # see the top
+        from saferun.diagnosis import nccl_tests  # only a failure needs its patterns
 
         outputs = (*ended.heads, ended.stdout_tail, ended.stderr_tail)
         if not any(nccl_tests.MARK in output for output in outputs):
