@@ -131,13 +131,10 @@ def test_what_is_known_means_the_same_without_a_yaml_parser():
         assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == read_yaml(source)
 
 
-def test_what_the_script_imports_is_packed_and_nothing_of_the_commands():
-    """That it is enough, the runs of scripts show."""
-    packed = bundle.files()
-    rooms = {path.split("/")[1] for path in packed if path.count("/") > 1}
+def test_nothing_of_the_commands_is_packed():
+    """That what is packed is enough, the runs of scripts show."""
+    rooms = {path.split("/")[1] for path in bundle.files() if path.count("/") > 1}
     assert not rooms & {"cli", "doctor", "audit"}
-    assert {"saferun/supervise/workers/worker_pool.py", "saferun/gpu/ask_nvml.py"} <= set(packed)
-    assert "saferun/profile/yaml_reader.py" not in packed
 
 
 def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, monkeypatch):

@@ -43,7 +43,6 @@ WRONG, MIXED, SPLIT, HANGS, LEFT = "wrong weights", "mixed begin", "two runs", "
 UNLIKE, UNTRUE, LATE, GAVE_UP = "unlike ends", "untrue reason", "late", "gave up"
 REASON, RIGHT = "ended by reason", "right"
 FAULTS = (WRONG, MIXED, SPLIT, HANGS, LEFT, UNLIKE, UNTRUE, LATE, GAVE_UP)
-OUTCOMES = (*FAULTS, REASON, RIGHT)
 PROCESSES = ("rank", "agent", "keeper", "saver")  # saferun itself starts the job again
 AWAY = ("saferun", "node", "power")  # somebody starts the line again, after a while or never
 LINKS = ("cut", "slow", "lossy")
