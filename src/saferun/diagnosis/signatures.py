@@ -211,14 +211,3 @@ def _known(name: str, kinds: Mapping[str, Kind]) -> str:
 def needle(text: str) -> Needle:
     """Return the parts of a phrase, which ` ... ` stands between."""
     return tuple(text.lower().split(" ... "))
-
-
-def says(needle: Needle, text: str) -> bool:
-    """Return whether a text (lower case) holds a needle's parts one after the other."""
-    at = 0
-    for part in needle:
-        at = text.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True

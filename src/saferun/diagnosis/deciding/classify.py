@@ -30,8 +30,9 @@ from saferun.diagnosis.reading import last_run, log_reader, oom_message, progres
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
-from saferun.diagnosis.signatures import Kind, Knowledge, says
+from saferun.diagnosis.signatures import Kind, Knowledge
 from saferun.inject import nodes
+from saferun.inject.phrases import says
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
