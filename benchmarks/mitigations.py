@@ -38,7 +38,6 @@ import table  # noqa: E402 - where they lie is known only now
 from table import Case  # noqa: E402 - where they lie is known only now
 from ways import HEALTHY, LIMIT_S, SUPERVISED, WAYS, Outcome, go, missing  # noqa: E402 - where they lie is known only now
 
-from saferun.knowledge import loader  # noqa: E402 - where they lie is known only now
 from saferun.planning import mitigation_catalog  # noqa: E402 - where they lie is known only now
 
 HEAD = ("kind", *WAYS, "attempts", "mitigation", "+", "its cost in every step", "left alone")
@@ -54,7 +53,7 @@ class Table:
     def __init__(self, ways: list[str], gpu: bool, limit_s: float, file: Path | None) -> None:
         self._ways, self._gpu, self._file = ways, gpu, file
         self._until = time.monotonic() + limit_s
-        self._costs = mitigation_catalog.parse(loader.load_mitigations({}))
+        self._costs = mitigation_catalog.load()
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Outcome]] = {}
         self.wrong: list[str] = []

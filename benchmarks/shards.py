@@ -26,7 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
-from ranks import Forks, line_of  # noqa: E402 - where they lie is known only now
+from ranks import ForkServers, line_of  # noqa: E402 - where they lie is known only now
 from shard_libraries import WITH_LIBRARIES  # noqa: E402 - as above
 from shard_program import Program  # noqa: E402 - as above
 from shard_programs import PROGRAMS  # noqa: E402 - as above
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     is_right: bool
 
 
-def answer(forks: Forks, program: Program, folder: Path) -> Answer:
+def answer(forks: ForkServers, program: Program, folder: Path) -> Answer:
     """Run a program and judge what saferun said."""
     if program.needs and importlib.util.find_spec(program.needs) is None:
         return Answer(f"not run: no {program.needs}", is_right=True)
@@ -75,11 +75,11 @@ def answers(
     """Run programs, some at a time; those for which there is no time left are not run."""
     until = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as work:
-        servers: queue.Queue[Forks] = queue.Queue()
+        servers: queue.Queue[ForkServers] = queue.Queue()
         for number in range(at_a_time):
             place = Path(work) / f"server{number}"
             place.mkdir()
-            servers.put(Forks(place))
+            servers.put(ForkServers(place))
 
         def one(numbered: tuple[int, Program]) -> tuple[Program, Answer]:
             number, program = numbered

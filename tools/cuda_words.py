@@ -20,7 +20,7 @@ that follow each other; what must be in the same error, if anything; what must n
 
 def signs(kinds: tuple[str, ...]) -> list[str]:
     """Return one line of Python for each phrase of the signs of some kinds."""
-    found = [sign for sign in signatures.load({}).signs if sign.kind in kinds]
+    found = [sign for sign in signatures.load().signs if sign.kind in kinds]
     rows = [(one.kind, parts, one.near, one.not_near) for one in found for parts in one.says]
     lines = [f"    {row!r}," for row in rows]
     return [line + "  # noqa: E501" * (len(line) > 100) for line in lines]
@@ -28,7 +28,7 @@ def signs(kinds: tuple[str, ...]) -> list[str]:
 
 def text() -> str:
     """Return what the file has to hold."""
-    memory = tuple(name for name in signatures.load({}).kinds if name.startswith("cuda-oom"))
+    memory = tuple(name for name in signatures.load().kinds if name.startswith("cuda-oom"))
     tables = (("MEMORY", memory), ("STICKY", STICKY))
     parts = [f"{name} = (\n" + "\n".join(signs(kinds)) + "\n)\n" for name, kinds in tables]
     return HEAD + "".join(parts)

@@ -54,7 +54,7 @@ def main() -> int:
     return int(wrong > 0)
 
 
-def has(python: str, one: provoked.Provoked) -> bool:
+def has(python: str, one: provoked.ProvokedFailure) -> bool:
     """Return whether an environment has what a failure needs."""
     if one.program == provoked.TORCH:
         return True
@@ -63,7 +63,7 @@ def has(python: str, one: provoked.Provoked) -> bool:
     return subprocess.run([python, "-c", check]).returncode == 0  # noqa: S603 (our own words)
 
 
-def record(python: str, one: provoked.Provoked) -> bool:
+def record(python: str, one: provoked.ProvokedFailure) -> bool:
     """Run a failure and write its log; return whether it failed in time."""
     with tempfile.TemporaryDirectory(prefix="record-") as folder:
         command = [tool(python, one.launcher[0]), *one.launcher[1:]]

@@ -228,7 +228,7 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
         raise UsageError("a str is the text of a log", fix=f"for the file, Path({log!r})")
     else:
         lines = long_log.read([log.encode("utf-8", "surrogateescape")])
-    return front.classify(Evidence(log=lines, exit_code=exit_code), signatures.load(None))
+    return front.classify(Evidence(log=lines, exit_code=exit_code), signatures.load())
 
 
 def _gather(
@@ -342,7 +342,7 @@ def _result(pid: int, status: int, gathered: RunInputs, before: set[str]) -> Run
     for name in sorted(filter(made.match, _names(gathered.runs) - before)):
         found = reader.read(gathered.runs, name, time.time())
         if found is not None and found.process.get("host", _host()) == _host():
-            known = signatures.load(gathered.environ)
+            known = signatures.load()
             tried = tuple(_attempt(one, known) for one in attempts(found))
             if found.outcome in reader.FINISHED:
                 outcome = found.outcome

@@ -327,6 +327,6 @@ def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:
 
 def test_a_key_that_settings_yaml_may_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"settings": {"A": {"does": "something", "sorce": "https://s"}}}
-    monkeypatch.setattr(loader, "load_variable_effects", lambda environ: document)
+    monkeypatch.setattr(loader, "load", lambda name: document)
     with pytest.raises(SaferunError, match="unknown key `sorce`"):
         effects.load()

@@ -104,8 +104,8 @@ def test_people_read_the_mitigations_and_half_an_answer(tmp_path, home):
 
 
 def test_an_unusable_home_changes_nothing(log, monkeypatch):
-    environ = {"XDG_CACHE_HOME": "/proc/nowhere"}
-    assert diagnose.run(log, 1, environ).kind == "user-missing-file"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert diagnose.run(log, 1).kind == "user-missing-file"
 
 
 def test_a_long_log_is_read_in_bounded_memory(tmp_path, home):

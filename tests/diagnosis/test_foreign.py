@@ -72,10 +72,11 @@ def test_a_status_of_windows_is_the_signal_that_linux_has():
 ONLY_ELSEWHERE = [  # a log, and its kind where another program has written it
     ("train.exe exited with code 3221225477\n", "segfault"),
     (f"{RUST.format('')}\ncalled `Result::unwrap()` on an `Err` value\n", "user-exception"),
+    (f"{TEXT}\n\ngoroutine 1 [running]:\nmain.main()\n", "user-exception"),
 ]
 
 
-@pytest.mark.parametrize(("log", "kind"), ONLY_ELSEWHERE, ids=["Windows", "Rust"])
+@pytest.mark.parametrize(("log", "kind"), ONLY_ELSEWHERE, ids=["Windows", "Rust", "Go"])
 def test_a_live_run_does_not_read_what_it_cannot_print(log, kind):
     assert diagnose(log, exit_code=1).kind == kind
     live = classify.classify(Evidence(log=log_reader.of_text(log), exit_code=1), KNOWN)

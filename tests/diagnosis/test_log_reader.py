@@ -106,7 +106,7 @@ def test_how_a_stream_is_cut_into_chunks_does_not_matter(chunk):
     cut = long_log.read(data[at : at + chunk] for at in range(0, len(data), chunk))
     (line,) = (line for line in cut.lines if "KeyError" in line.text)
     assert (line.text, line.number) == ("KeyError: 'mid'", 40_004)
-    assert (cut.line_count, cut.size_bytes) == (data.count(b"\n") + 1, len(data))
+    assert cut.line_count == data.count(b"\n") + 1
 
 
 @pytest.mark.parametrize(

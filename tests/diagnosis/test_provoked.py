@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from cases import check_cases, spread
 from job_logs import diagnose
-from provoked import FAILURES, LOGS, TABLE, Provoked, lines
+from provoked import FAILURES, LOGS, TABLE, ProvokedFailure, lines
 from transports import LOGS as WAYS
 
 RECORDED = {path.stem for path in LOGS.iterdir()}
 ROWS = {  # of the mitigation table
-    name: Provoked(name, name.removeprefix(f"{TABLE}-"), "", None, "", ())
+    name: ProvokedFailure(name, name.removeprefix(f"{TABLE}-"), "", None, "", ())
     for name in sorted(RECORDED)
     if name.startswith(TABLE)
 }
@@ -27,7 +27,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def is_known(one: Provoked, way: str) -> None:
+def is_known(one: ProvokedFailure, way: str) -> None:
     log = "\n".join(WAYS[way](lines(LOGS / f"{one.name}.log")))
     found = diagnose(log, **BESIDE.get(one.kind, {}))
     assert found.kind == one.kind, found.root_line

@@ -19,7 +19,7 @@ from saferun.profile import schema
 
 @pytest.fixture(scope="module")
 def mitigations() -> Mapping[str, Any]:
-    return loader.load_mitigations({"XDG_CACHE_HOME": "/proc/nowhere"})
+    return loader.load("mitigations.yaml")["mitigations"]
 
 
 def test_kinds_and_mitigations_name_their_sources_and_what_exists(mitigations):
@@ -77,19 +77,19 @@ def test_the_knowledge_is_parsed_once_per_content_and_not_again_where_it_is_kept
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(signatures, "_kept", [])
-    environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    first = signatures.load(environ)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = signatures.load()
     monkeypatch.setitem(sys.modules, "yaml", None)  # an import would fail
-    assert signatures.load(environ) == first
-    signatures.keep(environ)
+    assert signatures.load() == first
+    signatures.keep()
     monkeypatch.setattr(signatures, "parse", None)  # a call would fail
-    assert signatures.load(environ) == KNOWN
+    assert signatures.load() == KNOWN
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "old", "document": {}}'])
-def test_a_useless_cache_entry_is_not_used(tmp_path: Path, content):
-    environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    signatures.load(environ)
+def test_a_useless_cache_entry_is_not_used(tmp_path: Path, monkeypatch, content):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    signatures.load()
     (entry,) = tmp_path.rglob("failures.yaml.json")
     entry.write_bytes(content)
-    assert signatures.load(environ) == KNOWN
+    assert signatures.load() == KNOWN

@@ -88,7 +88,7 @@ def test_an_nvswitchs_event_is_a_problem_where_it_is_fatal(text, level):
 
 
 def test_the_catalogue_names_no_code_twice_and_knows_each_action():
-    document = loader.load_xids({})
+    document = loader.load("xid.yaml")
     codes = [code for row in document["xids"] for code in row["codes"]]
     assert len(codes) == len(set(codes))
     for row in document["xids"]:

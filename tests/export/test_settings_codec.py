@@ -24,7 +24,7 @@ SOMEWHERE = [
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_shipped_profile_means_the_same_in_a_script_wherever_it_runs(profile, tmp_path):
     environ = {"HOME": str(tmp_path)}
-    chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ, str(tmp_path))
+    chain = profiles.chain(profiles.find(profile, environ, str(tmp_path)), environ)
     fragments = next((doc.match for doc in reversed(chain) if doc.match), ())
     script_settings = ScriptSettings(chain[-1].name, "--profile", fragments, chain)
     read = settings_codec.read(settings_in_bash(rendered_script(script_settings)), "run.sh")

@@ -14,7 +14,7 @@ import pytest
 from fakecuda import compiled
 from gpu_runs import Machine
 from lock_runs import DEADLINE_S, Run
-from recovery_stand import Stand
+from recovery_host import RecoveryHost
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def dev(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stand(dev: Path) -> Stand:
-    return Stand(dev)
+def host(dev: Path) -> RecoveryHost:
+    return RecoveryHost(dev)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import gpu
-from recovery_stand import A, contract, ended_owner, holder, left_by
+from recovery_host import A, contract, ended_owner, holder, left_by
 from repo import source
 
 from saferun.gpu import orphans, recovery
@@ -19,24 +19,24 @@ from saferun.model import OK
 from saferun.system import procfs
 
 
-def test_what_only_nvml_says_is_on_a_gpu_is_not_ended(stand):
+def test_what_only_nvml_says_is_on_a_gpu_is_not_ended(host):
     """A pid may be another container's; the open device node is a process of this machine."""
-    with holder(stand.dev, **left_by(stand)) as process:
-        elsewhere = replace(stand.world, dev="/nowhere")
-        stand.nvml.reports(gpu(holders=[process.pid]))
-        assert not stand.recover(LEFTOVERS, world=elsewhere).acted
+    with holder(host.dev, **left_by(host.runs)) as process:
+        elsewhere = replace(host.world, dev="/nowhere")
+        host.nvml.reports(gpu(holders=[process.pid]))
+        assert not host.recover(LEFTOVERS, world=elsewhere).acted
         assert process.poll() is None
 
 
 @pytest.mark.parametrize("runs", ["as configured", "elsewhere"])
-def test_what_an_ended_run_left_on_a_gpu_is_ended(stand, runs):
-    stand.nvml.reports(gpu())
-    environ = left_by(stand)
+def test_what_an_ended_run_left_on_a_gpu_is_ended(host, runs):
+    host.nvml.reports(gpu())
+    environ = left_by(host.runs)
     if runs == "elsewhere":  # its journal is found by its receipts
-        environ["SAFERUN_INJECT"] = contract("r1", receipts=str(stand.runs / "r1" / "receipts"))
-        stand.runs = Path("/nowhere")
-    with holder(stand.dev, **environ) as process:
-        done = stand.recover(LEFTOVERS)
+        environ["SAFERUN_INJECT"] = contract("r1", receipts=str(host.runs / "r1" / "receipts"))
+        host.runs = Path("/nowhere")
+    with holder(host.dev, **environ) as process:
+        done = host.recover(LEFTOVERS)
         assert process.wait(300) == -9
     (finding,) = done.findings
     assert (done.acted, finding.level, str(process.pid) in finding.what) == (True, OK, True)
@@ -46,37 +46,37 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-def nested(stand) -> dict[str, str]:
-    environ = left_by(stand)
+def nested(host) -> dict[str, str]:
+    environ = left_by(host.runs)
     outer = f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
     return {**environ, "SAFERUN_LOCKS": f"{outer};{environ['SAFERUN_LOCKS']}"}
 
 
 def of(by=ended_owner, **changed):
-    return lambda stand: left_by(stand, {**by(), **changed})
+    return lambda host: left_by(host.runs, {**by(), **changed})
 
 
 def beside(**more):
-    return lambda stand: {**left_by(stand), **more}
+    return lambda host: {**left_by(host.runs), **more}
 
 
-def kept_by_another_user(stand) -> dict[str, str]:
-    environ = left_by(stand)
-    (stand.runs / "r1").chmod(0o777)
+def kept_by_another_user(host) -> dict[str, str]:
+    environ = left_by(host.runs)
+    (host.runs / "r1").chmod(0o777)
     return environ
 
 
-def swapped_for_a_link(stand) -> dict[str, str]:
-    environ = left_by(stand)
-    (stand.runs / "r1").rename(stand.runs / "r0")
-    (stand.runs / "r1").symlink_to("r0")
+def swapped_for_a_link(host) -> dict[str, str]:
+    environ = left_by(host.runs)
+    (host.runs / "r1").rename(host.runs / "r0")
+    (host.runs / "r1").symlink_to("r0")
     return environ
 
 
 FOREIGN = {
     "others can write its journal": kept_by_another_user,
     "its journal is a link": swapped_for_a_link,
-    "not saferun's": lambda stand: {},
+    "not saferun's": lambda host: {},
     "its saferun lives": of(procfs.this_process),
     "the outer saferun lives": nested,
     "an owner that its journal does not know": beside(SAFERUN_LOCKS=f"999999:1:{A}"),
@@ -84,29 +84,29 @@ FOREIGN = {
     "its run was on another machine": of(boot="another", host="elsewhere"),
     "its run was before a restart": of(boot="another"),
     "its run was in another pid namespace": of(pids="pid:[1]"),
-    "it began after the run had ended": lambda stand: left_by(stand, alive=1),
-    "nobody knows when its run ended": lambda stand: left_by(stand, alive=0),
-    "its run left no journal": lambda stand: {"SAFERUN_INJECT": contract("r2")},
-    "only locks name its saferun": lambda stand: without(left_by(stand), "SAFERUN_INJECT"),
+    "it began after the run had ended": lambda host: left_by(host.runs, alive=1),
+    "nobody knows when its run ended": lambda host: left_by(host.runs, alive=0),
+    "its run left no journal": lambda host: {"SAFERUN_INJECT": contract("r2")},
+    "only locks name its saferun": lambda host: without(left_by(host.runs), "SAFERUN_INJECT"),
     "a run's name that leads elsewhere": beside(SAFERUN_INJECT=contract("../runs/r1")),
-    "garbage": lambda stand: {"SAFERUN_INJECT": "{"},
+    "garbage": lambda host: {"SAFERUN_INJECT": "{"},
     "an environment that is cut": beside(**{f"X{n}": "x" * 100_000 for n in range(11)}),
 }
 
 
 @pytest.mark.parametrize("environ", FOREIGN.values(), ids=FOREIGN)
-def test_what_is_not_certain_to_be_a_leftover_lives(stand, environ):
-    stand.nvml.reports(gpu())
-    with holder(stand.dev, **environ(stand)) as process:
-        done = stand.recover(LEFTOVERS)
+def test_what_is_not_certain_to_be_a_leftover_lives(host, environ):
+    host.nvml.reports(gpu())
+    with holder(host.dev, **environ(host)) as process:
+        done = host.recover(LEFTOVERS)
         assert process.poll() is None
     assert done == recovery.Recovered((), acted=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_another_user_s_process_is_never_ours(stand):
+def test_another_user_s_process_is_never_ours(host):
     script = "import os, sys; os.setuid(65534); print(flush=True); input()"
-    environ = left_by(stand)
+    environ = left_by(host.runs)
     with subprocess.Popen(
         [sys.executable, "-S", "-c", script],
         env=environ,
@@ -115,12 +115,12 @@ def test_another_user_s_process_is_never_ours(stand):
     ) as process:
         process.stdout.readline()
         begun = procfs.start(process.pid)
-        assert not orphans.is_leftover(process.pid, begun, str(stand.runs))
+        assert not orphans.is_leftover(process.pid, begun, str(host.runs))
         process.communicate(b"\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_an_owner_that_hidepid_hides_is_alive(stand):
+def test_an_owner_that_hidepid_hides_is_alive(host):
     """What /proc does not show may live: only the kernel's ESRCH says that it is gone."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(["sleep", "60"]) as owner:

@@ -32,7 +32,6 @@ def test_every_field_has_the_name_of_nvidia_smi(library):
     assert (answer.report.driver, answer.report.cuda) == ("580.95.05", "13.0")
     assert [(card.bus, card.place) for card in answer.report.cards] == [(bus(0), 0), (bus(1), 1)]
     fields = answer.report.cards[0].fields  # those of `nvidia-smi -q`: tests/gpu/real compares all
-    assert len(fields) == 45
     assert fields["GPU UUID"] == uuid(0)
     assert fields["MIG Mode/Pending"] == "Disabled"
     assert fields["FB Memory Usage/Used"] == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import gpu
-from recovery_stand import A, holder
+from recovery_host import A, holder
 
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import DRAIN, RESET
@@ -22,12 +22,12 @@ from saferun.supervise.changes.probes import Probes
 # Memory
 
 
-def test_memory_that_is_given_back_is_waited_for(stand):
-    stand.nvml.reports(gpu(used=70000), look=0)
-    stand.nvml.reports(gpu(used=3))
-    done = stand.recover(DRAIN, drain_s=20)
+def test_memory_that_is_given_back_is_waited_for(host):
+    host.nvml.reports(gpu(used=70000), look=0)
+    host.nvml.reports(gpu(used=3))
+    done = host.recover(DRAIN, drain_s=20)
     assert done == recovery.Recovered((), acted=True)
-    assert stand.nvml.asked == 2
+    assert host.nvml.asked == 2
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,11 @@ def test_memory_that_is_given_back_is_waited_for(stand):
     [([999999], "by pid 999999 (ended)"), ([], "no process is seen")],
     ids=["a foreign process", "nobody"],
 )
-def test_memory_that_stays_is_said_with_who_holds_it_whatever_the_driver_knows(
-    stand, holders, said
-):
+def test_memory_that_stays_is_said_with_who_holds_it_whatever_the_driver_knows(host, holders, said):
     known = gpu(used=70000, holders=holders)
     old = {name: text for name, text in known.items() if not name.startswith("value.")}
-    stand.nvml.reports(old)
-    (finding,) = stand.recover(DRAIN).findings
+    host.nvml.reports(old)
+    (finding,) = host.recover(DRAIN).findings
     assert (finding.level, finding.area) == (PROBLEM, "GPU 0")
     assert "70000 MiB are still used" in finding.what
     assert said in finding.what + finding.fix
@@ -57,26 +55,26 @@ def aged(path: Path) -> Path:
     return path
 
 
-def test_only_caches_that_no_run_has_are_removed(stand):
-    place = stand.dev.parent
+def test_only_caches_that_no_run_has_are_removed(host):
+    place = host.dev.parent
     old, used = aged(place / "saferun-cache-old"), aged(place / "saferun-cache-used")
     user_s, fresh = aged(place / "torchinductor_me"), place / "saferun-cache-fresh"
     fresh.mkdir(mode=0o700)
-    remedies = Probes(stand.environ, None)
+    remedies = Probes(host.environ, None)
     held = Path(remedies.ask(["fresh-directory"], 1)["fresh-directory"])
     os.utime(held, (0, 0))
-    stand.nvml.reports(gpu())
-    with holder(stand.dev, TORCHINDUCTOR_CACHE_DIR=str(used)):
-        (finding,) = stand.recover(recovery.CACHES).findings
+    host.nvml.reports(gpu())
+    with holder(host.dev, TORCHINDUCTOR_CACHE_DIR=str(used)):
+        (finding,) = host.recover(recovery.CACHES).findings
     assert finding.detail == str(old)
     assert [p.exists() for p in (old, used, user_s, fresh, held)] == [False, *[True] * 4]
     remedies.close()
     assert not held.exists()
 
 
-def test_a_driver_that_forgets_its_gpus_is_noted(stand):
-    stand.nvml.reports(gpu(GetPersistenceMode="0"))
-    (finding,) = stand.recover(recovery.PERSISTENCE).findings
+def test_a_driver_that_forgets_its_gpus_is_noted(host):
+    host.nvml.reports(gpu(GetPersistenceMode="0"))
+    (finding,) = host.recover(recovery.PERSISTENCE).findings
     assert finding.level == NOTE
     assert "nvidia-persistenced" in finding.fix
 
@@ -93,21 +91,19 @@ def test_a_driver_that_forgets_its_gpus_is_noted(stand):
     ],
     ids=["its test failed", "its driver asks", "drain and reset"],
 )
-def test_an_idle_gpu_that_needs_it_is_reset_as_root_when_its_lock_is_ours(
-    stand, reported, suspects
-):
+def test_an_idle_gpu_that_needs_it_is_reset_as_root_when_its_lock_is_ours(host, reported, suspects):
     asked: list[bool] = []
 
     def alone():  # who runs on the GPU at that moment; it is asked last of all
-        asked.append(stand.was_reset)
+        asked.append(host.was_reset)
         return True
 
-    stand.nvml.reports(gpu(holders=[999999], **reported))
-    stand.reset(suspects=suspects, alone=alone)
+    host.nvml.reports(gpu(holders=[999999], **reported))
+    host.reset(suspects=suspects, alone=alone)
     assert asked == []
-    stand.nvml.reports(gpu(**reported))
-    done = stand.reset(suspects=suspects, alone=alone)
-    assert (asked, stand.smi.asked) == ([False], [f"--gpu-reset -i {A}"])
+    host.nvml.reports(gpu(**reported))
+    done = host.reset(suspects=suspects, alone=alone)
+    assert (asked, host.smi.asked) == ([False], [f"--gpu-reset -i {A}"])
     assert (done.acted, done.findings[0].level) == (True, OK)
 
 
@@ -115,19 +111,19 @@ ACTIONS = {"none": "0", "drain P2P": "3", "not supported": "!3", "new": "99", "r
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-def test_without_a_reason_nothing_is_reset(stand, action):
-    stand.nvml.reports(gpu(**{"value.230": action}))
-    done = stand.reset(suspects=())
+def test_without_a_reason_nothing_is_reset(host, action):
+    host.nvml.reports(gpu(**{"value.230": action}))
+    done = host.reset(suspects=())
     assert [finding.fix for finding in done.findings] == ["restart the machine"] * (action == "2")
-    assert not stand.was_reset
+    assert not host.was_reset
 
 
 @pytest.mark.parametrize("how", ["it fails", "no nvidia-smi"])
-def test_a_reset_that_fails_is_said_with_its_reason(stand, how):
-    stand.nvml.reports(gpu())
-    (stand.smi.folder / "--gpu-reset.status").write_text("15")
-    stand.environ["PATH"] = stand.environ["PATH"] if how == "it fails" else "/nowhere"
-    done = stand.reset()
+def test_a_reset_that_fails_is_said_with_its_reason(host, how):
+    host.nvml.reports(gpu())
+    (host.smi.folder / "--gpu-reset.status").write_text("15")
+    host.environ["PATH"] = host.environ["PATH"] if how == "it fails" else "/nowhere"
+    done = host.reset()
     why = "exit status 15" if how == "it fails" else "nvidia-smi is not on PATH"
     assert (done.acted, done.findings[0].what) == (False, f"its reset failed: {why}")
 
@@ -150,13 +146,13 @@ NOT_NOW = {
 
 
 @pytest.mark.parametrize(("options", "reported", "why"), NOT_NOW.values(), ids=NOT_NOW)
-def test_otherwise_an_administrator_is_told_what_to_do(stand, options, reported, why):
-    stand.nvml.reports(gpu(**reported))
+def test_otherwise_an_administrator_is_told_what_to_do(host, options, reported, why):
+    host.nvml.reports(gpu(**reported))
     place = {key: options[key] for key in ("root", "sees_all") if key in options}
     rest = {key: value for key, value in options.items() if key not in place}
-    done = stand.reset(world=replace(stand.world, **place), **rest)
+    done = host.reset(world=replace(host.world, **place), **rest)
     (finding,) = done.findings
-    assert not stand.was_reset
+    assert not host.was_reset
     assert not done.acted
     assert why in finding.what
     assert (
@@ -165,26 +161,26 @@ def test_otherwise_an_administrator_is_told_what_to_do(stand, options, reported,
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
-def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(stand):
-    stand.nvml.reports(gpu())
-    node = stand.dev / "accelerator5"
+def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(host):
+    host.nvml.reports(gpu())
+    node = host.dev / "accelerator5"
     os.mknod(node, 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 0))
     held = os.open(node, os.O_PATH)  # there is no driver to open it otherwise
     try:
-        (finding,) = stand.reset().findings
+        (finding,) = host.reset().findings
     finally:
         os.close(held)
     assert f"in use by pid {os.getpid()}" in finding.what
-    assert not stand.was_reset
+    assert not host.was_reset
 
 
-def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(stand):
-    stand.nvml.reports(gpu(), look=0)
-    stand.nvml.reports(gpu(holders=[999999]))
+def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(host):
+    host.nvml.reports(gpu(), look=0)
+    host.nvml.reports(gpu(holders=[999999]))
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
-    done = stand.recover(DRAIN, RESET, terms=terms)
+    done = host.recover(DRAIN, RESET, terms=terms)
     assert "in use by pid 999999 (ended)" in done.findings[0].what
-    assert not stand.was_reset
+    assert not host.was_reset
 
 
 HIDDEN = {
@@ -210,14 +206,14 @@ def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
 
 
 @pytest.mark.parametrize("behaviour", ["hang", "crash", "!9", "no library"])
-def test_an_nvml_that_hangs_or_fails_is_said_and_nothing_is_done(stand, behaviour):
-    stand.nvml.reports(gpu(), **({} if behaviour == "no library" else {"Init_v2": behaviour}))
+def test_an_nvml_that_hangs_or_fails_is_said_and_nothing_is_done(host, behaviour):
+    host.nvml.reports(gpu(), **({} if behaviour == "no library" else {"Init_v2": behaviour}))
     if behaviour == "no library":
-        (stand.nvml.folder / LIBRARY).unlink()
-        (stand.nvml.folder / LIBRARY).touch()  # that of the machine is not looked for
-    world = replace(stand.world, nvml_s=1.0)
+        (host.nvml.folder / LIBRARY).unlink()
+        (host.nvml.folder / LIBRARY).touch()  # that of the machine is not looked for
+    world = replace(host.world, nvml_s=1.0)
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
-    done = stand.recover(*recovery.EVERYTHING, terms=terms, world=world)
+    done = host.recover(*recovery.EVERYTHING, terms=terms, world=world)
     assert done.findings[0].area == "NVML"
     assert not done.acted
-    assert not stand.was_reset
+    assert not host.was_reset

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fake_nvml import gpu
 from gpu_runs import Machine
-from recovery_stand import GPU, A, holder, left_by
+from recovery_host import GPU, A, holder, left_by
 
-from saferun.diagnosis.signatures import load as load_failures
+from saferun.diagnosis import signatures
 from saferun.gpu import orphans
 from saferun.gpu.cuda_errors import AFTER
 from saferun.gpu.lock import lock_dir
@@ -27,7 +26,7 @@ FULL = (
 
 
 def test_the_kinds_that_ask_for_recovery_are_kinds():
-    assert set(AFTER) <= set(load_failures({}).kinds)
+    assert set(AFTER) <= set(signatures.load().kinds)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
@@ -43,8 +42,7 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
     number = os.makedev(orphans.NVIDIA_MAJOR, 10 + os.getpid() % 200)
     os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
     # A run of another HOME does not find its journal: recoveries of other tests look at all GPUs.
-    stand = SimpleNamespace(runs=machine.runs)
-    with holder(tmp_path / "dev", **left_by(stand)) as process:
+    with holder(tmp_path / "dev", **left_by(machine.runs)) as process:
         machine.nvml.reports(gpu(0, holders=[process.pid], used=77000), look=0)
         machine.nvml.reports(gpu(0), gpu(1))
         options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 from interpreters import Interpreters
-from ranks import Forks, RunRanks
+from ranks import ForkServers, RunRanks
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
     """One server for each worker of the tests: its start takes seconds, its jobs do not."""
-    forks = Forks(tmp_path_factory.mktemp("forks"))
+    forks = ForkServers(tmp_path_factory.mktemp("forks"))
     yield forks
     forks.close()
 
 
 @pytest.fixture
-def run_ranks(forks: Forks, tmp_path: Path) -> RunRanks:
-    """Runs a script as forked ranks; see `Forks.run`."""
+def run_ranks(forks: ForkServers, tmp_path: Path) -> RunRanks:
+    """Runs a script as forked ranks; see `ForkServers.run`."""
     return functools.partial(forks.run, tmp_path)
 
 

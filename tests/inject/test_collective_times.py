@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from ranks import Forks, Job, RunRanks
+from ranks import ForkServers, Job, RunRanks
 from repo import source
 
 from saferun.diagnosis import slow_rank
@@ -14,7 +14,7 @@ PROGRAM = source("inject/asked_for_times")
 
 
 def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(
-    forks: Forks, tmp_path: Path
+    forks: ForkServers, tmp_path: Path
 ) -> None:
     def printed(folder: Path, *, watched: bool) -> list[str]:
         folder.mkdir()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import slow
 from interpreters import Interpreters
-from ranks import WHEN_DISTRIBUTED, Forks, Job, runner
+from ranks import WHEN_DISTRIBUTED, ForkServers, Job, runner
 from releases import torch_before
 from repo import source
 
@@ -118,7 +118,7 @@ def lowered(run: Run, code: str, settings: dict[str, str], **extra: str) -> tupl
 
 
 @pytest.fixture
-def run(forks: Forks, tmp_path: Path) -> Run:
+def run(forks: ForkServers, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
 
 

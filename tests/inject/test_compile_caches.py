@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks import Forks, Job, launch, runner
+from ranks import ForkServers, Job, launch, runner
 from releases import needs_torch
 from repo import source
 
@@ -20,7 +20,7 @@ KEEP: dict[str, str] = {}
 
 
 @pytest.fixture
-def run(forks: Forks, tmp_path: Path) -> Run:
+def run(forks: ForkServers, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks import WHEN_DISTRIBUTED, Forks, Job, compiling
+from ranks import WHEN_DISTRIBUTED, ForkServers, Job, compiling
 from repo import source
 
 
-def marked(forks: Forks, folder: Path, setting: str, ranks: int, group: str) -> Job:
+def marked(forks: ForkServers, folder: Path, setting: str, ranks: int, group: str) -> Job:
     """Mark steps in ranks under a setting of the hook; 0 ranks are one process alone."""
     hooks = {**compiling(WHEN_DISTRIBUTED), "cudagraph_markers": setting}
     script = source("inject/mark_steps")
@@ -25,7 +25,7 @@ def marked(forks: Forks, folder: Path, setting: str, ranks: int, group: str) -> 
 )
 @pytest.mark.slow
 def test_markers_count_steps_only_where_the_profile_lets_them(
-    forks: Forks, tmp_path: Path, setting: str, ranks: int, steps: int
+    forks: ForkServers, tmp_path: Path, setting: str, ranks: int, steps: int
 ) -> None:
     job = marked(forks, tmp_path, setting, ranks, "made" if ranks else "")
     assert job.out.splitlines() == [str(steps)] * max(1, ranks), job.err
@@ -36,6 +36,6 @@ def test_markers_count_steps_only_where_the_profile_lets_them(
     assert all(line["effective"] == {"marks": steps > 0} for line in observed)
 
 
-def test_markers_come_back_when_the_group_is_gone(forks: Forks, tmp_path: Path) -> None:
+def test_markers_come_back_when_the_group_is_gone(forks: ForkServers, tmp_path: Path) -> None:
     """And this process is no rank of several."""
     assert marked(forks, tmp_path, "off-when-distributed", 1, "gone").out == "4\n"

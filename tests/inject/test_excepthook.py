@@ -294,4 +294,4 @@ raise RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cub
     assert message["extraInfo"]["cuda_context"] == said
     content = json.dumps({"message": message})
     evidence = Evidence(exit_code=1, failures=(rank_failure(0, content),))
-    assert classify.classify(evidence, signatures.load({})).kind == "device-side-assert"
+    assert classify.classify(evidence, signatures.load()).kind == "device-side-assert"

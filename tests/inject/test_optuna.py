@@ -247,7 +247,7 @@ def out_of_memory_texts() -> list[str]:
     for name in ("kinds", "wordings"):
         rows = read_yaml((RECORDS / "failures" / f"{name}.yaml").read_text())
         found += [row for row in rows if row["kind"].startswith("cuda-oom")]
-    knowledge = signatures.load({})
+    knowledge = signatures.load()
     lines = []
     for row in found:
         log = row.get("log") or row.get("line") or ""

@@ -141,12 +141,11 @@ def test_the_data_agree_with_the_installed_torch() -> None:
     assert by_source <= set(installed)
 
 
-def test_the_data_cover_torch_from_2_4_on_without_a_gap_and_are_small():
+def test_the_data_cover_torch_from_2_4_on_without_a_gap():
     minors = {variable_index.version(release)[:2] for release in variables.load().releases["torch"]}
     newest = max(minors)
     assert newest >= (2, 15)
     assert minors == {(2, minor) for minor in range(4, newest[1] + 1)}
-    assert DATA.stat().st_size < 300_000
 
 
 def test_the_file_is_what_the_tool_writes(tmp_path, monkeypatch):

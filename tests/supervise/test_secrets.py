@@ -22,7 +22,7 @@ from saferun.system.redact import Masker
 
 PLAIN = "correct-horse-battery-staple-of-the-run"  # no shape tells it: it is exported
 TELLING = 10  # characters in a row of a secret, or of its letters, that nobody may see
-KNOWN = signatures.load({})
+KNOWN = signatures.load()
 
 
 def parts(secret: str) -> set[str]:

@@ -12,7 +12,7 @@ from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.foreign import front, long_log
 
-KNOWN = signatures.load({"XDG_CACHE_HOME": "/proc/nowhere"})
+KNOWN = signatures.load()
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/w/train.py", line 88, in <module>\n    main()\n'
 )

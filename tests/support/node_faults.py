@@ -43,7 +43,6 @@ WRONG, MIXED, SPLIT, HANGS, LEFT = "wrong weights", "mixed begin", "two runs", "
 UNLIKE, UNTRUE, LATE, GAVE_UP = "unlike ends", "untrue reason", "late", "gave up"
 REASON, RIGHT = "ended by reason", "right"
 FAULTS = (WRONG, MIXED, SPLIT, HANGS, LEFT, UNLIKE, UNTRUE, LATE, GAVE_UP)
-OUTCOMES = (*FAULTS, REASON, RIGHT)
 PROCESSES = ("rank", "agent", "keeper", "saver")  # saferun itself starts the job again
 AWAY = ("saferun", "node", "power")  # somebody starts the line again, after a while or never
 LINKS = ("cut", "slow", "lossy")
@@ -144,7 +143,7 @@ def drawn(number: int) -> Plan:
     )
 
 
-class Life(NamedTuple):
+class SaferunStart(NamedTuple):
     """One start of saferun on a host."""
 
     run: Run
@@ -179,8 +178,8 @@ class Trial:
         self.chance = random.Random(-1 - number)
         self._end = time.monotonic() + limit_s
         self._hosts: list[Host] = []
-        self._lives: dict[str, list[Life]] = {}
-        self._ended: dict[str, float] = {}  # host -> when its last life was over
+        self._starts: dict[str, list[SaferunStart]] = {}
+        self._ended: dict[str, float] = {}  # host -> when its last start of saferun was over
         self._down: set[str] = set()  # hosts without a living saferun, by a strike
         self._due: list[tuple[float, str, Callable[[], None]]] = []  # when, host, what
         self._audit_read = 0  # characters
@@ -212,13 +211,13 @@ class Trial:
 
     def _start(self, host: Host) -> None:
         plan = self.plan
-        lives = self._lives.setdefault(host.name, [])
+        starts = self._starts.setdefault(host.name, [])
         argv = ["--profile=cpu", f"--nnodes={plan.nnodes}", f"--nproc-per-node={RANKS}"]
         if plan.backend == "c10d":
             argv += ["--rdzv-backend=c10d", f"--rdzv-endpoint=h1:{PORT}", "--rdzv-id=job"]
             argv += ["--rdzv-conf=last_call_timeout=5"] if plan.is_elastic else []
         else:
-            rank = self._hosts.index(host) if self._hosts else len(self._lives) - 1
+            rank = self._hosts.index(host) if self._hosts else len(self._starts) - 1
             argv += [f"--node-rank={rank}", "--master-addr=h1", f"--master-port={PORT}"]
         argv += [f"--run-dir={self.folder / 'runs'}"] if plan.shared else []
         saves, settings = self.folder / "saves", [f"retry.rejoin_s={plan.rejoin_s}"]
@@ -231,8 +230,8 @@ class Trial:
         argv += [f"--over={plan.over}", f"--saver={'each' if plan.saves == 'each' else 'first'}"]
         argv += ["--direct"] if plan.direct else []
         argv += ["--resume=self"] if plan.resumes == "self" else []
-        with (host.folder / f"output-{len(lives)}").open("wb") as out:
-            lives.append(Life(host.start(*argv, stdout=out, stderr=out), time.monotonic()))
+        with (host.folder / f"output-{len(starts)}").open("wb") as out:
+            starts.append(SaferunStart(host.start(*argv, stdout=out, stderr=out), time.monotonic()))
         self._down.discard(host.name)
         self._ended.pop(host.name, None)
 
@@ -261,25 +260,25 @@ class Trial:
     def _is_over(self) -> bool:
         """Whether all have ended; who comes back too late is not waited for."""
         for host in self._hosts:
-            run = self._lives[host.name][-1].run
+            run = self._starts[host.name][-1].run
             if host.name not in self._ended and run.process.poll() is not None:
                 self._ended[host.name] = time.monotonic()
         there = [h.name for h in self._hosts if h.name not in self._ended]
         if not there:
             return True
         ends = [self._ended[name] for name in self._ended if name not in self._down]
-        if ends and all(len(self._lives[name]) > 1 for name in there):
+        if ends and all(len(self._starts[name]) > 1 for name in there):
             self._end_late(there, max(ends))
         return False
 
     def _end_late(self, names: list[str], ended: float) -> None:
         """Ask hosts to end that came back too late, and wait for those that have ended."""
-        since = max(ended, *(self._lives[name][-1].began for name in names))
+        since = max(ended, *(self._starts[name][-1].began for name in names))
         if time.monotonic() < since + ALONE_S or self._trains():
             return
         for name in set(names) - self._down:
             self._say(f"{name} came back too late, and is asked to end")
-            self._signal(self._saferun(self._lives[name][-1].run), signal.SIGTERM)
+            self._signal(self._saferun(self._starts[name][-1].run), signal.SIGTERM)
             self._down.add(name)
 
     def _trains(self) -> bool:
@@ -308,7 +307,7 @@ class Trial:
         if not up:
             self._say(f"no host is up: {strike}")
             return
-        host, run = up[0], self._lives[up[0].name][-1].run
+        host, run = up[0], self._starts[up[0].name][-1].run
         done = self._to_process(strike.what, run) if strike.what in PROCESSES else True
         if strike.what in AWAY:
             self._take_away(strike, host, run)
@@ -371,7 +370,7 @@ class Trial:
         end = time.monotonic() + FIND_S
         while time.monotonic() < end:
             if not rank_0:
-                found = [lives[-1].run.ranks().get(0, 0) for lives in self._lives.values()]
+                found = [starts[-1].run.ranks().get(0, 0) for starts in self._starts.values()]
                 rank_0 = max(found)
                 time.sleep(LOOK_S)
             elif any(path not in before for place in places for path in place.iterdir()):
@@ -413,7 +412,7 @@ class Trial:
 
     def _left(self) -> list[tuple[str, str]]:
         """Return what runs that have ended have left: processes, locks."""
-        ended = [life.run for name in self._ended for life in self._lives[name]]
+        ended = [start.run for name in self._ended for start in self._starts[name]]
         end = time.monotonic() + LEFT_S
         while any(living(run.mark) for run in ended) and time.monotonic() < end:
             time.sleep(LOOK_S)
@@ -427,9 +426,9 @@ class Trial:
         found = []
         for host in self._hosts:
             if host.name in self._ended and host.name not in self._down:
-                lives = self._lives[host.name]
-                text = (host.folder / f"output-{len(lives) - 1}").read_text(errors="replace")
-                status = lives[-1].run.process.returncode
+                starts = self._starts[host.name]
+                text = (host.folder / f"output-{len(starts) - 1}").read_text(errors="replace")
+                status = starts[-1].run.process.returncode
                 found.append(end_of(host.name, status, self._ended[host.name], text))
         return found
 

@@ -20,7 +20,7 @@ TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node=2")
 ALONE = ("python",)
 
 
-class Provoked(NamedTuple):
+class ProvokedFailure(NamedTuple):
     """One failure."""
 
     name: str
@@ -97,10 +97,12 @@ _WAYS = {
 }
 
 FAILURES = [
-    Provoked(how, *known, TORCH, (how,), ALONE if how in ("no-launcher", "own-port") else TORCHRUN)
+    ProvokedFailure(
+        how, *known, TORCH, (how,), ALONE if how in ("no-launcher", "own-port") else TORCHRUN
+    )
     for how, known in _WITH_TORCH.items()
 ] + [
-    Provoked(
+    ProvokedFailure(
         name := f"{framework}-{how}",
         *_ITS_OWN.get(name, _WITH_FRAMEWORKS[how]),
         FRAMEWORKS,

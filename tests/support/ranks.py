@@ -1,7 +1,7 @@
 """Jobs for the tests: ranks on gloo with the hooks in place, under torchrun or forked.
 
 Under torchrun a job takes seconds, most of them for imports of torch: `launch`. What does not
-depend on torchrun itself runs in forks of an interpreter that has imported torch: `Forks`.
+depend on torchrun itself runs in forks of an interpreter that has imported torch: `ForkServers`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Job(NamedTuple):
         return [line for line in self.receipts if line["hook"] == name]
 
 
-RunRanks = Callable[..., Job]  # the fixture `run_ranks`; see Forks.run
+RunRanks = Callable[..., Job]  # the fixture `run_ranks`; see ForkServers.run
 
 
 def hooks(
@@ -104,7 +104,7 @@ def read_receipts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-class Forks:
+class ForkServers:
     """Runs scripts as ranks that are forks.
 
     One server for each set of patches: the order hook has the same for `warn` and `error`, and
@@ -189,7 +189,7 @@ class Forks:
 WHEN_DISTRIBUTED = {"cudagraphs": "off-when-distributed", "fallback": "on"}
 
 
-def runner(forks: Forks, folder: Path) -> Callable[..., Job]:
+def runner(forks: ForkServers, folder: Path) -> Callable[..., Job]:
     """Runs a script in one process, no rank, under settings of the compile hook alone."""
 
     def run(script: str, settings: dict[str, str], **environ: str) -> Job:

@@ -41,16 +41,14 @@ class Effect(NamedTuple):
 UNKNOWN = Effect()
 
 
-def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Effect]:
+def load() -> Mapping[str, Effect]:
     """Return what each variable of variable_effects.yaml does, by name.
-
-    Args:
-        environ: gives the user's cache directory; by default that of this process.
 
     Raises:
         SaferunError: an unknown key.
     """
-    settings: Mapping[str, Mapping[str, Any]] = loader.load_variable_effects(environ)["settings"]
+    document = loader.load("variable_effects.yaml")
+    settings: Mapping[str, Mapping[str, Any]] = document["settings"]
     return {name: _effect(name, body) for name, body in settings.items()}
 
 

@@ -57,7 +57,7 @@ def findings(
     Returns:
         The findings, problems first.
     """
-    known = _Known(loader.variables_text(), effects.load(environ), facts.torch, calls, in_code)
+    known = _Known(loader.variables_text(), effects.load(), facts.torch, calls, in_code)
     found = [
         one._replace(what=printable(one.what))
         for one in conflicts.findings(environ, facts, known.effects, adapters)

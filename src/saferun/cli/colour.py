@@ -62,8 +62,8 @@ def echo_page(page: str, styles: Mapping[str, str] = PAGE, *, cut: bool = False)
         width = shutil.get_terminal_size().columns if cut and has_terminal() else None
         echo("\n".join(shortened(line, width) if width else line for line in page.split("\n")))
         return
-    from rich.console import Console  # see the top
-    from rich.text import Text  # see the top
+    from rich.console import Console  # 50 ms, for a terminal alone
+    from rich.text import Text  # 50 ms, for a terminal alone
 
     text = Text(printable(page, kept="\n\t"))
     for pattern, style in styles.items():
@@ -82,7 +82,7 @@ def echo_table(table: str) -> None:
 
 def drawn(lines: Iterable[Line]) -> Text:
     """Return lines of a watched run for a console of rich; each is cut at the terminal's edge."""
-    from rich.text import Text  # see the top
+    from rich.text import Text  # 50 ms, for a terminal alone
 
     whole = Text(no_wrap=True, overflow="ellipsis")
     for line in lines:

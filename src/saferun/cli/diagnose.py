@@ -5,9 +5,7 @@ It reads and prints; diagnosis/foreign/front.py decides.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 
 import click
@@ -35,22 +33,19 @@ def command(log: str | None, exit_code: int | None, explain: bool, as_json: bool
     if log is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no log given", fix="saferun diagnose train.log, or … | saferun diagnose")
     if explain:
-        diagnosis, account = explained(log, exit_code, os.environ)
+        diagnosis, account = explained(log, exit_code)
     else:
-        diagnosis, account = run(log, exit_code, os.environ), None
+        diagnosis, account = run(log, exit_code), None
     echo(to_json(diagnosis, account) if as_json else to_text(diagnosis, account))
     return 0
 
 
-def run(
-    path: str | None, exit_code: int | None = None, environ: Mapping[str, str] | None = None
-) -> Diagnosis:
+def run(path: str | None, exit_code: int | None = None) -> Diagnosis:
     """Diagnose a log.
 
     Args:
         path: a file, or "-" or None for standard input.
         exit_code: of the command that wrote it; negative or 128+n for a signal; None if unknown.
-        environ: names the user's cache directory; None for the environment of this process.
 
     Returns:
         The diagnosis.
@@ -58,24 +53,21 @@ def run(
     Raises:
         LogError: the file is missing or not readable.
     """
-    known = signatures.load(environ)
+    known = signatures.load()
     return front.classify(Evidence(log=log_file.read(path), exit_code=exit_code), known)
 
 
-def explained(
-    path: str | None, exit_code: int | None, environ: Mapping[str, str] | None = None
-) -> tuple[Diagnosis, Account]:
+def explained(path: str | None, exit_code: int | None) -> tuple[Diagnosis, Account]:
     """Diagnose a log, and say which of its lines weighed how much.
 
     Args:
         path: as `run` takes it.
         exit_code: of the command that wrote the log; None if unknown.
-        environ: names the user's cache directory; None for that of this process.
 
     Raises:
         LogError: the file is missing or not readable.
     """
-    known = signatures.load(environ)
+    known = signatures.load()
     evidence = Evidence(log=log_file.read(path), exit_code=exit_code)
     reading = front.read(evidence, known)
     account = explanation.account(reading, known)

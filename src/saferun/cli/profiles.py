@@ -46,8 +46,8 @@ def list_profiles() -> int:
 @click.argument("name", shell_complete=profile_names)
 def show_profile(name: str) -> int:
     """Show every value of a profile, with its reason and its source."""
-    cwd = inputs.working_directory()
-    chain = profiles.chain(profiles.find(name, os.environ, cwd), os.environ, cwd)
+    found = profiles.find(name, os.environ, inputs.working_directory())
+    chain = profiles.chain(found, os.environ)
     last = chain[-1]
     echo(f"{last.name}: {last.description}\n{last.path}")
     if len(chain) > 1:
@@ -79,7 +79,7 @@ def check_profiles(files: tuple[str, ...]) -> int:
             errors = yaml_reader.check(profiles.read(path, name), name)[1]
             if not errors:
                 found = profiles.Found("", path, name)
-                profiles.check_chain(profiles.chain(found, os.environ, cwd))
+                profiles.check_chain(profiles.chain(found, os.environ))
         except ProfileError as mistake:
             errors = [mistake]
         for error in errors:

@@ -10,23 +10,27 @@ import itertools
 import json
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import click
 
 from saferun.audit import effects, variable_index
+from saferun.cli import usage
 from saferun.cli.commands import command_named
-from saferun.cli.usage import HELP
 from saferun.diagnosis import signatures
 from saferun.diagnosis.signatures import Kind
 from saferun.knowledge import loader
 from saferun.knowledge.torchrun_options import OPTIONS
 from saferun.planning import mitigation_catalog
+from saferun.planning.torchrun.torchrun_args import COMMANDS
 from saferun.profile import files as profiles
 from saferun.profile.schema import Doc
 from saferun.settings import HOOKS, KEYS, Key
 
+# What each command does, and its options.
+_Commands: TypeAlias = dict[str, tuple[str, Sequence[click.Option]]]
 VERDICTS = {
     "retry": "tries again: it may be temporary",
     "mitigate": "tries again with a setting changed",
@@ -34,18 +38,9 @@ VERDICTS = {
     "stop-hardware": "stops: the machine needs attention",
     "unknown": "does not try again, unless retry.unknown_after_s says so",
 }
-# Commands and saferun's own variables, from the front page.
-COMMANDS = dict(re.findall(r"^  ([a-z]\S+) +(.+)$", HELP, re.M))
-OWN_OPTIONS = {
-    option.split()[0]: text
-    for option, text in re.findall(r"^  (--.+?)  +(.+?)(?:  .*)?$", HELP, re.M)
-}
 VARIABLES = {
-    **{
-        name: f"as the option {option}: {text}"
-        for option, text, name in re.findall(r"^  (--.+?)  +(.+?)  +\[(\w+)]$", HELP, re.M)
-    },
-    **{text.partition("=")[0]: text for text in re.findall(r"^(SAFERUN_.+)\.$", HELP, re.M)},
+    **{name: f"as the option {option}: {text}" for option, text, name in usage.OPTIONS},
+    **{text.partition("=")[0]: text for text in (usage.DISABLE, usage.VERDICT_FILE)},
 }
 # "retry" of "retry.resume.args", and "retry.resume"
 SECTIONS = dict.fromkeys(
@@ -69,19 +64,19 @@ class Reference:
     """All words; the files that tell of them are read once.
 
     Args:
-        environ: names the user's cache and profiles.
+        environ: names the user's profiles.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._mitigations = mitigation_catalog.load(environ)
-        self._effects = effects.load(environ)
+        self._mitigations = mitigation_catalog.load()
+        self._effects = effects.load()
         self._profiles: dict[str, Doc] = {}
         for one in profiles.known(environ):  # the user's own first: it hides a shipped one
             if one.name not in self._profiles:
                 self._profiles[one.name] = profiles.load(one, environ)
-        data = loader.load_words(environ)
+        data = loader.load("words.yaml")
         self._own = {**data["variables"], **VARIABLES}
-        kinds, commands = signatures.load(environ).kinds, _all_commands()
+        kinds, commands = signatures.load().kinds, _all_commands()
         hooks = {name: _hook(name) for name in HOOKS}
         keys = {key: hooks.get(key.removeprefix("hooks.")) or self._key(key) for key in KEYS}
         glossary = [
@@ -239,8 +234,9 @@ def _verdict(name: str) -> Entry:
     return Entry(name, "verdict on a failure", (f"saferun {VERDICTS[name]}.",))
 
 
-def _command(name: str, does: str, options: tuple[str, ...]) -> Entry:
-    text = [_sentence(does), *(" ".join(line.split()) for line in options)]
+def _command(name: str, does: str, options: Sequence[click.Option]) -> Entry:
+    lines = (f"{', '.join(one.opts)} {one.help}" for one in options)
+    text = [_sentence(does), *(" ".join(line.split()) for line in lines)]
     return Entry(name, "command", (*text, f"`saferun {name} --help` has all of it."))
 
 
@@ -268,9 +264,9 @@ def _signal(name: str) -> Iterator[Entry]:
         yield Entry(one.name, f"signal {one.value}", (text,))
 
 
-def _all_commands() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return each command, "runs watch" too: what it does, and its options as lines."""
-    found: dict[str, tuple[str, tuple[str, ...]]] = {"run": (COMMANDS["run"], ())}
+def _all_commands() -> _Commands:
+    """Return each command, "runs watch" too: what it does, and its options."""
+    found: _Commands = {"run": (COMMANDS["run"], ())}
     for name, does in COMMANDS.items():
         if name != "run":
             command = command_named(name)
@@ -286,23 +282,19 @@ def _below(path: str, command: click.Command) -> Iterator[tuple[str, click.Comma
         yield from _below(f"{path} {name}", one)
 
 
-def _own_options(command: click.Command) -> tuple[str, ...]:
-    """Return a command's own options, a line for each: names, two blanks, what it does."""
-    return tuple(
-        f"{', '.join(one.opts)}  {one.help or ''}"
-        for one in command.params
-        if isinstance(one, click.Option) and one.help and "--help" not in one.opts
-    )
+def _own_options(command: click.Command) -> list[click.Option]:
+    options = (one for one in command.params if isinstance(one, click.Option))
+    return [one for one in options if one.help and "--help" not in one.opts]
 
 
-def _all_options(commands: Mapping[str, tuple[str, tuple[str, ...]]]) -> dict[str, list[str]]:
+def _all_options(commands: _Commands) -> dict[str, list[str]]:
     """Return each option: what it does, and where."""
-    found = {option: [_sentence(text)] for option, text in OWN_OPTIONS.items()}
-    for command, (_, lines) in commands.items():
-        for line in lines:
-            names, text = line.split("  ", 1)
-            for name in re.findall(r"(?<![\w-])-{1,2}[a-z][\w-]*", names):
-                found.setdefault(name, []).append(f"Of `saferun {command}`: {_sentence(text)}")
+    found = {option.split()[0]: [_sentence(text)] for option, text, _ in usage.OPTIONS}
+    for command, (_, options) in commands.items():
+        for one in options:
+            text = f"Of `saferun {command}`: {_sentence(one.help or '')}"
+            for name in one.opts:
+                found.setdefault(name, []).append(text)
     for option in OPTIONS:
         variable = f"; {option.env} is its variable" if option.env else ""
         text = f"Of torchrun, and the same here: `torchrun --help` explains it{variable}."

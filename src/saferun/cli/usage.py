@@ -1,8 +1,23 @@
-"""What `saferun --help` says; `saferun help WORD` explains its words from it."""
+"""What `saferun --help` says; `saferun help WORD` has its tables, too."""
 
 from __future__ import annotations
 
-HELP = """\
+from saferun.planning.torchrun.torchrun_args import COMMANDS
+
+# saferun's own options: how each is written, what it does, the variable that stands for it.
+OPTIONS = (
+    ("--profile NAME|FILE", "settings for a GPU type or a known incident", "SAFERUN_PROFILE"),
+    ("--set KEY=VALUE", "any profile key, such as retry.attempts=1", "SAFERUN_SET"),
+    ("--retries N", "attempts after the first; 0 is none", "SAFERUN_RETRIES"),
+    ("--run-dir DIR", "where runs keep their journal", "SAFERUN_RUN_DIR"),
+    ("--dry-run", "show what would run, start nothing", "SAFERUN_DRY_RUN"),
+)
+DISABLE = "SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is set"
+VERDICT_FILE = "SAFERUN_VERDICT_FILE=FILE gets the verdict on a run that fails, as one word"
+
+_OPTIONS = "\n".join(f"  {how:<22}{does:<47}[{variable}]" for how, does, variable in OPTIONS)
+_COMMANDS = "\n".join(f"  {name:<12}{does}" for name, does in COMMANDS.items())
+HELP = f"""\
 Usage: saferun [SAFERUN OPTIONS | TORCHRUN OPTIONS]... SCRIPT [ARGS]...
        saferun COMMAND ...
 
@@ -10,24 +25,11 @@ Type saferun where you type torchrun: every option of torchrun means here what i
 there (torchrun --help lists them).
 
 Saferun's own options, before SCRIPT:
-  --profile NAME|FILE   settings for a GPU type or a known incident    [SAFERUN_PROFILE]
-  --set KEY=VALUE       any profile key, such as retry.attempts=1      [SAFERUN_SET]
-  --retries N           attempts after the first; 0 is none            [SAFERUN_RETRIES]
-  --run-dir DIR         where runs keep their journal                  [SAFERUN_RUN_DIR]
-  --dry-run             show what would run, start nothing             [SAFERUN_DRY_RUN]
+{_OPTIONS}
 
-SAFERUN_DISABLE=1 runs torchrun untouched, whatever else is set.
-SAFERUN_VERDICT_FILE=FILE gets the verdict on a run that fails, as one word.
+{DISABLE}.
+{VERDICT_FILE}.
 
 Commands:
-  run         launch, spelled out (for a script that is named like a command)
-  plan        show what would run: command, variables with their reasons, hooks, retries
-  gen-shell   write the run as one script that needs no saferun, for bash or for Slurm
-  adopt       put saferun where scripts start torchrun: shows the difference, -w writes it
-  env         print `export` lines for eval
-  profiles    list, show, check profiles; print their JSON Schema
-  diagnose    explain a failure from its log
-  doctor      check the machine and its GPUs before a job does
-  runs        watch, list, show, report and clean runs; the mitigations that helped
-  help        explain a word: a kind of failure, a variable, a hook, a profile key, ...
+{_COMMANDS}
 """

@@ -152,7 +152,7 @@ def _reached(
     for name, (group, _) in members.items():
         one = status.get(name) if isinstance(status, dict) else None
         last = one.get("last_enqueued_collective") if isinstance(one, dict) else None
-        if _is_number(last):
+        if is_number(last):
             found[group] = last
     return found
 
@@ -165,7 +165,7 @@ def _group(names: Iterable[object]) -> str:
 
 def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
     group, number = entry.get("process_group"), entry.get("collective_seq_id")
-    if entry.get("is_p2p") or not _is_number(number) or not isinstance(group, (list, tuple)):
+    if entry.get("is_p2p") or not is_number(number) or not isinstance(group, (list, tuple)):
         return
     name = _text(entry.get("profiling_name")).rpartition(":")[2]
     sizes, state = _sizes(entry.get("input_sizes")), _text(entry.get("state"))
@@ -179,7 +179,8 @@ def _is_pending_peer(entry: Mapping[str, object]) -> bool:
     return bool(entry.get("is_p2p")) and is_open
 
 
-def _is_number(value: object) -> TypeGuard[int]:
+def is_number(value: object) -> TypeGuard[int]:
+    """Return whether a value of a dump is a count or a time that can be right."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -194,7 +195,7 @@ def _sizes(value: object) -> str:
     if not all(isinstance(sizes, (list, tuple)) for sizes in value):
         return ""
     numbers = list(itertools.islice(itertools.chain(*value), _MOST + 1))
-    return str(value) if len(numbers) <= _MOST and all(map(_is_number, numbers)) else ""
+    return str(value) if len(numbers) <= _MOST and all(map(is_number, numbers)) else ""
 
 
 def _place(frames: object) -> str:
@@ -203,7 +204,7 @@ def _place(frames: object) -> str:
         path = _text(frame.get("filename")) if isinstance(frame, dict) else ""
         if path.startswith("/") and not any(part in path for part in _LIBRARY):
             line = frame.get("line")
-            return f"{path}:{line if _is_number(line) else '?'} in {_text(frame.get('name'))}"
+            return f"{path}:{line if is_number(line) else '?'} in {_text(frame.get('name'))}"
     return ""
 
 

@@ -98,18 +98,14 @@ class Knowledge(NamedTuple):
     numbers: Mapping[str, Mapping[int, str]]  # who defines them -> number of an error -> its name
 
 
-def load(environ: Mapping[str, str] | None = None) -> Knowledge:
-    """Return how failures look and what they mean (knowledge/failures.yaml).
-
-    Args:
-        environ: for the user's cache directory; the process's own where left out.
-    """
-    return _kept[0] if _kept else parse(loader.load_failures(environ))
+def load() -> Knowledge:
+    """Return how failures look and what they mean (knowledge/failures.yaml)."""
+    return _kept[0] if _kept else parse(loader.load("failures.yaml"))
 
 
-def keep(environ: Mapping[str, str]) -> None:
-    """Have it in memory from now on; `environ` as for `load`."""
-    _kept[:] = [load(environ)]
+def keep() -> None:
+    """Have it in memory from now on."""
+    _kept[:] = [load()]
 
 
 def parse(document: Mapping[str, Any]) -> Knowledge:
@@ -215,14 +211,3 @@ def _known(name: str, kinds: Mapping[str, Kind]) -> str:
 def needle(text: str) -> Needle:
     """Return the parts of a phrase, which ` ... ` stands between."""
     return tuple(text.lower().split(" ... "))
-
-
-def says(needle: Needle, text: str) -> bool:
-    """Return whether a text (lower case) holds a needle's parts one after the other."""
-    at = 0
-    for part in needle:
-        at = text.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True

@@ -22,9 +22,9 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 from saferun.diagnosis import flight_record
+from saferun.diagnosis.flight_record import is_number
 
 SHARE = 0.1  # of the time: a rank that costs less is not named
 OFTEN = 0.8  # in so many parts of the record it is the one
@@ -92,17 +92,13 @@ def read(content: bytes) -> Times | None:
         number, at = entry.get("collective_seq_id"), entry.get("time_created_ns")
         if not any(word in name for word in _TOGETHER) or entry.get("is_p2p"):
             continue
-        if _is_number(number) and _is_number(at) and (backend == "nccl") == is_nccl:
+        if is_number(number) and is_number(at) and (backend == "nccl") == is_nccl:
             lasts = entry.get("duration_ms")
             lasts_s = lasts / 1000 if isinstance(lasts, float) and lasts >= 0 else None
             sizes = str(entry.get("input_sizes"))[:_MOST]
             call = Call(at / 1e9, lasts_s, name[:_MOST], sizes)
             groups.setdefault(_group(entry.get("process_group"), config), {})[number] = call
     return Times(groups, is_nccl, any(entry.get("is_p2p") is True for entry in known))
-
-
-def _is_number(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _group(group: object, config: object) -> str:

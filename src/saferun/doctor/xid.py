@@ -45,7 +45,7 @@ class Event:
 
 def catalogue() -> dict[int, Meaning]:
     """Return the meaning of each code of xid.yaml."""
-    document = loader.load_xids()
+    document = loader.load("xid.yaml")
     faults, fixes = document["faults"], document["fixes"]
     return {
         code: Meaning(

@@ -48,7 +48,7 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     Args:
         environ: names the user's cache directory.
     """
-    program, sources = _read(_PROGRAM), _sources(environ)
+    program, sources = _read(_PROGRAM), _sources()
     made_of = "\0".join((*map(_read, _MADE_BY), program, *sources, *sources.values()))
     key = hashlib.sha256(made_of.encode()).hexdigest()
     entry = os.path.join(paths.cache_dir(environ), "kit")
@@ -84,16 +84,16 @@ def template(name: str = "run.sh") -> str:
     return _read(os.path.join(paths.shipped("shell"), name))
 
 
-def files(environ: Mapping[str, str]) -> dict[str, str]:
+def files() -> dict[str, str]:
     """Return the files that a bundle holds, path -> text."""
-    return _bare(_sources(environ))
+    return _bare(_sources())
 
 
 def _bare(sources: Mapping[str, str]) -> dict[str, str]:
     return {path: bare(text) if path.endswith(".py") else text for path, text in sources.items()}
 
 
-def _sources(environ: Mapping[str, str]) -> dict[str, str]:
+def _sources() -> dict[str, str]:
     """Return the files of a bundle with their comments."""
     found = {"__main__.py": _MAIN, "saferun/__init__.py": _PACKAGE}
     waiting = [*_STARTED, *(file for room in _WHOLE for file in _room(room))]
@@ -107,7 +107,7 @@ def _sources(environ: Mapping[str, str]) -> dict[str, str]:
             place = module[1:].replace(".", "/")
             files = (os.path.join(place, one.strip()) for one in (lines or line).split(","))
             waiting += (f"{file}.py" for file in (place, *files))
-    for name, document in loader.load_for_bundle(environ).items():
+    for name, document in loader.load_for_bundle().items():
         text = json.dumps(document, separators=(",", ":"))
         found[f"saferun/knowledge/{name}.json"] = text
     return dict(sorted(found.items()))

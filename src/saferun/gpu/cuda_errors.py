@@ -38,7 +38,7 @@ class Known(NamedTuple):
 
 def known(code: int) -> Known:
     """Return what is known of an error; general advice where it is not."""
-    document = loader.load_cuda_errors()
+    document = loader.load("cuda_errors.yaml")
     row = next((row for row in document["errors"] if row["code"] == code), document["unknown"])
     return Known(
         row["fix"].format(reset=document["reset"]),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from saferun.journal.run_directory import NO_FLOCK
 
-if TYPE_CHECKING:  # see `_acquire`
+if TYPE_CHECKING:  # it imports asyncio, which a launch would wait for
     from filelock import BaseFileLock
 
 
@@ -52,7 +52,7 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
 
 
 def _acquire(path: str, wait_s: float) -> BaseFileLock:
-    from filelock import FileLock, SoftFileLock, Timeout  # 25 ms, which a launch would wait for
+    from filelock import FileLock, SoftFileLock, Timeout  # 25 ms: it imports asyncio
 
     # A FileLock without flock(2) would empty what is there before it says so.
     kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock

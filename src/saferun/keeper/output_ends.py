@@ -13,8 +13,7 @@ import os
 import stat
 import termios
 from collections.abc import Iterable, Sequence
-
-from saferun.keeper.named_tuple import NamedTuple
+from typing import NamedTuple
 
 PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
 _SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10

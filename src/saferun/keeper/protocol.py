@@ -14,8 +14,7 @@ from __future__ import annotations
 import marshal
 import os
 from collections.abc import Callable, Sequence
-
-from saferun.keeper.named_tuple import NamedTuple
+from typing import NamedTuple
 
 HURRIED_DRAIN_S = 2.0  # output waits so long for a slow reader once somebody wants an end
 _LENGTH_BYTES = 8

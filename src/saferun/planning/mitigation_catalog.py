@@ -1,6 +1,6 @@
 """The mitigations of knowledge/mitigations.yaml as typed values and as text; pure, but for `load`.
 
-    load(environ) -> {name: Mitigation}
+    load() -> {name: Mitigation}
     describe(mitigations, names) -> "port (a free port; cost: none)"
 
 mitigation_overlay.py decides where one can be used and what it changes in a plan.
@@ -68,13 +68,9 @@ class Mitigation(NamedTuple):
         return not (self.last or self.torchrun or self.rank_directories)
 
 
-def load(environ: Mapping[str, str] | None = None) -> Mapping[str, Mitigation]:
-    """Return what each mitigation changes and costs (knowledge/mitigations.yaml).
-
-    Args:
-        environ: gives the user's cache directory; by default that of this process.
-    """
-    return parse(loader.load_mitigations(environ))
+def load() -> Mapping[str, Mitigation]:
+    """Return what each mitigation changes and costs (knowledge/mitigations.yaml)."""
+    return parse(loader.load("mitigations.yaml")["mitigations"])
 
 
 def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:

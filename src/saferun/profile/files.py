@@ -93,13 +93,13 @@ def choose(
         remarks: tuple[str, ...] = ()
         if found.shown == f"./{LOCAL}":
             remarks = (f"profile {wanted} is ./{LOCAL} of this directory",)
-        return Chosen(chain(found, environ, cwd), True, wanted_by, remarks)
+        return Chosen(chain(found, environ), True, wanted_by, remarks)
     local, refusal = local_profile(cwd)
     if local is not None:
-        docs, dropped = _without_recovery(chain(local, environ, cwd))
+        docs, dropped = _without_recovery(chain(local, environ))
         return Chosen(docs, True, local.shown, (*_code_loading(local, docs), *dropped))
     found, remarks = detect(gpu, environ)
-    docs, dropped = _without_recovery(chain(found, environ, cwd))
+    docs, dropped = _without_recovery(chain(found, environ))
     return Chosen(docs, False, "detected", (*refusal, *remarks, *dropped))
 
 
@@ -190,13 +190,12 @@ def _known_names(environ: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(found.name for found in known(environ)))
 
 
-def chain(found: Found, environ: Mapping[str, str], cwd: str) -> tuple[Doc, ...]:
+def chain(found: Found, environ: Mapping[str, str]) -> tuple[Doc, ...]:
     """Load a profile and its ancestors, ancestors first, each once.
 
     Args:
         found: the profile.
         environ: gives the user's directories.
-        cwd: the working directory.
 
     Raises:
         ProfileError: `extends` has a cycle or names an unknown profile.

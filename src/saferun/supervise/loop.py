@@ -192,7 +192,7 @@ class _Run:
         if self._gathered.launcher is None or plan.options.nodes == 1:
             return None
 
-        from saferun.supervise.nodes.peer_nodes import PeerNodes  # see the top
+        from saferun.supervise.nodes.peer_nodes import PeerNodes  # few runs have several nodes
 
         return PeerNodes(
             self._gathered,
@@ -385,7 +385,7 @@ class _Run:
         What its end needs is loaded, then the next attempt is prepared. After that the journal
         notes now and then that the run lives, and how far its steps have come.
         """
-        self._record.harmlessly(lambda: own_files.keep(self._gathered.environ))
+        self._record.harmlessly(own_files.keep)
         prepares, waited_s = True, LOAD_S
         while waited_s < PREPARE_S:
             soon = prepares and self._replaces_warm()  # a process of a search may live for seconds

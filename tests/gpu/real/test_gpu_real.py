@@ -42,7 +42,7 @@ def environment(visible):
 
 
 def values():
-    """Values to try: the table of test_gpu.py, said with the UUIDs that are here."""
+    """Values to try: those of system/test_visible_devices.py, said with the UUIDs that are here."""
     first, last = FACTS.gpus[0].uuid, FACTS.gpus[-1].uuid
     plain = [None, "", "-1", "0", " 0", "0 ", "+0", "01", "0x1", "0,-1", "0,0", "0,99,0", "1,0"]
     plain += ["0abc", "abc", ",0", "0,,0", "NoDevFiles", "999999999999"]

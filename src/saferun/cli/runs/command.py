@@ -63,7 +63,7 @@ def show_run(run_id: str, base: str, as_json: bool, as_csv: bool) -> int:
             shown["trials"] = trials_view.as_json(searched, replaced)
         echo_json(shown)
     else:
-        kinds = signatures.load(os.environ).kinds
+        kinds = signatures.load().kinds
         text = runs_view.as_text(run, tried, plan, times, now, kinds)
         colour.echo_page("\n".join([text, *trials_view.as_text(searched, replaced)]))
     return 0

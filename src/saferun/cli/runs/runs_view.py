@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from saferun.cli.runs import trials_view
+from saferun.cli.runs.text_table import aligned
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.explaining.failure_report import in_words
 from saferun.diagnosis.signatures import Kind
@@ -37,7 +38,6 @@ from saferun.model import as_tree
 from saferun.system.printable import printable
 
 HEAD = ("ID", "STARTED", "TOOK", "ATTEMPTS", "OUTCOME", "SCRIPT")
-_RIGHT = ("TOOK", "ATTEMPTS")
 _LABEL = 10
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -53,8 +53,7 @@ def table(runs: Sequence[Run], now_s: float) -> str:
         now_s: seconds since the epoch; a time of another year is shown with its year.
     """
     rows = [HEAD, *(_row(run, now_s) for run in runs)]
-    sizes = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    return "\n".join(_line(row, sizes) for row in rows)
+    return "\n".join(aligned(rows, right=(HEAD.index("TOOK"), HEAD.index("ATTEMPTS"))))
 
 
 def _row(run: Run, now_s: float) -> tuple[str, ...]:
@@ -62,12 +61,6 @@ def _row(run: Run, now_s: float) -> tuple[str, ...]:
     took = "?" if run.took_s is None else seconds(run.took_s)
     tried = str(run.attempts or "?")
     return (printable(run.id), _when(run.started_at, now_s), took, tried, outcome(run), script)
-
-
-def _line(row: Sequence[str], sizes: Sequence[int]) -> str:
-    cells = zip(row, sizes, HEAD, strict=True)
-    padded = (c.rjust(size) if head in _RIGHT else c.ljust(size) for c, size, head in cells)
-    return "  ".join(padded).rstrip()
 
 
 def outcome(run: Run) -> str:

@@ -112,7 +112,7 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
 
     plan, tried, at = reader.read_plan(now.run.path), attempts(now.run), time.time()
     times = time_spent.read(now.run, tried, at)
-    kinds = signatures.load(os.environ).kinds
+    kinds = signatures.load().kinds
     colour.echo_page(runs_view.as_text(now.run, tried, plan, times, at, kinds))
 
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from saferun.cli.runs.text_table import aligned
 from saferun.journal.trials import (
     Region,
     Trial,
@@ -90,7 +91,7 @@ def _causes(counts: Sequence[tuple[str, int]]) -> str:
 
 
 def _table(found: Sequence[Region]) -> list[str]:
-    rows = [_HEAD] if found else []
+    rows = [_HEAD]
     for region in found:
         place = (
             printable(region.value) if region.low is None else f"{region.low:g} to {region.high:g}"
@@ -99,8 +100,4 @@ def _table(found: Sequence[Region]) -> list[str]:
         causes = ", ".join(f"{count} {printable(cause)}" for cause, count in region.causes)
         count = (str(region.failed), str(region.trials))
         rows.append((printable(region.param), place, *count, share, causes))
-    sizes = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))] if rows else []
-    return [
-        "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip()
-        for row in rows
-    ]
+    return [f"  {line}" for line in aligned(rows)] if found else []

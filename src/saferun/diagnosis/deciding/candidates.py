@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
@@ -20,6 +19,7 @@ from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_fr
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.inject.phrases import says
 
 # After so many lines without another candidate the job had survived what stands before them.
 _GAP_LINES = 400
@@ -349,7 +349,7 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
         return kind, WEIGHTS["process"] + 3
     if kind is None:
         text = item.text.lower()
-        kind = next((k for needle, k in knowledge.phrases if signatures.says(needle, text)), None)
+        kind = next((k for needle, k in knowledge.phrases if says(needle, text)), None)
     return kind or "user-exception", weight
 
 

@@ -30,8 +30,9 @@ from saferun.diagnosis.reading import last_run, log_reader, oom_message, progres
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
-from saferun.diagnosis.signatures import Kind, Knowledge, says
+from saferun.diagnosis.signatures import Kind, Knowledge
 from saferun.inject.node.node_agreement import ECHO, ROOT, WEAK
+from saferun.inject.phrases import says
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
@@ -86,18 +87,36 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
     return None
 
 
-def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
-    """Read the log's last run, with the rest of the evidence; see `classify`."""
-    return of_last_run(evidence.log.lines, lambda log: _of_run(evidence, log, knowledge))
+def _lines_of_unknown(found: Reading) -> Sequence[Line] | None:
+    return None if found.is_known else found.collected.log.lines
 
 
-def of_last_run(log: Sequence[Line], of_run: Callable[[Sequence[Line]], Reading]) -> Reading:
-    """Return what the last run of a log means; what all runs do, where the last one says nothing.
+def read(
+    evidence: Evidence,
+    knowledge: Knowledge,
+    others: Callable[[Sequence[Line]], Sequence[Raised]] = lambda lines: (),
+    unclear: Callable[[Reading], Sequence[Line] | None] = _lines_of_unknown,
+) -> Reading:
+    """Read the log's last run, and all runs where the last one says nothing.
 
     Args:
-        log: all lines.
-        of_run: reads the lines of one run.
+        evidence: as for `classify`.
+        knowledge: as for `classify`.
+        others: returns the exceptions in lines that are neither Python's nor C++'s.
+        unclear: returns the lines to read once more; None where the first reading counts.
     """
+
+    def of_run(lines: Sequence[Line]) -> Reading:
+        found = _of_lines(evidence, cuda_codes.named(lines, knowledge.numbers), knowledge, others)
+        if (rest := unclear(found)) is not None:
+            again = second_reading.lines(rest)
+            if second_reading.differ(again, found.collected.log.lines):
+                second = _of_lines(evidence, again, knowledge, others)
+                if second.is_known:
+                    return second
+        return found if found.is_known else _by_last_words(found, knowledge)
+
+    log = evidence.log.lines
     start = last_run.last_start(log)
     last = of_run(log[start:])
     if not start or last.diagnosis.verdict != "unknown":
@@ -135,19 +154,7 @@ def recorded(found: Diagnosis, knowledge: Knowledge) -> Diagnosis | None:
     return whole._replace(stack=found.stack, user_frame=found.user_frame)
 
 
-def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
-    """Return what the lines of one run mean, with the rest of the evidence."""
-    found = of_lines(evidence, cuda_codes.named(log, knowledge.numbers), knowledge)
-    if found.is_known:
-        return found
-
-    lines = found.collected.log.lines
-    again = second_reading.lines(lines)
-    second = of_lines(evidence, again, knowledge) if second_reading.differ(again, lines) else found
-    return second if second.is_known else by_last_words(found, knowledge)
-
-
-def by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
+def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
     """Return an unknown failure as the job's own, where the program itself stated it last.
 
     The half-answer stays with it: what the line states is not known.
@@ -164,20 +171,13 @@ def by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
     return replace(found, diagnosis=own)
 
 
-def of_lines(
+def _of_lines(
     evidence: Evidence,
     log: Sequence[Line],
     knowledge: Knowledge,
-    others: Callable[[Sequence[Line]], Sequence[Raised]] = lambda lines: (),
+    others: Callable[[Sequence[Line]], Sequence[Raised]],
 ) -> Reading:
-    """Return what lines of a log mean, with the rest of the evidence.
-
-    Args:
-        evidence: its log is not read.
-        log: the lines.
-        knowledge: how failures look.
-        others: returns the exceptions in lines that are neither Python's nor C++'s.
-    """
+    """Return what lines of a log mean, with the rest of the evidence."""
     lines = exit_codes.with_ranks(log)
     collected = candidates.collect(evidence, lines, knowledge, others(lines))
     root_rank = collected.exits.root_rank

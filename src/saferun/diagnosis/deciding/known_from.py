@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from saferun.diagnosis.evidence import Evidence
 from saferun.inject.durations import seconds
 
-if TYPE_CHECKING:  # a launch loads this file, and need not load the patterns of failures
+if TYPE_CHECKING:  # a launch loads this file, and does without dataclasses
     from saferun.diagnosis.deciding.candidate import Candidate
 
 _NO_KILL = "kernel: no process was killed for lack of memory"

@@ -4,6 +4,7 @@ Programs report a mistake of their input in a few forms that are older than any 
 `name: error: ...`, a shell's `file: line 3: ...`, `*** [target] Error 1`, a record of the level
 ERROR, `Check failed: ...`. Such a line at the end of a log is the program's own statement, unless
 it names something that may pass. What it states is not known, so it weighs less than all else.
+Go's `panic:` is none: only `foreign` reads other languages' exceptions.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CHARS = 600  # searched in a line
 _STATES = re.compile(
     r"(?:[\w./+-]{1,80}: )?(?:fatal |syntax |parse |internal )?(?:error|fatal)\b[:\s\]!-]"
     r"|\W{0,3}(?:ERROR|CRITICAL|FATAL|Error|Fatal)\b[:\s\]!-]"
-    r"|(?:\S{1,40} ){0,4}\W{0,2}(?:ERROR|CRITICAL|FATAL|error|fatal)\b[:\s\]-]"
+    r"|(?!panic: )(?:\S{1,40} ){0,4}\W{0,2}(?:ERROR|CRITICAL|FATAL|error|fatal)\b[:\s\]-]"
     r"|g?make(?:\[\d{1,3}\])?: \*\*\* "
     r"|[\w./-]{1,80}: line \d{1,6}: "
     r"|F\d{4} \d\d:|F \S{1,200}:\d{1,6}\] "

@@ -16,7 +16,8 @@ from saferun.diagnosis.reading import digit_masks, tracebacks
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.reading.tracebacks import GOES_ON
-from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign, says
+from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign
+from saferun.inject.phrases import says
 
 GOING_ON = "the program says that it goes on"
 _PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception

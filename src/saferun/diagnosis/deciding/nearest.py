@@ -14,7 +14,8 @@ from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.candidates import Collected
 from saferun.diagnosis.deciding.root_line import is_of_failure
 from saferun.diagnosis.diagnosis import Near
-from saferun.diagnosis.signatures import Knowledge, Needle, Sign, says
+from saferun.diagnosis.signatures import Knowledge, Needle, Sign
+from saferun.inject.phrases import says
 
 MOST = 2  # kinds that people are shown where nothing fits
 _WORDS_SHOWN = 4

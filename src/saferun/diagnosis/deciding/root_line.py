@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Knowledge
+from saferun.inject.phrases import says
 
 ROOT_CHARS = 600
 _FAILURE_WORDS = (
@@ -66,7 +66,7 @@ def _deciding_row(
         if sign.kind == best.kind:
             for needle in sign.says:
                 for row, text in rows:
-                    if signatures.says(needle, text):
+                    if says(needle, text):
                         return row
     return best.at
 

@@ -12,7 +12,8 @@ from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.classify import Reading
 from saferun.diagnosis.deciding.nearest import misses
 from saferun.diagnosis.diagnosis import Near
-from saferun.diagnosis.signatures import Knowledge, says
+from saferun.diagnosis.signatures import Knowledge
+from saferun.inject.phrases import says
 
 LINE_CHARS = 160
 _SHOWN = 30  # lines, and as many near misses

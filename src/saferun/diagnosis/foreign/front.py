@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis.deciding import classify as core
-from saferun.diagnosis.deciding import cuda_codes, second_reading
 from saferun.diagnosis.deciding.classify import Reading
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
@@ -30,23 +29,15 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
 
 def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     """Read the log's last run, with the rest of the evidence; see `classify`."""
-    return core.of_last_run(evidence.log.lines, lambda log: _of_run(evidence, log, knowledge))
+    lines = tuple(windows_status.named(evidence.log.lines))
+    evidence = evidence._replace(log=evidence.log._replace(lines=lines))
+    return core.read(evidence, knowledge, panics.find, _unclear)
 
 
-def _of_run(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
-    """Return what the lines of one run mean, with the rest of the evidence."""
-
-    def read_lines(lines: Sequence[Line]) -> Reading:
-        return core.of_lines(evidence, lines, knowledge, others=panics.find)
-
-    found = read_lines(windows_status.named(cuda_codes.named(log, knowledge.numbers)))
+def _unclear(found: Reading) -> Sequence[Line] | None:
     if found.is_known and not _is_broken_off(found):
-        return found
-    lines = found.collected.log.lines
-    again = second_reading.lines(broken_lines.whole(lines))
-    if second_reading.differ(again, lines) and (second := read_lines(again)).is_known:
-        return second
-    return found if found.is_known else core.by_last_words(found, knowledge)
+        return None
+    return broken_lines.whole(found.collected.log.lines)
 
 
 def _is_broken_off(found: Reading) -> bool:

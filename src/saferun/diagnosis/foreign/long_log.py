@@ -124,7 +124,7 @@ class _Reader:
     def log(self) -> Log:
         pieces = _joined([_Piece(0, 1, bytes(self._head)), *self._first, *self._last, self._end()])
         lines = [line for one in pieces for line in log_reader.lines_of(one.data, one.number)]
-        return Log(log_reader.cleaned(lines), self._offset, self._newlines + 1, len(pieces) == 1)
+        return Log(log_reader.cleaned(lines), self._newlines + 1, len(pieces) == 1)
 
     def _end(self) -> _Piece:
         data = b"".join(piece.data for piece in self._tail)

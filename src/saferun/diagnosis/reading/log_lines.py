@@ -18,6 +18,5 @@ class Log(NamedTuple):
     """The lines that are kept of a log."""
 
     lines: tuple[Line, ...] = ()
-    size_bytes: int = 0
     line_count: int = 0
     whole: bool = True  # False where parts between head and tail were only counted

@@ -106,7 +106,7 @@ def read(chunks: Iterable[bytes]) -> Log:
     data = b"".join(chunks)
     if not data:
         return Log()
-    return Log(cleaned(list(lines_of(data, 1))), len(data), data.count(b"\n") + 1)
+    return Log(cleaned(list(lines_of(data, 1))), data.count(b"\n") + 1)
 
 
 def of_text(text: str) -> Log:

@@ -45,7 +45,7 @@ _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
     r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
-    r"|'\(\w{1,80}Error\(|thread '|panic: |goroutine \d|During handling|The above exception"
+    r"|'\(\w{1,80}Error\(|During handling|The above exception"
     r"|\S{1,200}:\d{1,6}: "
     r"|(?:Killed|Terminated|Aborted|Hangup|Quit|Segmentation fault|Bus error)(?: \(core dumped\))?$"
 )

@@ -84,7 +84,7 @@ def _hung(nvml: Answer) -> Finding:
 def _failed(files: Files, nvml: Answer) -> Finding:
     if nvml.report.lost:
         return Finding(PROBLEM, "driver", "NVML cannot open every GPU", nvml.trouble, "")
-    for row in loader.load_driver_messages()["statuses"]:
+    for row in loader.load("driver_messages.yaml")["statuses"]:
         if row["status"] == nvml.status:
             absent = not files.version and not files.pci and row["status"] == _NOT_LOADED
             level = NOTE if absent else PROBLEM

@@ -95,7 +95,7 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
     elif card.get("GPU Reset Status/Drain and Reset Recommended") == "Yes":
         action = "Drain and Reset"
     if action:
-        known = loader.load_gpu_fields()["recovery"]
+        known = loader.load("gpu_fields.yaml")["recovery"]
         fix = known.get(action.lower(), "do that before a job starts").format(n=area[4:])
         yield Finding(PROBLEM, area, f"the driver asks for: {action}", "", fix)
 
@@ -121,7 +121,7 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
         if healthy_by_driver(card):
             yield Finding(NOTE, area, what, f"{detail}; the driver asks for no recovery", "")
         else:
-            fix = loader.load_gpu_fields()["recovery"]["reset"].format(n=area[4:])
+            fix = loader.load("gpu_fields.yaml")["recovery"]["reset"].format(n=area[4:])
             yield Finding(PROBLEM, area, what, detail, f"{fix}; if it comes back: replace it")
     elif ever := _uncorrectable(card, "ECC Errors/Aggregate/"):
         what = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
@@ -158,7 +158,7 @@ def rows(card: Card, area: str) -> Iterator[Finding]:
 
 def fields(card: Card, area: str) -> Iterator[Finding]:
     """Check the fields that mean something by themselves (gpu_fields.yaml)."""
-    known = loader.load_gpu_fields()
+    known = loader.load("gpu_fields.yaml")
     reset = known["recovery"]["reset"].format(n=area[4:])
     for row in known["fields"]:
         for name in row["fields"]:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ..phrases import says
 from . import cuda_words
 
 OUT_OF_MEMORY = "cuda-oom"
@@ -161,7 +162,7 @@ def _without_room(error: BaseException) -> str:
 
 def _sticky(text: str) -> str:
     lower = text.lower()
-    return next((kind for kind, parts, _, _ in cuda_words.STICKY if _says(parts, lower)), "")
+    return next((kind for kind, parts, _, _ in cuda_words.STICKY if says(parts, lower)), "")
 
 
 def is_memory(error: BaseException) -> bool:
@@ -177,19 +178,9 @@ def is_memory(error: BaseException) -> bool:
     whole = f"{type(error).__module__}.{type(error).__name__}: {text}".lower()
     for _, parts, near, not_near in cuda_words.MEMORY:
         is_near = not near or any(words in whole for words in near)
-        if is_near and _says(parts, text) and not any(words in whole for words in not_near):
+        if is_near and says(parts, text) and not any(words in whole for words in not_near):
             return True
     return _ALSO_MEMORY in text or (any(one in text for one in _MAYBE_MEMORY) and _is_full())
-
-
-def _says(parts: tuple[str, ...], text: str) -> bool:
-    at = 0
-    for part in parts:
-        at = text.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -25,7 +25,7 @@ from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
 from saferun.system import compile_cache
 
-if TYPE_CHECKING:  # only a failure needs its patterns
+if TYPE_CHECKING:  # a launch does without dataclasses
     from saferun.diagnosis.nccl_tests import NcclTests
 
 SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
@@ -124,7 +124,7 @@ class AttemptWatch:
 
         identity = self._gathered.identity
         kills = self._kills.since() if self._kills else None
-        known = signatures.load(self._gathered.environ)
+        known = signatures.load()
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
         exited = self._gathered.launcher is None and ended.signal is None
         seen = seen._replace(hang=hang, exited=exited)
@@ -149,7 +149,7 @@ class AttemptWatch:
         )
 
     def _nccl_tests(self, ended: Ended) -> NcclTests | None:
-        from saferun.diagnosis import nccl_tests  # see the top
+        from saferun.diagnosis import nccl_tests  # only a failure needs its patterns
 
         outputs = (*ended.report.heads, *ended.report.tails)
         if not any(nccl_tests.MARK in output for output in outputs):

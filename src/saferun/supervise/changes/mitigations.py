@@ -1,8 +1,7 @@
 """The mitigations of one run: which are in force, which may be tried, which helped before.
 
 It connects the loop with planning/mitigation_catalog.py (what a mitigation changes), probes.py
-(what the machine offers it) and journal/mitigation_history.py (what helped before), and imports
-them only when a failure or a history needs them.
+(what the machine offers it) and journal/mitigation_history.py (what helped before).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from saferun.system.gpus import driver_version
 from saferun.system.redact import Masker
 from saferun.system.stderr import say
 
-if TYPE_CHECKING:  # only a failure needs them: patterns, sockets, temporary files
+if TYPE_CHECKING:  # a launch does without dataclasses, sockets, tempfile
     from saferun.diagnosis.nccl_tests import NcclTests
     from saferun.supervise.changes.probes import Probes
 
@@ -152,7 +151,7 @@ class RunMitigations:
     def known(self) -> Mapping[str, mitigation_catalog.Mitigation]:
         """Return all mitigations by name."""
         if self._known is None:
-            self._known = mitigation_catalog.load(self._environ)
+            self._known = mitigation_catalog.load()
         return self._known
 
     def close(self) -> None:
@@ -164,7 +163,9 @@ class RunMitigations:
         self, gathered: RunInputs, base: LaunchPlan, names: Sequence[str]
     ) -> mitigation_overlay.Situation:
         if self._probes is None:
-            from saferun.supervise.changes.probes import Probes  # see the top
+            from saferun.supervise.changes.probes import (
+                Probes,
+            )  # sockets, tempfile: few runs need them
 
             self._probes = Probes(self._environ, self._prefix, self._directory)
         here = mitigation_overlay.Situation(

@@ -226,7 +226,7 @@ class PeerNodes:
         if self._history and self._history[-1].diagnosis.verdict:
             from saferun.diagnosis.deciding import classify  # only a failure needs it
 
-            known = signatures.load(self._gathered.environ)
+            known = signatures.load()
             diagnosis = self._history[-1].diagnosis
             self.diagnosis = classify.by_nodes(diagnosis, lost, known, ends=True)
             self.host = names
@@ -330,7 +330,7 @@ class PeerNodes:
             "attempt": last.number,
             "host": self.host,
             "node": outcome["node"],
-            "weight": classify.weight(diagnosis, signatures.load(self._gathered.environ)),
+            "weight": classify.weight(diagnosis, signatures.load()),
             "after_s": round(max(0.0, failed_at - outcome["at"]), 3),
             "diagnosis": cleaned(known, self._record.journal.masked, TEXT_CHARS),
             "facts": {key: getattr(last, key) for key in _SHARED},

@@ -16,7 +16,7 @@ import os
 import sys
 import zlib
 from _frozen_importlib import ModuleSpec  # importlib.machinery's, without its import
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from saferun.diagnosis import signatures
@@ -170,13 +170,9 @@ def hold() -> None:
         loader.hold()
 
 
-def keep(environ: Mapping[str, str]) -> None:
-    """Import what any end of an attempt may need, and parse the data for it.
-
-    Args:
-        environ: names the user's cache directory.
-    """
-    loader.keep(environ)
+def keep() -> None:
+    """Import what any end of an attempt may need, and parse the data for it."""
+    loader.keep()
     for name in _files.modules(_IMPORTED):
         if name not in sys.modules:
             try:
@@ -184,7 +180,7 @@ def keep(environ: Mapping[str, str]) -> None:
             except ImportError:  # it needs a library that only commands need
                 continue
 
-    signatures.keep(environ)
+    signatures.keep()
 
 
 def _paths() -> Iterator[str]:

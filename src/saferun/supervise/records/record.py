@@ -36,7 +36,7 @@ from saferun.system import paths
 from saferun.system.procfs import this_process
 from saferun.system.redact import Masker
 
-if TYPE_CHECKING:  # only a job that has run for minutes needs it
+if TYPE_CHECKING:  # it needs statistics, which imports random and hashlib
     from saferun.diagnosis.slow_rank import Slow
 
 VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's

@@ -20,7 +20,7 @@ A = uuid(0)
 GPU = Gpu(0, A, "NVIDIA Fake")
 
 
-class Stand:
+class RecoveryHost:
     """Where a recovery is tried: our own devices, a root that is none, no waiting."""
 
     def __init__(self, dev: Path) -> None:
@@ -72,7 +72,7 @@ def ended_owner() -> dict:
 
 
 def left_by(
-    stand, by: dict | None = None, *, alive: int | None = None, run: str = "r1"
+    runs: Path, by: dict | None = None, *, alive: int | None = None, run: str = "r1"
 ) -> dict[str, str]:
     """The environment of what a run started, and the run's journal, which says who ran it.
 
@@ -80,7 +80,7 @@ def left_by(
     all that these tests start.
     """
     by = by or ended_owner()
-    folder = stand.runs / run
+    folder = runs / run
     folder.mkdir(parents=True)
     event = {"at": 1, "event": "attempt", "attempt": 1, "by": by}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
