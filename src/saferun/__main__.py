@@ -1,6 +1,6 @@
 """The entry point; a launch goes directly to its plan, and only commands import click.
 
-Each way imports what it needs where it begins: `--help` takes 25 ms, a launch 200.
+Each of these paths imports only what it needs: `--help` takes 25 ms, a launch 200.
 
 `saferun …`, `saferun run …` and `python -m saferun …` all start here.
 """
@@ -17,7 +17,7 @@ from saferun.errors import EXIT_USAGE
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run saferun and return its exit status; an unsupervised job replaces it and never returns."""
-    ours = argv is None  # else a program has imported this, and the process is its own
+    ours = argv is None  # else another program imports this module and owns the process
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return die_of_interrupt() if ours else 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # flushing at exit would raise it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the flush at exit raises it again
         return 141
     except Exception as error:
         from saferun.system.stderr import report

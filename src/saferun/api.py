@@ -42,10 +42,10 @@ Setting: TypeAlias = Value | Sequence[str] | Sequence[float]
 Words: TypeAlias = Sequence[str | os.PathLike[str]]
 Stream: TypeAlias = int | IO[str] | IO[bytes] | None
 
-# The first argument is the process that asks: the run ends, as by SIGTERM, when that is gone. The
-# second finds saferun; the working directory is taken off the path, so that no file there is
-# imported in place of a module. No signal stays blocked: a worker of Ray blocks SIGINT, and a job
-# that inherits that cannot be interrupted.
+# The first argument is the pid of the calling process: when that process is gone, the run ends as
+# if by SIGTERM. The second is the directory in which saferun is found. The working directory is
+# removed from the path, so that no file there is imported in place of a module. No signal stays
+# blocked: a worker of Ray blocks SIGINT, and a job that inherits that cannot be interrupted.
 _SCRIPT = """
 import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv.pop(2)]
@@ -65,39 +65,39 @@ class Attempt:
     """One attempt of a run."""
 
     number: int  # counted from 1
-    worker: int | None  # its number, where there are several (`workers: N`)
+    worker: int | None  # number of the worker (`workers: N`); None if there is only one job
     status: int | None  # exit status of the launcher, 128+n for a signal; None: not known
     started_at: float | None  # seconds since the epoch
     lived_s: float | None
-    mitigations: tuple[str, ...]  # those in force
-    diagnosis: Diagnosis | None  # None where it succeeded, or nothing is recorded
-    action: str  # what followed: "again", "stop", "done"; "" where it is not known
-    reason: str  # why
+    mitigations: tuple[str, ...]  # mitigations in force
+    diagnosis: Diagnosis | None  # None after a success, or if no diagnosis was recorded
+    action: str  # next action: "again", "stop", "done"; "" if unknown
+    reason: str  # reason for `action`
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """How a run ended, from its exit status and its journal.
 
-    Without a journal (`retries=0`, SAFERUN_DISABLE, a disk that takes none, a run that was refused
-    before its first attempt) only the status is known.
+    Only the status is known if there is no journal (`retries=0`, SAFERUN_DISABLE, a disk that
+    cannot be written, a run that was refused before its first attempt).
     """
 
-    status: int  # exit status of saferun, 128+n where a signal ended it; 0 is success
-    run_id: str  # as `saferun runs show` takes it; "" without a journal
+    status: int  # exit status of saferun, 128+n if a signal ended it; 0 is success
+    run_id: str  # as in `saferun runs show`; "" without a journal
     outcome: str  # "ok", "failed", "interrupted"
-    attempts: tuple[Attempt, ...]  # ordered; those of each worker stand together
+    attempts: tuple[Attempt, ...]  # in order; the attempts of one worker stand together
     journal: str | None  # directory
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """The diagnosis of the attempt that failed last; None after a success."""
+        """Return the diagnosis of the last failed attempt; None after a success."""
         found = [one.diagnosis for one in self.attempts if one.diagnosis]
         return found[-1] if found and self.status else None
 
     @property
     def mitigations(self) -> tuple[str, ...]:
-        """The mitigations that were in force in the last attempt."""
+        """Return the mitigations that were in force in the last attempt."""
         return self.attempts[-1].mitigations if self.attempts else ()
 
 
@@ -105,7 +105,7 @@ class RunError(SaferunError):
     """A run with `check=True` did not succeed.
 
     Attributes:
-        result: the RunResult.
+        result: how the run ended.
     """
 
     def __init__(self, result: RunResult) -> None:
@@ -139,15 +139,17 @@ def run(
 ) -> RunResult:
     """Run a job under saferun, in a process of its own, and return how it ended.
 
-    Any exception here ends the run, which is waited for: KeyboardInterrupt as Ctrl-C does (a second
-    one kills the job), all others as SIGTERM does. So does the death of this process.
+    An exception in this process ends the run, and this function waits for that end.
+    KeyboardInterrupt acts as Ctrl-C (a second one kills the job); any other exception, and the
+    death of this process, act as SIGTERM.
 
     Args:
-        argv: the words behind `saferun`: `["--nproc-per-node", "2", "train.py", "--lr", "3e-4"]`.
-        check: raise RunError where the status is not 0.
-        on_line: is called with each line of the output, saferun's lines too, without its end.
-        stdout: where the job's output goes, as subprocess takes it, but no pipe; it is inherited.
-        stderr: the same for its errors and saferun's lines. Standard input is empty.
+        argv: the arguments after `saferun`: `["--nproc-per-node", "2", "train.py", "--lr",
+            "3e-4"]`.
+        check: raise RunError if the status is not 0.
+        on_line: function that gets each output line (saferun's lines too) without its newline.
+        stdout: where the job's output goes, as for subprocess, but no pipe; by default inherited.
+        stderr: the same for the job's stderr and saferun's lines. Standard input is empty.
         profile: name or file, as `--profile`.
         settings: profile keys and their values, as `--set`: `{"retry.attempts": 1, "env.A": "b"}`.
         retries: attempts after the first, as `--retries`.
@@ -191,7 +193,7 @@ def plan(
     Neither the script nor torchrun nor the GPU need exist.
 
     Args:
-        argv: the words behind `saferun`.
+        argv: the arguments after `saferun`.
         profile: name or file, as `--profile`.
         settings: profile keys and their values, as `--set`: `{"retry.attempts": 1, "env.A": "b"}`.
         retries: attempts after the first, as `--retries`.
@@ -212,10 +214,11 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
 
     Args:
         log: the text of a log, or the path of a file (`pathlib.Path("train.log")`).
-        exit_code: that of what wrote the log; negative or 128+n for a signal; None if unknown.
+        exit_code: exit status of the program that wrote the log; negative or 128+n for a signal;
+            None if unknown.
 
     Raises:
-        UsageError: `log` is a str and the name of a file.
+        UsageError: `log` is a str that names a file; a path must be a `pathlib.Path`.
         FileNotFoundError: there is no such file (a LogNotFoundError, which is a SaferunError).
         LogError: the file cannot be read.
         TypeError: `log` is bytes.
@@ -238,7 +241,7 @@ def _gather(
     *,
     starting: bool,
 ) -> tuple[RunInputs, str]:
-    """Return what the plans of a command line are computed from, and the working directory."""
+    """Return the inputs of a command line's plans, and the working directory."""
     environ = dict(os.environ if env is None else env)
     cwd = inputs.working_directory()
     cwd = os.path.join(cwd, os.fspath(asked)) if asked else cwd
@@ -269,13 +272,13 @@ def _command_line(
 def _start(
     line: list[str], gathered: RunInputs, cwd: str, streams: tuple[Stream, Stream]
 ) -> subprocess.Popen[bytes]:
-    """Start saferun in a session of its own, so that Ctrl-C reaches it once, by this process.
+    """Start saferun in a new session, so that Ctrl-C reaches it only through this process.
 
     Args:
-        line: its command line.
-        gathered: has the environment.
-        cwd: the working directory.
-        streams: where its output and its errors go.
+        line: saferun's command line.
+        gathered: the run's inputs, which have the environment.
+        cwd: saferun's working directory.
+        streams: where its stdout and its stderr go.
     """
     if gathered.profile is not None:
         check_script(gathered, cwd)
@@ -292,7 +295,7 @@ def _start(
 
 
 class _Pipe(io.FileIO):
-    """A pipe that is waited for in steps: an interrupt by another thread ends no read(2)."""
+    """A pipe that is read in short waits: another thread's interrupt does not end a read(2)."""
 
     def readinto(self, buffer: Buffer, /) -> int | None:
         ready = select.poll()
@@ -303,7 +306,7 @@ class _Pipe(io.FileIO):
 
 
 def _wait(job: subprocess.Popen[bytes], on_line: Callable[[str], object] | None) -> int:
-    """Return the exit status of a run; what is raised meanwhile ends it, and is raised then."""
+    """Wait for a run and return its exit status; an exception first ends the run, then rises."""
     raised: BaseException | None = None
     lines = None
     if job.stdout:
@@ -332,10 +335,10 @@ def _result(pid: int, status: int, gathered: RunInputs, before: set[str]) -> Run
     """Return how a run ended.
 
     Args:
-        pid: saferun's; it is in the name of the run's directory.
+        pid: saferun's pid, which is part of the name of the run's directory.
         status: exit status.
-        gathered: says where the journals are.
-        before: what was there before the run.
+        gathered: the run's inputs, which say where the journals are.
+        before: names of the run directories that existed before the run.
     """
     outcome = reader.FAILED if status else reader.OK
     made = re.compile(rf"\d{{8}}-\d{{6}}-{pid}(-\w+)?\Z")

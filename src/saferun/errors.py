@@ -1,6 +1,7 @@
-"""Errors that a person can fix, each with what, where and the fix, and their exit codes.
+"""Errors that a person can fix, and their exit codes.
 
-Exit codes are an interface (docs/usage.md). The job's own exit code is passed on unchanged.
+Each error has three parts: what is wrong, where, and the fix. Exit codes are an interface
+(docs/usage.md). The job's own exit code is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ EXIT_BUSY = os.EX_TEMPFAIL  # 75: a lock is held
 EXIT_CONFIG = os.EX_CONFIG  # 78: bad profile or configuration
 
 
-LONGEST = 500  # characters of what is wrong: it may quote a whole file's one word
+LONGEST = 500  # most characters in `what`, which may quote a file that is one long word
 
 
 class SaferunError(Exception):

@@ -15,7 +15,7 @@ from saferun.settings import Settings
 
 
 class Setting(NamedTuple):
-    """One value of a variable, an option or a profile key, with where it is from and why."""
+    """One value of a variable, an option or a profile key, with its origin and its reason."""
 
     value: str
     origin: str  # "profiles/h100.yaml", "--set", "exported + profiles/h100.yaml", "saferun"
@@ -28,7 +28,7 @@ class Option(NamedTuple):
 
     dest: str  # "nproc_per_node"
     strings: tuple[str, ...]  # ("--nproc-per-node", "--nproc_per_node")
-    flag: bool  # takes no value
+    flag: bool  # an option without a value
     env: str | None  # "PET_NPROC_PER_NODE"; None if torchrun reads no variable
 
 
@@ -59,7 +59,7 @@ class LaunchOptions(NamedTuple):
     conf: str  # options of the rendezvous: "store_type=file"
     master_addr: str  # "" if not given
     shutdown_timeout_s: int | None
-    handled_signals: tuple[str, ...]  # --signals-to-handle, where it is given
+    handled_signals: tuple[str, ...]  # --signals-to-handle, if given
     module: bool  # -m
     no_python: bool
     run_path: bool
@@ -78,7 +78,7 @@ class Request(NamedTuple):
     retries: int | None = None
     run_dir: str | None = None
     dry_run: bool = False
-    python: CommandLine | None = None  # `line` as plain python takes it; None: the same
+    python: CommandLine | None = None  # `line` as plain python reads it; None: as torchrun does
 
 
 class Gpu(NamedTuple):
@@ -87,7 +87,7 @@ class Gpu(NamedTuple):
     number: int | None  # the index in nvidia-smi; None if only the UUID is known
     uuid: str  # "GPU-…" or "MIG-…"; "" if unknown
     name: str  # "NVIDIA H200"; "" if unknown
-    parent: str = ""  # of a MIG instance: the UUID of its GPU
+    parent: str = ""  # UUID of the GPU that a MIG instance is part of
 
 
 class GpuFacts(NamedTuple):
@@ -119,7 +119,7 @@ class Changes(NamedTuple):
     """The changes of all mitigations in force; they override everything else in a plan."""
 
     names: tuple[str, ...] = ()  # the mitigations, in order
-    env: tuple[tuple[str, Setting], ...] = ()  # in the order of the mitigations
+    env: tuple[tuple[str, Setting], ...] = ()  # variables, in the order of the mitigations
     hooks: Mapping[str, str | bool] = {}  # "hooks.compile.autotune" -> value
     notes: Mapping[str, Setting] = {}  # hooks.compile.autotune -> value and origin
     torchrun: tuple[str, ...] = ()  # "--master-port=40123"
@@ -141,7 +141,7 @@ class Profile(NamedTuple):
     env: Mapping[str, Setting]
     settings: Settings
     notes: Mapping[str, Setting]
-    named: bool  # the user named it; a detected one never changes torchrun's arguments
+    named: bool  # whether the user named it; a detected one never changes torchrun's arguments
     origin: str  # "--profile", "SAFERUN_PROFILE", "./saferun.yaml", "detected"
 
 
@@ -162,16 +162,17 @@ class Identity(NamedTuple):
     receipts: str | None = None  # directory; None if it is not writable
     state: str | None = None  # directory that the run's processes share; None for none
     flight: str | None = None  # directory for torch's flight records, which takes named pipes
-    worker: int | None = None  # its number among several workers (launcher: python), from 0 on
-    visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: as the run has it
+    worker: int | None = None  # worker number from 0 on (launcher: python with several workers)
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES of that worker; None: the run's own
     checkpoint: Checkpoint | None = None  # the one that the attempt goes on from
-    previous: int | None = None  # exit status of the attempt before, where that failed
+    previous: int | None = None  # exit status of the previous attempt, if it failed
 
 
 class LaunchPlan(NamedTuple):
     """The command, environment and settings of one attempt.
 
-    Whatever starts it adds what only a run has: the exported variables, locks, receipts directory.
+    The code that starts it adds what only a run has: the exported variables, locks and the receipts
+    directory.
     """
 
     profile: str
@@ -187,12 +188,12 @@ class LaunchPlan(NamedTuple):
     profile_origin: str
     gpus: GpuFacts
     notes: Mapping[str, Setting]  # value and origin of keys in `settings`
-    kept: Mapping[str, Setting]  # the profile's values that exported ones override
+    kept: Mapping[str, Setting]  # profile settings that exported variables override
     hint: str = ""  # one clause for the headline: what naming the profile would change
     remarks: tuple[str, ...] = ()  # warnings, one line each
     limits: ProcessLimits = ProcessLimits()
     checkpoint: Checkpoint | None = None  # the one that the attempt goes on from
-    disabled: bool = False  # SAFERUN_DISABLE: torchrun as the user wrote it
+    disabled: bool = False  # SAFERUN_DISABLE: torchrun runs as the user wrote it
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of the job: the user's, overridden by the plan's variables."""

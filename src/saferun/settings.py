@@ -4,8 +4,8 @@ Each class is a group of keys, and each field is a key or a group: `retry` of Se
 RetryPolicy, whose field `attempts` is `retry.attempts` in a profile and for `--set`. A key is
 declared with `choice`, `flag`, …, and its field has the key's default.
 
-Parsing and its messages, the JSON Schema, `saferun help`, the tables of the documents and what the
-hooks of a rank read all follow from these declarations. A rank has no defaults of its own.
+These declarations determine parsing and its messages, the JSON Schema, `saferun help`, the tables
+in the documents and what the hooks of a rank read. A rank has no defaults of its own.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ def whole(default: int, doc: str, *, least: int) -> Any:
     """Declare a key that takes a whole number.
 
     Args:
-        default: the value where none is given.
-        doc: what it means.
+        default: the value if none is given.
+        doc: what the key means.
         least: the smallest value allowed.
     """
     return Key("int", default, doc, least=least)
 
 
 def number(default: float | None, doc: str, *, least: float = 0, unit: str = "") -> Any:
-    """Declare a key that takes a number, or null where that is the default.
+    """Declare a key that takes a number, or null if that is the default.
 
     Args:
-        default: the value where none is given.
-        doc: what it means.
+        default: the value if none is given.
+        doc: what the key means.
         least: the smallest value allowed.
-        unit: of the number.
+        unit: the number's unit.
     """
     return Key("number", default, doc, nullable=default is None, least=least, unit=unit)
 
@@ -71,9 +71,9 @@ def pair(default: tuple[float, float], doc: str, *, unit: str) -> Any:
     """Declare a key that takes two numbers, the smaller one first.
 
     Args:
-        default: the values where none are given.
-        doc: what they mean.
-        unit: of both.
+        default: the values if none are given.
+        doc: what the key means.
+        unit: the unit of both numbers.
     """
     return Key("range", default, doc, least=0, unit=unit)
 
@@ -84,7 +84,7 @@ def text(doc: str) -> Any:
 
 
 def texts(doc: str, *choices: str) -> Any:
-    """Declare a key that takes a list of texts, or of these words; it is empty by default."""
+    """Declare a key that takes a list of texts, or of the given choices; it is empty by default."""
     return Key("texts", (), doc, choices)
 
 
@@ -92,7 +92,7 @@ _KEYS: dict[type, dict[str, Key]] = {}  # by group, then by field
 
 
 def group(kind: type[Group]) -> type[Group]:
-    """Note the keys that a class declares, and leave their defaults as its fields' defaults."""
+    """Store the keys that a class declares, and make their defaults the defaults of its fields."""
     defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
     _KEYS[kind] = {name: key for name, key in defaults.items() if isinstance(key, Key)}
     defaults.update({name: key.default for name, key in _KEYS[kind].items()})
@@ -220,7 +220,7 @@ class HookSettings(NamedTuple):
     required: bool = flag(False, "End the job where a hook cannot be put in place.")
 
 
-# The effect of each hook, however the script asks; `saferun help` and docs/hooks.md show it.
+# Effect of each hook, whatever API the script uses; `saferun help` and docs/hooks.md show it.
 HOOKS: dict[str, str] = {
     "compile": 'autotuning, CUDA graphs or all of `torch.compile` off; `mode="max-autotune"`, '
     "`options=` and assignments to `torch._inductor.config` included",
@@ -384,7 +384,7 @@ class RecoverPolicy(NamedTuple):
 
 @group
 class Settings(NamedTuple):
-    """All keys of a profile but those of the open sections `env` and `torchrun`."""
+    """All profile keys except those of the open sections `env` and `torchrun`."""
 
     launcher: str = choice("torchrun", "python", doc="What starts the script. Takes no `when`.")
     hooks: HookSettings = HookSettings()
@@ -411,7 +411,7 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, Key, Value]]:
 
     Args:
         settings: a group of keys.
-        prefix: what the names of the group begin with: "hooks.".
+        prefix: prefix of the group's names: "hooks.".
     """
     for field, value in settings._asdict().items():
         if key := _KEYS[type(settings)].get(field):
@@ -428,8 +428,8 @@ def with_values(settings: Group, values: Mapping[str, Any], prefix: str = "") ->
 
     Args:
         settings: a group of keys, such as Settings(), which has the defaults.
-        values: by dotted name; names that are not in the group are left out.
-        prefix: what the names of the group begin with: "hooks.".
+        values: new values by dotted name; names outside the group are ignored.
+        prefix: prefix of the group's names: "hooks.".
     """
     found = {}
     for field, value in settings._asdict().items():  # type: ignore[attr-defined]  # a NamedTuple

@@ -1,1 +1,1 @@
-"""Finds settings that do nothing: variables that nobody reads, or that another one overrides."""
+"""Find settings that do nothing: variables that nobody reads, or that another one overrides."""

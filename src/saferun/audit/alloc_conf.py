@@ -1,6 +1,6 @@
 """Pure: which values of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF torch can parse.
 
-torch parses them at the first use of a GPU, minutes into a job, and raises where it cannot.
+torch parses them at the first use of a GPU, minutes into a job, and raises if it cannot.
 Sources: c10/core/AllocatorConfig.h and .cpp, c10/cuda/CUDAAllocatorConfig.h of torch 2.4 to 2.15.
 """
 

@@ -1,4 +1,4 @@
-"""The settings audit's input: reads what is known and the user's code, and has them judged."""
+"""The settings audit's input: read the data and the user's code, and pass both to the audit."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def remark(
     """Return a launch's line about exported settings that certainly have no effect.
 
     Args:
-        request: the user's command line, to find the job's code: it may read a variable of its own.
-        ours: what the profile sets; these variables are no longer the user's alone.
-        facts: for torch's release.
-        environ: the user's own.
-        cwd: where the script's path starts.
+        request: the user's command line, used to find the job's code, which may read other
+            variables.
+        ours: the variables that the profile sets; they are not audited as the user's own.
+        facts: the machine; only torch's release is used.
+        environ: the user's own environment.
+        cwd: the directory that the script's path is relative to.
 
     Returns:
-        The line; "" where there is no such setting.
+        The line; "" if there is no such setting.
     """
     if judge.nested(environ):
         return ""
@@ -57,10 +58,10 @@ def findings(
     """Return what `saferun plan` shows about the user's settings, including the script's own.
 
     Args:
-        request: the user's command line, to find the job's code.
-        facts: for torch's release and the GPUs.
-        environ: the user's own.
-        cwd: where the script's path starts.
+        request: the user's command line, used to find the job's code.
+        facts: torch's release and the GPUs.
+        environ: the user's own environment.
+        cwd: the directory that the script's path is relative to.
 
     Returns:
         The findings, problems first.

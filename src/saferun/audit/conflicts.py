@@ -16,15 +16,15 @@ from saferun.model import NOTE, PROBLEM, Finding, MachineFacts
 
 AREA = "settings"
 OLD_ALLOCATOR, ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-# Product names of GPUs that have NVLink in every machine they are sold in.
+# Product names of GPUs that have NVLink in every machine that is sold with them.
 NVLINKED = r"SXM|HGX|HBM3|H200|B200|B300|GH200|GB200"
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_PATHS = r"\d+|LOC|NVL|NVB|C2C|PIX|PXB|P2C|PXN|PHB|SYS"  # as topoPathTypeStr has them
-# As debug.cc of NCCL 2.20 to 2.32 has them; it skips a word that it does not know.
+_PATHS = r"\d+|LOC|NVL|NVB|C2C|PIX|PXB|P2C|PXN|PHB|SYS"  # as in topoPathTypeStr
+# From debug.cc of NCCL 2.20 to 2.32, which skips words that it does not know.
 _SUBSYSTEMS = (
     "INIT|COLL|P2P|SHM|NET|GRAPH|TUNING|ENV|ALLOC|CALL|PROXY|NVLS|BOOTSTRAP|REG|PROFILE|RAS|ALL"
 )
-# Settings of NCCL that are numbers (NCCL_PARAM in its sources), by the end of their names.
+# Endings of the names of NCCL settings that are numbers (NCCL_PARAM in its sources).
 _NUMBER = re.compile(
     r"NCCL_\w+_(?:DISABLE|ENABLE|TIMEOUT|RETRY_CNT|NTHREADS|N?CHANNELS|BUFFSIZE|GID_INDEX|CTAS"
     r"|QPS_PER_CONNECTION|CHUNKSIZE|TC|SL)|NCCL_(?:CROSS_NIC|NTHREADS|BUFFSIZE|NVLS_ENABLE)"
@@ -49,9 +49,9 @@ def findings(
     """Yield every conflict in an environment.
 
     Args:
-        environ: the user's own.
-        facts: for torch's release and the GPUs.
-        effects: of all variables, by name.
+        environ: the user's own environment.
+        facts: torch's release and the GPUs.
+        effects: the effects of all variables, by name.
         adapters: names of the machine's InfiniBand and RoCE devices.
     """
     yield from _renamed(environ, effects)
@@ -68,7 +68,7 @@ def findings(
 
 
 def _renamed(environ: Mapping[str, str], effects: Mapping[str, Effect]) -> Iterator[Finding]:
-    """Yield old names that differ from their new one, which wins (c10d/Utils.hpp, getCvar…)."""
+    """Yield old names that differ from their new names, which win (c10d/Utils.hpp, getCvar…)."""
     for old, entry in effects.items():
         new = entry.newer
         if new and old in environ and environ.get(new, environ[old]) != environ[old]:
@@ -123,7 +123,7 @@ def _graphs(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _nvlink(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
-    """Yield that copies between GPUs are off; GeForce cards have none (NVIDIA's driver)."""
+    """Yield that direct GPU copies are off; NVIDIA's driver has none for GeForce cards."""
     able = [gpu.name for gpu in facts.gpu.gpus if not re.search("GeForce|RTX [2345]0", gpu.name)]
     if _number(environ.get("NCCL_P2P_DISABLE", "")) and len(able) > 1:
         link = "using NVLink" if re.search(NVLINKED, able[0]) else "copying to each other directly"
@@ -147,14 +147,14 @@ def _adapters(environ: Mapping[str, str], adapters: Collection[str]) -> Iterator
 
 
 def _number(text: str) -> int:
-    """Return the number at the start of a text, 0 without one: as NCCL reads it (strtoll)."""
+    """Return the number at the start of a text as NCCL reads it (strtoll); 0 if there is none."""
     found = re.match(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|(\d+))", text)
     sign, *digits = found.groups() if found else ("", None, "0", None)
     return next(int(sign + d, base) for d, base in zip(digits, (16, 8, 10), strict=True) if d)
 
 
 def _numbers(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding]:
-    """Yield words where NCCL reads a number: it silently takes the digits in front, else 0."""
+    """Yield words where NCCL reads a number: NCCL silently takes the leading digits, or 0."""
     for name in sorted(filter(_NUMBER.fullmatch, environ)):
         value = environ[name].strip()
         if value and not re.fullmatch(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)", value):
@@ -187,7 +187,7 @@ def _levels(environ: Mapping[str, str], facts: MachineFacts) -> Iterator[Finding
     """Yield levels that NCCL does not know and replaces by its default (NCCL's paths.cc)."""
     for name, (known, fix) in LEVELS.items():
         value = environ.get(name, "")
-        rccl = "rocm" in (facts.torch or "")  # AMD's library has levels of its own
+        rccl = "rocm" in (facts.torch or "")  # AMD's library has other levels
         if value and not rccl and not re.fullmatch(known, value):
             what = f"{name}={value[:40]}: NCCL knows no such level, and takes its default"
             yield Finding(PROBLEM, AREA, what, f"<{NCCL_GUIDE}>", fix)
@@ -208,7 +208,7 @@ def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
     exempt = {
         "KMP_DUPLICATE_LIB_OK"
-    }  # has an effect only where Intel's is loaded, whose error message names it
+    }  # these take effect only with Intel's library, whose error message names it
     names = sorted(name for name in environ if name.startswith("KMP_") and name not in exempt)
     preloaded = "iomp" in environ.get("LD_PRELOAD", "")
     if names and not preloaded:
@@ -222,13 +222,13 @@ def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def overruled(name: str, value: str, entry: Effect, calls: Calls) -> str:
-    """Return how the script overrules an exported setting; "" where it is not seen to.
+    """Return how the script overrules an exported setting; "" if it is not seen to do so.
 
     Args:
-        name: of the variable.
-        value: as exported.
-        entry: what the variable does.
-        calls: what the script sets.
+        name: the variable's name.
+        value: the exported value.
+        entry: the effect of the variable.
+        calls: the settings that the script makes.
     """
     if name in calls.assigned and calls.assigned[name][0] != value:
         return f"the script sets it itself, on line {calls.assigned[name][1]}"

@@ -45,7 +45,7 @@ def load() -> Mapping[str, Effect]:
     """Return what each variable of variable_effects.yaml does, by name.
 
     Raises:
-        SaferunError: an unknown key.
+        SaferunError: settings.yaml has an unknown key.
     """
     document = loader.load("variable_effects.yaml")
     settings: Mapping[str, Mapping[str, Any]] = document["settings"]

@@ -5,9 +5,9 @@
     remark(idle, torch) -> the line that a launch prints
 
 This is the launch's part of the settings audit (report.py makes the full report): it reads no YAML.
-A false alarm is worse than silence. So a launch mentions only names for which torch's own source
-proves that nothing reads them, names that only torch could read, and names one slip away from a
-real one.
+A false alarm is worse than silence. So a launch mentions only names that nothing reads according to
+torch's own source, names that only torch could read, and names that differ from a real one by one
+letter.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ TERRAFORM = (
     *("TF_VAR_", "TF_CLI_", "TF_LOG", "TF_PLUGIN_", "TF_TOKEN_", "TF_STATE", "TF_REGISTRY_"),
     *("TF_DATA_DIR", "TF_WORKSPACE", "TF_INPUT", "TF_IN_AUTOMATION", "TF_IGNORE", "TF_REATTACH_"),
 )
-# Set in a job of an outer saferun, which has printed its line already and sets variables itself.
+# An outer saferun sets these in its job. It has already printed this line, and sets variables
+# itself.
 NESTED = ("SAFERUN_ATTEMPT", "SAFERUN_INJECT")
 TORCH_FAMILIES = ("TORCH", "PYTORCH", "PET_")  # families that no driver and no other library reads
 OTHER_BUILDS = r"\+.*(rocm|xpu|hpu|npu)"
-MOST_SHOWN = 4  # names; a line with more of them is not easier to read
+MOST_SHOWN = 4  # a line with more names is harder to read
 
 
 class Reading(NamedTuple):
@@ -43,13 +44,13 @@ class Reading(NamedTuple):
     `kind` is one of:
 
     - "read": somebody reads it.
-    - "dead": known to have no effect; "gone" or "later": only another torch reads it; "misspelt";
-      "owned": of all libraries only torch could read it, and does not. These have no effect.
+    - "dead" (known to have no effect), "gone" or "later" (only another torch release reads it),
+      "misspelt", "owned" (only torch could read it, and does not). All of these have no effect.
     - "foreign" or "unknown": nothing can be said.
     """
 
     kind: str
-    near: str = ""  # the name that was probably meant, or who reads it: "torch 2.5.1"
+    near: str = ""  # the name that was probably meant, or the reader: "torch 2.5.1"
     by: tuple[Reader, ...] = ()
 
 
@@ -62,7 +63,7 @@ def nested(environ: Mapping[str, str]) -> bool:
 
 
 def audited(environ: Mapping[str, str]) -> list[str]:
-    """Return the names that the audit covers, sorted; without those that no shell can export."""
+    """Return the names that the audit covers, sorted, except those that no shell can export."""
     found = (n for n in environ if n.startswith(FAMILIES) and not n.startswith(TERRAFORM))
     return sorted(name for name in found if name.isascii() and name.isidentifier())
 
@@ -71,9 +72,9 @@ def idle(environ: Mapping[str, str], torch: str | None, text: str) -> dict[str, 
     """Return the settings of an environment that have no effect, unless the job's code reads them.
 
     Args:
-        environ: the user's own.
-        torch: the installed release; None where it is not known.
-        text: of knowledge/variables.yaml; "" where a bundle does not carry it.
+        environ: the user's own environment.
+        torch: the installed release; None if unknown.
+        text: content of knowledge/variables.yaml; "" in a bundle, which does not include it.
 
     Returns:
         The reading of each such variable, by name.
@@ -84,7 +85,12 @@ def idle(environ: Mapping[str, str], torch: str | None, text: str) -> dict[str, 
 
 
 def remark(idle: Mapping[str, Reading], torch: str | None) -> str:
-    """Return one line about settings that have no reader; "" where there is none."""
+    """Return one line about settings that have no reader; "" if there are none.
+
+    Args:
+        idle: the settings without a reader, by name (`idle`).
+        torch: the installed release; None if unknown.
+    """
     if not idle:
         return ""
     names = [name + _hint(idle[name]) for name in list(idle)[:MOST_SHOWN]]
@@ -111,9 +117,9 @@ def judge(name: str, torch: str | None, text: str) -> Reading:
     """Return the reading of one variable.
 
     Args:
-        name: of the variable.
-        torch: the installed release; None where it is not known.
-        text: of knowledge/variables.yaml.
+        name: the variable's name.
+        torch: the installed release; None if unknown.
+        text: content of knowledge/variables.yaml.
 
     Returns:
         Who reads it, or why nobody does.
@@ -140,8 +146,8 @@ def judge(name: str, torch: str | None, text: str) -> Reading:
 def _in_release(name: str, by: tuple[Reader, ...], torch: str | None, text: str) -> Reading:
     """Return the reading of a variable that some library reads in some release.
 
-    A variable of torch alone has no reader here if only the source of other releases reads it. The
-    data describe CUDA builds, so nothing follows from them for other builds.
+    A variable that only torch reads has no reader here if only other releases read it. The data
+    describe CUDA builds, so they prove nothing about other builds.
     """
     alone = [reader.library for reader in by] == ["torch"] and name.startswith(TORCH_FAMILIES)
     if torch is None or not alone or not by[0].certain or re.search(OTHER_BUILDS, torch):
@@ -157,18 +163,18 @@ def _in_release(name: str, by: tuple[Reader, ...], torch: str | None, text: str)
 
 
 def _rccl(name: str, torch: str | None) -> bool:
-    """Return whether AMD's RCCL may read a variable: our data has not the names that it reads."""
+    """Return whether AMD's RCCL may read a variable; our data do not list what RCCL reads."""
     return name.startswith("NCCL_") and "rocm" in (torch or "")
 
 
 def _with_prefix(name: str, known: Sequence[str]) -> str:
-    """Return the name that is meant where torch's NCCL_ settings and NCCL's own are mixed up."""
+    """Return the intended name if torch's NCCL_ settings and NCCL's own are mixed up."""
     other = name[len("TORCH_") :] if name.startswith("TORCH_NCCL_") else f"TORCH_{name}"
     return other if "NCCL_" in name and other in known else ""
 
 
 def _covers(torch: str | None, text: str) -> bool:
-    """Return whether the data cover this torch: it is not newer or older than all of them."""
+    """Return whether the data cover this torch: it is neither newer nor older than all of them."""
     order = variable_index.releases(text, "torch")
     if torch is None or not order:
         return False
@@ -196,5 +202,5 @@ def _one_slip(name: str, other: str) -> bool:
         end += 1
     one, two = name[start : len(name) - end], other[start : len(other) - end]
     if any(letter.isdigit() for letter in one + two):
-        return False  # a number at the end makes another name, not a slip
+        return False  # names that end in different numbers are different names, not a slip
     return (len(one) <= 1 and len(two) <= 1) or (len(one) == 2 and one == two[::-1])

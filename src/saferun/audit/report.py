@@ -25,11 +25,11 @@ from saferun.system.printable import printable
 from saferun.system.spelling import nearest
 
 AREA = "settings"
-LONGEST = 80  # characters of a value that are shown
+LONGEST = 80  # most characters of a value that are shown
 
 
 class _Known(NamedTuple):
-    """What a setting is judged by."""
+    """The data that a setting is judged by."""
 
     text: str  # all of variables.yaml
     effects: Mapping[str, Effect]
@@ -48,10 +48,10 @@ def findings(
     """Return a finding for every setting of an environment and for every conflict.
 
     Args:
-        environ: the user's own.
-        facts: for torch's release and the GPUs.
-        calls: what the script does itself, where it is known (`script_ast.read_script`).
-        in_code: names that the job's own code contains.
+        environ: the user's own environment.
+        facts: torch's release and the GPUs.
+        calls: the settings that the script makes itself, if known (`script_ast.read_script`).
+        in_code: names of variables that the job's own code contains.
         adapters: names of the machine's InfiniBand and RoCE devices.
 
     Returns:
@@ -95,7 +95,7 @@ def _is_later(torch: str | None, release: str) -> bool:
 
 
 def _shown(name: str, value: str) -> str:
-    """Return NAME=value as a shell takes it, on one line and without secrets."""
+    """Return NAME=value quoted for a shell, on one line and without secrets."""
     masked = redact.Masker({name: value}, ()).setting(name, value)
     plain = masked[:LONGEST].encode("unicode_escape").decode()
     return f"{name}={shlex.quote(plain)}" + ("…" if len(masked) > LONGEST else "")
@@ -106,7 +106,7 @@ def _source(entry: Effect) -> str:
 
 
 def _idle(shown: str, name: str, reading: Reading, entry: Effect, known: _Known) -> Finding:
-    """Return the finding of a setting that nothing reads here."""
+    """Return the finding about a setting that nothing reads here."""
     if entry.dead:
         level = NOTE if entry.quiet else PROBLEM
         what = f"{shown} does nothing" if entry.until else f"{shown} has no reader"
@@ -128,7 +128,7 @@ def _idle(shown: str, name: str, reading: Reading, entry: Effect, known: _Known)
 
 
 def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
-    """Return the finding of a setting that may have a reader outside of our data."""
+    """Return the finding about a setting that may have a reader outside of our data."""
     if reading.kind == "foreign":
         detail = (
             f"read by {reading.near or 'other programs, other builds of torch, or for building'}"
@@ -141,7 +141,8 @@ def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
 def _similar(name: str, text: str) -> str:
     known = (*variable_index.names(text), *variable_index.listed(text, "driver"))
     parts = set(name.split("_"))
-    # NCCL_DISABLE_IB for NCCL_IB_DISABLE; one word too few, or too many
+    # The words are in another order (NCCL_DISABLE_IB for NCCL_IB_DISABLE), or one is missing or
+    # added.
     near = [other for other in known if set(other.split("_")) == parts]
     near += filter(None, [nearest(name, known, 0.85)])
     near += [other for other in known if len(parts ^ set(other.split("_"))) == 1 and len(parts) > 2]
@@ -149,7 +150,7 @@ def _similar(name: str, text: str) -> str:
 
 
 def _remark(name: str, value: str, reading: Reading, known: _Known) -> Remark:
-    """Return what is shown of a setting that has an effect; it follows the value."""
+    """Return the remark about a setting that has an effect; it depends on the value."""
     entry = known.effects.get(name, effects.UNKNOWN)
     overruled = conflicts.overruled(name, value, entry, known.calls) if known.calls else ""
     if overruled:
@@ -175,7 +176,7 @@ def _renamed(entry: Effect, known: _Known) -> bool:
 
 
 def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:
-    """Return what is wrong and the fix, where torch takes a value for its opposite."""
+    """Return the error and its fix if torch takes a value for its opposite."""
     ways = {file for reader in by for file in reader.files if file.startswith("=")}
     if ways == {"=1"} and value.lower() in ("true", "yes", "on", "y", "t"):
         return f"{value} counts as off, since torch compares it with 1", "write 1"
@@ -185,7 +186,7 @@ def _misread(value: str, by: Sequence[Reader]) -> tuple[str, str] | None:
 
 
 def _who(by: Sequence[Reader]) -> str:
-    """Return who reads a variable, such as "torch 2.4.0 to 2.15.0 (_inductor/config.py)"."""
+    """Return the readers of a variable as text: "torch 2.4.0 to 2.15.0 (_inductor/config.py)"."""
     shown = []
     for reader in by:
         first, last = reader.releases[0], reader.releases[-1]

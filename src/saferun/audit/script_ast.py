@@ -1,4 +1,4 @@
-"""Pure: what a training script sets itself, whatever the environment says.
+"""Pure: the settings that a training script makes itself, whatever the environment says.
 
 Only constants in the source are seen, not computed values. Nothing is run.
 """
@@ -13,7 +13,7 @@ _CONFIG = "torch._inductor.config"
 
 
 class Calls(NamedTuple):
-    """What a script sets, with line numbers."""
+    """The settings that a script makes, with line numbers."""
 
     assigned: Mapping[str, tuple[str | None, int]]  # variable -> (value if constant, line)
     config: Mapping[str, int]  # inductor's config name, or key of torch.compile(options=) -> line
@@ -22,7 +22,7 @@ class Calls(NamedTuple):
 
 
 def read_script(source: str) -> Calls:
-    """Return what a script sets; nothing for a source that is not Python, or is nested too deep."""
+    """Return the settings that a script makes; none if it is not Python or is nested too deeply."""
     try:
         return _calls(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -41,7 +41,7 @@ def _calls(tree: ast.AST) -> Calls:
 
 
 def _aliases(node: ast.AST) -> Iterator[str]:
-    """Yield the names that inductor's config has in a module."""
+    """Yield the names by which a module refers to inductor's config."""
     if isinstance(node, ast.Import):
         yield from (a.asname for a in node.names if a.name == _CONFIG and a.asname)
     elif isinstance(node, ast.ImportFrom) and node.module == "torch._inductor":
@@ -49,7 +49,7 @@ def _aliases(node: ast.AST) -> Iterator[str]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, tuple[str | None, int]]]:
-    """Yield the variables that a statement sets in os.environ, whatever was exported."""
+    """Yield the variables that a statement sets in os.environ, which override exported ones."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):

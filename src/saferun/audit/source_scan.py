@@ -1,6 +1,6 @@
-"""Which variables the job's own code names; asked only where a setting seems to have no reader.
+"""Which variables the job's own code names; needed only if a setting seems to have no reader.
 
-A script may read a variable that looks like torch's, and more often a module beside it does. The
+A script may read a variable that looks like torch's; a module beside it does so more often. The
 text is searched; nothing is run or imported. The search is short, because a launch waits for it and
 working directories can hold millions of files.
 """
@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 from saferun.model import Request
 
-SECONDS = 0.15  # a search ends after these
-MOST_BYTES = 1 << 20  # are read of one file
+SECONDS = 0.15  # longest duration of a search
+MOST_BYTES = 1 << 20  # most that is read of one file
 INSTALLED = ("site-packages", "dist-packages", "node_modules", "__pycache__")
 
 
 class Search(NamedTuple):
     """What a search of the job's code has found."""
 
-    names: frozenset[str]  # those of the given ones that the code contains
+    names: frozenset[str]  # those of the wanted names that the code contains
     complete: bool  # whether all of the code was searched
 
 
 def script_text(request: Request, cwd: str) -> str:
-    """Return the text of the script; "" for a module, and for what cannot be read as a file."""
+    """Return the script's text; "" for a module, or if it cannot be read as a file."""
     script, options = request.line.script, request.options
     if script is None or options.module:
         return ""
@@ -41,13 +41,13 @@ def search(names: Collection[str], request: Request, cwd: str) -> Search:
     directory.
 
     Args:
-        names: of variables.
+        names: names of variables.
         request: the user's command line.
-        cwd: where the job starts.
+        cwd: the directory in which the job starts.
 
     Returns:
-        The names that were found. The search is complete as well where it ended early because all
-        of them were found.
+        The names that were found. A search that ended early because it found all names is complete,
+        too.
     """
     home = _home(request, cwd)
     if not home:
@@ -64,7 +64,7 @@ def search(names: Collection[str], request: Request, cwd: str) -> Search:
 
 
 def _home(request: Request, cwd: str) -> list[str]:
-    """Return the script and its directory, or a module's; empty where they are not below `cwd`."""
+    """Return the script and its directory, or a module's; [] if they are not below `cwd`."""
     script, options = request.line.script, request.options
     if script is None or options.code:
         return []

@@ -11,29 +11,34 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-NOBODY = "nobody"  # instead of readers: a well-known name without a reader in any release looked at
+NOBODY = "nobody"  # in place of readers: a well-known name that no examined release reads
 
 
 class Reader(NamedTuple):
-    """One library's reading of one variable."""
+    """The releases of one library that read one variable."""
 
     library: str  # "torch", "nccl"
-    releases: tuple[str, ...]  # those that read it, of all that were looked at; oldest first
-    files: tuple[str, ...]  # the newest of them has it there; "=1", "=any": how it takes a value
+    releases: tuple[str, ...]  # releases that read it, of all that were examined; oldest first
+    files: tuple[str, ...]  # files in the newest of them; "=1", "=any": accepted values
 
     @property
     def certain(self) -> bool:
-        """Whether the readers were found in source code.
+        """Return whether the readers were found in source code.
 
-        A name that is not among a binary library's strings may still be read by it. What torch's
-        own tests read proves nothing about the rest of torch.
+        A binary library may read a name that is not among its strings. A name that torch's own
+        tests read proves nothing about the rest of torch.
         """
         source = [file for file in self.files if file.endswith((".py", ".h", ".hpp"))]
         return any(not file.startswith("testing/") for file in source)
 
 
 def look_up(text: str, name: str) -> tuple[Reader, ...] | None:
-    """Return the readers of a variable; empty where nobody reads it, None for an unknown name."""
+    """Return the readers of a variable; () if nobody reads it, None for an unknown name.
+
+    Args:
+        text: content of knowledge/variables.yaml.
+        name: the variable's name.
+    """
     found = _after(text, f"\n  {name}: ")
     if found is None or found == NOBODY:
         return None if found is None else ()
@@ -53,13 +58,23 @@ def parse(part: str, order: Sequence[str]) -> Reader:
 
 @lru_cache(maxsize=16)
 def releases(text: str, library: str) -> tuple[str, ...]:
-    """Return the releases of a library that were looked at, oldest first."""
+    """Return the releases of a library that were examined, oldest first.
+
+    Args:
+        text: content of knowledge/variables.yaml.
+        library: "torch", "nccl".
+    """
     return _list(_after(text, f"\n  {library}: ["))
 
 
 @lru_cache(maxsize=4)
 def listed(text: str, key: str) -> tuple[str, ...]:
-    """Return one of the lists at the top: `owned`, `driver`, `others`."""
+    """Return one of the lists at the top: `owned`, `driver`, `others`.
+
+    Args:
+        text: content of knowledge/variables.yaml.
+        key: the name of the list.
+    """
     return _list(_after(text, f"\n{key}: ["))
 
 
@@ -75,12 +90,12 @@ def reads(reader: Reader, release: str, order: Sequence[str]) -> bool | None:
     """Return whether a release reads a variable.
 
     Args:
-        reader: of one library.
-        release: of that library, installed: "2.13.0+cpu", "2.14.0a0+git1234".
-        order: the releases that were looked at, oldest first.
+        reader: one library's reading of the variable.
+        release: that library's installed release: "2.13.0+cpu", "2.14.0a0+git1234".
+        order: the releases that were examined, oldest first.
 
     Returns:
-        None where the data do not decide: a release older or newer than all of them, or between
+        None if the data do not decide: the release is older or newer than all of them, or between
         two that differ.
     """
     plain = release.partition("+")[0]

@@ -1,4 +1,4 @@
-"""`saferun adopt`: torchrun becomes saferun in scripts."""
+"""`saferun adopt`: replace torchrun by saferun in scripts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(files: tuple[str, ...], write: bool) -> int:
 
 
 def _adopt(path: str, write: bool) -> None:
-    """Show, and write, the difference in one file.
+    """Show the difference in one file, and write it if asked to.
 
     Raises:
         OSError: it cannot be read or written.
@@ -74,7 +74,7 @@ def _report(path: str, old: str, found: Adoption) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Replace a file's content at once; a link stays, and so do owner and mode.
+    """Replace a file's content atomically; a symbolic link, the owner and the mode stay.
 
     Raises:
         OSError: it is read-only, or its directory is.

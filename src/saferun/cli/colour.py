@@ -1,6 +1,6 @@
-"""Colour, where the output is a terminal that has it and NO_COLOR is not set (no-color.org).
+"""Colour, if the output is a terminal with colours and NO_COLOR is not set (no-color.org).
 
-rich is imported there only. No text is read as rich's markup: what a job wrote is shown as it is.
+Only then is rich imported. No text is read as rich's markup: a job's output is shown as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # rich takes 50 ms, and only a terminal gets colours
     from rich.text import Text
 
 OUTCOMES = {"ok": "green", "failed": "red", "running": "cyan", "interrupted": "yellow"}
-# The lines of a page of `runs show`: how one begins, and its style.
+# Pattern of a line of `runs show` -> its style.
 PAGE = {
     r"^run .+?: (?=ok)": "bold green",
     r"^run .+?: (?=failed)": "bold red",
@@ -33,7 +33,7 @@ PAGE = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: what it is about, what it says, and how it is shown in colour."""
+    """One line: its topic, its text and its style."""
 
     label: str
     text: str
@@ -54,9 +54,9 @@ def echo_page(page: str, styles: Mapping[str, str] = PAGE, *, cut: bool = False)
     """Print a page for people.
 
     Args:
-        page: its text.
-        styles: of what patterns find, where colour is wanted.
-        cut: end lines there at the terminal's edge.
+        page: the page's text.
+        styles: styles by pattern, used if colour is wanted.
+        cut: with colour, cut lines at the terminal's edge.
     """
     if not is_wanted():
         width = shutil.get_terminal_size().columns if cut and has_terminal() else None
@@ -73,7 +73,7 @@ def echo_page(page: str, styles: Mapping[str, str] = PAGE, *, cut: bool = False)
 
 
 def echo_table(table: str) -> None:
-    """Print a table of runs; the outcome of each is coloured."""
+    """Print a table of runs, with coloured outcomes."""
     at = table.partition("\n")[0].find("OUTCOME")
     before = rf"^.{{{at}}}"
     styles = {rf"(?<=\n){before[1:]}{word}\b.*": style for word, style in OUTCOMES.items()}
@@ -81,7 +81,7 @@ def echo_table(table: str) -> None:
 
 
 def drawn(lines: Iterable[Line]) -> Text:
-    """Return lines of a watched run for a console of rich; each is cut at the terminal's edge."""
+    """Return the lines of a watched run for rich's console; each is cut at the terminal's edge."""
     from rich.text import Text  # 50 ms, for a terminal alone
 
     whole = Text(no_wrap=True, overflow="ellipsis")

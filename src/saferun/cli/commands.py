@@ -1,4 +1,4 @@
-"""Running a command by its name. Each has a file of its own, imported when it is called."""
+"""Run a command by its name. Each command has its own file, which is imported when it is called."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def commands(argv: Sequence[str]) -> int:
     except OSError as error:
         if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter tries again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter writes again at exit
         raise UnavailableError(f"the output cannot be written: {error.strerror}") from None

@@ -1,6 +1,6 @@
 """Candidates for the arguments of saferun's commands; cli/completion.py asks for them.
 
-Nothing is imported until then: the commands import this.
+The functions import lazily, since every command imports this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_ids(context: click.Context, *_asked: object) -> Items:
 
 
 def profile_names(*_asked: object) -> Items:
-    """Return the profiles, and files."""
+    """Return the profiles, and let the shell add files."""
     return [CompletionItem("", type="file"), *profiles(os.environ)]
 
 

@@ -1,8 +1,8 @@
 """Completion of command lines in bash, zsh and fish, by click's protocol.
 
 `_SAFERUN_COMPLETE=bash_source saferun` prints the code for a shell, which then asks for the
-candidates by `_SAFERUN_COMPLETE=bash_complete saferun`. The words of a launch are not click's: they
-are torchrun's options, with the script behind them. Nothing is started or detected here.
+candidates by `_SAFERUN_COMPLETE=bash_complete saferun`. The words of a launch are torchrun's
+options and then the script, which click does not know. Nothing is started or detected here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from saferun.settings import KEYS
 Items: TypeAlias = list[CompletionItem[Any]]
 
 VARIABLE = "_SAFERUN_COMPLETE"
-# The commands that take the arguments of a launch, with saferun's options in each.
+# The commands that take a launch's arguments, with saferun's own options in each.
 _LAUNCHES: dict[str, Mapping[str, str | None]] = {
     "run": OWN,
     "plan": {**OWN, **COMMAND_OPTIONS},
@@ -52,10 +52,10 @@ _PLACES = {
     **dict.fromkeys(("--run-dir", "--log-dir", "--log_dir"), _DIRECTORY),
 }
 _TAKES_VALUE = {string for option in OPTIONS if not option.flag for string in option.strings}
-# What a shell may insert as it stands: ids and profiles may be named by others.
+# A shell may insert only such text unquoted: anybody may have named ids and profiles.
 _PLAIN = re.compile(r"[\w.:@+=/-]+\Z", re.ASCII)
-# click's own for bash leaves out files where there is another candidate, and none of its own knows
-# a type for scripts: code that can handle one says so by COMP_SCRIPTS.
+# click's own code for bash omits files where there is another candidate, and none of click's shells
+# has a type for scripts. Code that can complete scripts says so by COMP_SCRIPTS.
 _BASH = """\
 %(complete_func)s() {
     local type value file
@@ -89,13 +89,13 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 def answer(instruction: str) -> int:
-    """Print what a shell asks for.
+    """Print the answer to a shell's request.
 
     Args:
         instruction: `SHELL_source` for the code, `SHELL_complete` for the candidates.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the instruction is neither.
     """
     shell, _, what = instruction.partition("_")
     known = shell_completion.get_completion_class(shell)
@@ -105,7 +105,7 @@ def answer(instruction: str) -> int:
     asked = known(click.Command("saferun"), {}, "saferun", VARIABLE)
     if what == "source":
         if shell == "bash":
-            asked.source_template = _BASH  # type: ignore[misc]  # this object's alone
+            asked.source_template = _BASH  # type: ignore[misc]  # of this object only
         click.echo(asked.source())
         return 0
     for item in candidates(*asked.get_completion_args(), environ=os.environ):
@@ -116,12 +116,12 @@ def answer(instruction: str) -> int:
 
 
 def candidates(args: Sequence[str], incomplete: str, *, environ: Mapping[str, str]) -> Items:
-    """Return what may stand for the word that is being written.
+    """Return the candidates for the word that is being written.
 
     Args:
-        args: the words before it. bash takes `--a=b` for three.
-        incomplete: its beginning.
-        environ: says where runs and profiles are.
+        args: the words before it; bash splits `--a=b` into three.
+        incomplete: the beginning of the word.
+        environ: variables that say where runs and profiles are.
     """
     words: list[str] = []
     for word in [*args, incomplete]:
@@ -129,7 +129,7 @@ def candidates(args: Sequence[str], incomplete: str, *, environ: Mapping[str, st
         words[-1:] = [words[-1] + word] if joined else [*words[-1:], word]
     written = words.pop()
     shown = incomplete.removeprefix("=")
-    cut = len(written) - len(shown)  # what the shell does not want to hear again
+    cut = len(written) - len(shown)  # the part that the shell already has
     try:
         found = _of_line(words, written, environ)
     except (SaferunError, OSError):
@@ -160,13 +160,13 @@ def _of_line(words: Sequence[str], written: str, environ: Mapping[str, str]) -> 
 def _of_launch(
     words: Sequence[str], written: str, own: Mapping[str, str | None], environ: Mapping[str, str]
 ) -> Items:
-    """Return the candidates before and behind SCRIPT.
+    """Return the candidates before and after SCRIPT.
 
     Args:
         words: the words before the one that is written.
-        written: that word's beginning.
+        written: the beginning of that word.
         own: saferun's own options, as in OWN.
-        environ: says where profiles are.
+        environ: variables that say where profiles are.
     """
     if _has_script(words, own):
         return [_FILE]
@@ -185,7 +185,7 @@ def _of_launch(
 
 
 def _wants_python(words: Sequence[str]) -> bool:
-    """Return whether the script is a file of Python's; a module's name is completed as a file."""
+    """Return whether the script is a Python file; a module's name is completed as a file."""
     return not {"--no-python", "--no_python", "-m", "--module"}.intersection(words)
 
 
@@ -193,7 +193,7 @@ def _has_script(words: Sequence[str], own: Mapping[str, str | None]) -> bool:
     try:
         return parse(words, own=own).line.script is not None
     except SaferunError:
-        return False  # an option of saferun's own lacks its value
+        return False  # an option of saferun lacks its value
 
 
 def _values(option: str, written: str, environ: Mapping[str, str]) -> Items:
@@ -206,7 +206,7 @@ def _values(option: str, written: str, environ: Mapping[str, str]) -> Items:
 
 
 def _settings(written: str) -> Items:
-    """Return `KEY=`, and behind that the choices of the key."""
+    """Return `KEY=` for each key, or the choices of a key that is written already."""
     key, equals, _ = written.partition("=")
     if not equals:
         return _items(f"{key}=" for key in KEYS)

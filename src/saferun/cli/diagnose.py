@@ -1,6 +1,6 @@
 """`saferun diagnose`: the diagnosis of a log from a file or a pipe, and its text and JSON.
 
-It reads and prints; diagnosis/foreign/front.py decides.
+This module reads and prints; diagnosis/foreign/front.py decides.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(path: str | None, exit_code: int | None = None) -> Diagnosis:
 
 
 def explained(path: str | None, exit_code: int | None) -> tuple[Diagnosis, Account]:
-    """Diagnose a log, and say which of its lines weighed how much.
+    """Diagnose a log, and return the weight of its lines, too.
 
     Args:
         path: as `run` takes it.
@@ -77,7 +77,7 @@ def explained(path: str | None, exit_code: int | None) -> tuple[Diagnosis, Accou
 
 
 def to_json(diagnosis: Diagnosis, account: Account | None = None) -> str:
-    """Return the JSON that other programs read; `explain` is in it where an account is given."""
+    """Return the JSON for other programs; with an account it has the key `explain`."""
     shown = {"schema": classify.SCHEMA, **diagnosis._asdict()}
     del shown["stack"], shown["gpu"]  # the keys of this JSON are fixed
     shown["nearest"] = [near._asdict() for near in diagnosis.nearest]
@@ -96,7 +96,7 @@ _VERDICTS = {
 
 
 def to_text(diagnosis: Diagnosis, account: Account | None = None) -> str:
-    """Return the few lines that people read, and the account of the log's lines below."""
+    """Return a few lines for people; an account of the log's lines follows if there is one."""
     rank = "" if diagnosis.root_rank is None else f" (rank {diagnosis.root_rank})"
     verdict = "nothing failed" if diagnosis.kind == "no-failure" else _VERDICTS[diagnosis.verdict]
     lines = [f"{diagnosis.kind}{rank}: {verdict}"]

@@ -31,7 +31,7 @@ def command(as_json: bool, full: bool, recover: bool) -> int:
         mask = Masker(os.environ, ()).text
         echo_json(view.as_json(known.findings, known.vitals, mask))
     else:
-        # sys.stdout is None where the descriptor is closed.
+        # sys.stdout is None if the descriptor is closed.
         at_terminal = sys.stdout is not None and sys.stdout.isatty()
         colour = at_terminal and not os.environ.get("NO_COLOR")
         text = view.render(known.findings, colour=colour)

@@ -33,7 +33,7 @@ def command(profile: str | None, sets: tuple[str, ...]) -> int:
     except Exception:
         click.echo("false")  # so that the eval fails too
         raise
-    click.echo(exports(plan), nl=False, color=True)  # else click takes escapes out of values
+    click.echo(exports(plan), nl=False, color=True)  # else click removes escapes from values
     for remark in plan.remarks:
         echo(f"saferun: {remark}", err=True)
     return 0

@@ -19,7 +19,7 @@ _START = ("torchrun", "saferun")  # how a pasted command line may begin
 
 
 def _value(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """Refuse a value that is empty, as an unset variable is, or the next option."""
+    """Refuse a value that is empty (an unset variable) or that is the next option."""
     if text is not None and (not text or text.startswith("-")):
         raise click.BadParameter(f"it takes a value, and `{text}` is none")
     return text
@@ -66,7 +66,7 @@ def _value(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option("--set", metavar="KEY=VALUE", multiple=True, help="As for a launch; may be repeated.")
 @click.option("--retries", callback=_value, metavar="N", help="As for a launch.")
 @click.option("--run-dir", callback=_value, metavar="DIR", help="As for a launch.")
-@click.option("--dry-run", is_flag=True, hidden=True)  # nothing is started anyway
+@click.option("--dry-run", is_flag=True, hidden=True)  # without effect: nothing is started anyway
 @click.argument("line", nargs=-1, type=click.UNPROCESSED, metavar="[-- TORCHRUN COMMAND LINE]")
 def command(**given: Any) -> int:
     """Print the run as one bash script that needs no saferun.
@@ -92,8 +92,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
     """Read the arguments of `gen-shell`: its own options, then torchrun's command line.
 
     Raises:
-        click.UsageError: an option without its value.
-        SaferunError: arguments that saferun or torchrun would refuse.
+        click.UsageError: an option lacks its value.
+        SaferunError: saferun or torchrun would refuse the arguments.
     """
     return _request(command.make_context("saferun gen-shell", list(argv)).params, environ)
 

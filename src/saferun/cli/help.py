@@ -1,4 +1,4 @@
-"""`saferun help`: what a word means that saferun prints or takes; the front page without one."""
+"""`saferun help`: explain a word that saferun prints or takes; without a word, the front page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from saferun.errors import UsageError
 from saferun.system.spelling import nearest
 
 _WIDTH = 96
-_MOST = {"variables": 12, "options": 12}  # names that are shown of those that contain a word
+_MOST = {"variables": 12, "options": 12}  # most names shown, of those that contain a word
 
 
 @click.command(context_settings={**HELP, "ignore_unknown_options": True})
@@ -46,10 +46,10 @@ def command(words: tuple[str, ...], listed: bool) -> int:
 
 
 def explained(known: reference.Reference, word: str) -> str:
-    """Return what is known of a word, and of what contains it.
+    """Return what is known about a word, and about names that contain it.
 
     Raises:
-        UsageError: nothing goes by this name, contains it or speaks of it.
+        UsageError: no name or explanation contains the word.
     """
     found, others = known.entries(word), known.similar(word)
     names = [name for some in others.values() for name in some]
@@ -72,7 +72,7 @@ def explained(known: reference.Reference, word: str) -> str:
 
 
 def _named(others: Mapping[str, list[str]]) -> list[str]:
-    """Return a line for each sort of names; of many variables, the first."""
+    """Return a line for each sort of names; long lists of names are cut."""
     lines = []
     for what, names in others.items():
         most = _MOST.get(what, len(names))

@@ -11,7 +11,7 @@ from saferun.planning import inputs
 from saferun.system import paths
 from saferun.system.printable import printable
 
-# click passes the arguments of a launch on as they are; planning/torchrun/torchrun_args.py reads
+# click passes the arguments of a launch on unchanged; planning/torchrun/torchrun_args.py parses
 # them.
 TORCHRUN_ARGUMENTS = {
     "ignore_unknown_options": True,
@@ -24,7 +24,7 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def runs_dir(context: click.Context, option: object, given: str | None) -> str:
-    """Return the directory of runs that a command is about."""
+    """Return the directory of runs that a command uses."""
     return paths.runs_dir(given, os.environ, inputs.working_directory())
 
 
@@ -37,7 +37,7 @@ RUN_DIR = click.option(
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print text for people: logs, journals and profiles that it quotes may be anybody's."""
+    """Print text for people without control characters: it may quote anybody's log or profile."""
     click.echo(printable(text, kept="\n\t"), err=err)
 
 

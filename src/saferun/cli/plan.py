@@ -1,4 +1,4 @@
-"""`saferun plan`, and `--dry-run`: what would run; nothing is started."""
+"""`saferun plan` and `--dry-run`: show what would run; start nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What saferun knows of a word: a kind of failure, a mitigation, a variable, a hook, a profile key,
-a profile, a command, an option, an exit status, a signal, a word of the glossary.
+"""What saferun knows about a word that it prints or takes.
 
-The text is made of the data alone, so it is the same in a terminal and in the documents.
+A word may be a kind of failure, a mitigation, a variable, a hook, a profile key, a profile, a
+command, an option, an exit status, a signal or an entry of the glossary. The text comes from the
+data alone, so it is the same in a terminal and in the documents.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ VARIABLES = {
     **{name: f"as the option {option}: {text}" for option, text, name in usage.OPTIONS},
     **{text.partition("=")[0]: text for text in (usage.DISABLE, usage.VERDICT_FILE)},
 }
-# "retry" of "retry.resume.args", and "retry.resume"
+# Sections and groups of keys: "retry.resume" and "retry", for "retry.resume.args".
 SECTIONS = dict.fromkeys(
     ".".join(parts[:depth])
     for parts in (key.split(".") for key in KEYS)
@@ -53,7 +54,7 @@ SECTIONS = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of one word, as a head and paragraphs."""
+    """What is known about one word: a heading and paragraphs."""
 
     word: str
     what: str  # "kind of failure (memory)"
@@ -61,7 +62,7 @@ class Entry:
 
 
 class Reference:
-    """All words; the files that tell of them are read once.
+    """All words; the files that explain them are read once.
 
     Args:
         environ: names the user's profiles.
@@ -71,7 +72,7 @@ class Reference:
         self._mitigations = mitigation_catalog.load()
         self._effects = effects.load()
         self._profiles: dict[str, Doc] = {}
-        for one in profiles.known(environ):  # the user's own first: it hides a shipped one
+        for one in profiles.known(environ):  # a user's own comes first and hides a shipped one
             if one.name not in self._profiles:
                 self._profiles[one.name] = profiles.load(one, environ)
         data = loader.load("words.yaml")
@@ -101,14 +102,15 @@ class Reference:
             "exit statuses": {name: _status(name, text) for name, text in data["statuses"].items()},
             "words": {n: Entry(n, "word of saferun's", (_sentence(text),)) for n, text in glossary},
         }
-        self._named = {f"hooks.{name}": [name] for name in HOOKS}  # by what `_plain` makes of them
+        self._named = {f"hooks.{name}": [name] for name in HOOKS}  # keyed by the result of `_plain`
         for name in itertools.chain.from_iterable(self._all.values()):
             self._named.setdefault(_plain(name), []).append(name)
 
     def entries(self, word: str) -> list[Entry]:
-        """Return all that goes by this name; empty where nothing does.
+        """Return all entries with this name; [] if there is none.
 
-        Capitals, dashes in front, and blanks, dashes or underscores between make no difference.
+        Case, leading dashes, and the choice of blank, dash or underscore between words do not
+        matter.
         """
         plain = _plain(word)
         named = self._named.get(plain) or self._named.get(re.sub("-?s$", "", plain), [])
@@ -116,7 +118,7 @@ class Reference:
         return list(dict.fromkeys(entry for name in names for entry in self._called(name)))
 
     def _called(self, name: str) -> Iterator[Entry]:
-        """Yield what has exactly this name; variables, statuses and signals need not be listed."""
+        """Yield the entries with exactly this name, also unlisted variables, statuses, signals."""
         yield from (section[name] for section in self._all.values() if name in section)
         if name not in self._all["variables"] and (variable := self._variable(name)):
             yield variable
@@ -125,17 +127,18 @@ class Reference:
         yield from _signal(name)
 
     def similar(self, word: str) -> dict[str, list[str]]:
-        """Return the other names that contain a word, by what they are.
+        """Return the other names that contain a word, by the kind of name.
 
         Args:
-            word: as a user writes it; what begins one of a name's parts with it counts.
+            word: the word as the user writes it; a name is found if one of its parts begins with
+                it.
         """
         plain = _plain(word)
         inside = re.compile(rf"(?:^|[-.]){re.escape(plain)}")
         return self._where(lambda n, _: bool(inside.search(_plain(n))) and _plain(n) != plain)
 
     def mentions(self, word: str) -> dict[str, list[str]]:
-        """Return the names whose explanation has a word, by what they are; variables excepted."""
+        """Return the names whose explanation contains a word, by kind; variables are left out."""
         has = re.compile(rf"(?i)(?<![\w-]){re.escape(word)}(?![\w-])")
         found = self._where(lambda _, entry: bool(has.search(" ".join(entry.paragraphs))))
         return {what: names for what, names in found.items() if what != "variables"}
@@ -148,7 +151,7 @@ class Reference:
         return {what: names for what, names in found.items() if names}
 
     def words(self) -> dict[str, list[str]]:
-        """Return all words that have an entry, by what they are."""
+        """Return all words that have an entry, by kind."""
         return {what: list(section) for what, section in self._all.items()}
 
     # --- what profiles and variables have to do with it --------------------------------------
@@ -246,7 +249,7 @@ def _status(name: str, text: str) -> Entry:
 
 
 def _ended_by(status: str) -> str:
-    """Return which signal an exit status stands for; "" for none."""
+    """Return the signal that an exit status stands for; "" if none."""
     number = int(status) - 128 if status.isdigit() and len(status) < 4 else 0
     if number not in {one.value for one in signal.Signals}:
         return ""
@@ -288,7 +291,7 @@ def _own_options(command: click.Command) -> list[click.Option]:
 
 
 def _all_options(commands: _Commands) -> dict[str, list[str]]:
-    """Return each option: what it does, and where."""
+    """Return each option with its effect and its commands."""
     found = {option.split()[0]: [_sentence(text)] for option, text, _ in usage.OPTIONS}
     for command, (_, options) in commands.items():
         for one in options:
@@ -304,7 +307,7 @@ def _all_options(commands: _Commands) -> dict[str, list[str]]:
 
 
 def _plain(name: str) -> str:
-    """Return a name as any spelling of it is looked up."""
+    """Return a name in the form in which names are looked up, whatever its spelling."""
     return re.sub(r"[\s_-]+", "-", name.strip().removeprefix("saferun ").lower()).strip("-")
 
 

@@ -1,1 +1,1 @@
-"""A log to its first cause, and what follows from it."""
+"""Find the first cause of a failure in a log, and decide what follows."""

@@ -1,8 +1,8 @@
-"""The record of an attempt that has ended: made once by the loop, and read by all that come later.
+"""The record of an attempt that has ended. The loop makes it once; all later code reads it.
 
 The policies that decide on the next attempt, the messages, the nodes of a run, its journal, the
 reports and the Python API read this one value. journal/event_types.py says which of its fields are
-written to the disk.
+written to disk.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ class Decision(NamedTuple):
 
 
 class AttemptOutcome(NamedTuple):
-    """One attempt that has ended; read from a journal, also one of which only the start is known.
+    """One attempt that has ended.
+
+    From a journal, it may also be one of which only the start is known.
 
     A journal has of the diagnosis what cannot be looked up by its kind.
     """
 
     number: int  # 1, 2, …
-    # The launcher's status, 128+n for a signal. None where a journal does not tell it: the attempt
-    # runs, or its end was not recorded.
+    # The launcher's status, 128+n for a signal. None if a journal does not have it: the attempt is
+    # running, or its end was not recorded.
     exit_code: int | None = None
     lived_s: float = 0.0  # from the launcher's start to its end
     ended_s: float = 0.0  # from the start of the first attempt to the end of this one
@@ -41,26 +43,26 @@ class AttemptOutcome(NamedTuple):
     fingerprint: str = ""
     mitigations: tuple[str, ...] = ()  # those in force
     waits: bool = False  # the failure passes with time: wait before the retry
-    asked: bool = False  # a signal from outside ended it
+    asked: bool = False  # a signal from outside ended the attempt
     first_step: int | None = None  # the first training step in its output
-    last_step: int | None = None  # the last one
-    progressed: bool = False  # it did work that counts: trials, or a checkpoint beyond all before
-    replaced: str = ""  # why its process asked to be replaced by a new one; "" for a failure
-    launcher_end: str = ""  # how its first process died of a signal, in words
-    falls_back: bool = False  # its checkpoint could not be loaded, and there is one before it
-    has_room: bool = False  # its disk was full, and room for a checkpoint was waited for
-    no_number: NoNumber | None = None  # why the watch of its loss has ended it
+    last_step: int | None = None  # the last training step in its output
+    progressed: bool = False  # it made progress: trials, or a checkpoint beyond all earlier ones
+    replaced: str = ""  # why its process asked for a new process; "" for a failure
+    launcher_end: str = ""  # the signal that ended its first process, in words
+    falls_back: bool = False  # its checkpoint could not be loaded, and an older one exists
+    has_room: bool = False  # its disk was full, and there is now room for a checkpoint
+    no_number: NoNumber | None = None  # why the watch on its loss ended it
     ended_by: str = ""  # "job", "grace", "interrupt", "keeper", "hang", "loss"
-    signals: tuple[str, ...] = ()  # the names of those that were passed on to it
+    signals: tuple[str, ...] = ()  # names of the signals that were passed on to it
     killed: int = 0  # processes that had to be killed
     unkillable: tuple[int, ...] = ()  # pids of processes that the kernel could not end
-    lost_work: WorkLost | None = None  # since the last checkpoint; None where it is not known
-    saved: tuple[Saved, ...] = ()  # checkpoints that it has written, and that are still there
+    lost_work: WorkLost | None = None  # work since the last checkpoint; None if unknown
+    saved: tuple[Saved, ...] = ()  # checkpoints that it wrote and that still exist
     decision: Decision = Decision()  # the one that followed
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is known."""
+        """Return whether the attempt's end is known."""
         return self.exit_code is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Pure: the answer of a diagnosis. `classify` finds it, and is loaded after a failure alone."""
+"""Pure: the result of a diagnosis. `classify` makes it, and is imported only after a failure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Near(NamedTuple):
-    """A kind that does not fit."""
+    """A kind that nearly fits."""
 
     kind: str
-    line: int  # number in the log; 0 where it stands in an error file
-    phrase: str  # its sign's; "" where no sign is meant
-    against: str  # one clause
+    line: int  # number in the log; 0 for a line of an error file
+    phrase: str  # the sign's phrase; "" if it is not about a sign
+    against: str  # why it does not fit, as one clause
 
 
 class Diagnosis(NamedTuple):
-    """What failed and what to do."""
+    """What failed, and what to do."""
 
     kind: str
     group: str = ""
@@ -26,8 +26,8 @@ class Diagnosis(NamedTuple):
     explanation: str = ""
     advice: str = ""
     references: tuple[str, ...] = ()
-    stack: tuple[str, ...] = ()  # Python frames where it crashed in native code; innermost first
+    stack: tuple[str, ...] = ()  # Python frames at a crash in native code; innermost first
     decided_by: tuple[str, ...] = ()  # the evidence that decided
-    user_frame: str = ""  # the innermost frame of the user's code, as `train.py:28  x = y[3]`
-    nearest: tuple[Near, ...] = ()  # kinds that an unknown failure nearly has
+    user_frame: str = ""  # innermost frame of the user's code, as `train.py:28  x = y[3]`
+    nearest: tuple[Near, ...] = ()  # kinds that an unknown failure is nearest to
     gpu: str = ""  # UUID of the GPU that failed, where NVML tells it

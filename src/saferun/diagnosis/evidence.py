@@ -15,36 +15,36 @@ class RankFailure(NamedTuple):
     time_s: float | None = None  # seconds since the epoch
     type: str = ""  # the exception's; "" where the error file does not tell it
     message: str = ""  # the exception's line, from the error file
-    traceback: str = ""  # the complete one, from the error file
+    traceback: str = ""  # complete, from the error file
 
 
 class NoNumber(NamedTuple):
-    """A training's loss that is no number any more."""
+    """A training loss that is not a number any more."""
 
     value: str  # "nan", "infinite"
-    step: int | None  # the first one with it; None where the job prints none
-    good: str  # the last number before it; "" where there was none in this attempt
+    step: int | None  # the first step with it; None if the job prints none
+    good: str  # the last number before it; "" if this attempt printed none
     good_step: int | None
-    good_at_s: float  # seconds since the epoch; what was saved before is older than that number
-    epoch: int | None = None  # the training's, at `step`: many count the steps of each one anew
+    good_at_s: float  # seconds since the epoch; earlier checkpoints are older than that number
+    epoch: int | None = None  # epoch at `step`: many trainings count steps per epoch
 
 
 class Hang(NamedTuple):
-    """Why a watch has ended an attempt: silence, different first steps, a loss without numbers."""
+    """Why a watch ended an attempt: silence, different first steps, a loss that is not a number."""
 
     kind: str  # "hang", "collective-mismatch", "ranks-differ", "loss-not-finite"
-    rank: int | None  # the rank that is elsewhere; None where it is not known
-    line: str  # says where it is
+    rank: int | None  # the rank that is elsewhere; None if unknown
+    line: str  # where that rank is
     known_from: str = "the watch for silence"
     no_number: NoNumber | None = None
 
 
 class Observation(NamedTuple):
-    """What the machine showed after an attempt; it decides where nothing else tells."""
+    """What the machine shows after an attempt; it decides if nothing else does."""
 
     source: str  # "kernel's log", "disk", "NVML", "exit status 1"
     text: str  # the line to show
-    kind: str = ""  # the failure's; "" where a sign may fit the text
+    kind: str = ""  # kind of the failure; "" if the signs may determine it
     gpu: str = ""  # UUID of the GPU that it is about
 
 
@@ -52,23 +52,23 @@ class Evidence(NamedTuple):
     """Everything that is known about a failed attempt."""
 
     log: Log = Log()
-    exit_code: int | None = None  # the whole command's; negative or 128+n for a signal
+    exit_code: int | None = None  # of the whole command; negative or 128+n for a signal
     failures: tuple[RankFailure, ...] = ()
     age_s: float | None = None  # how long it ran
-    step: int | None = None  # the last one that it reached
-    oom_kills: int | None = None  # the kernel's count meanwhile; None where it does not tell
+    step: int | None = None  # the last step that it reached
+    oom_kills: int | None = None  # the kernel's count during the attempt; None if unknown
     reader_gone: bool = False  # the reader of its stdout or stderr has closed the pipe
-    unkillable: int = 0  # processes of it that the kernel could not end
-    shm_ample: bool | None = None  # /dev/shm is large and mostly free; None where not known
-    disk_ample: bool | None = None  # there is room where a file could not be opened
-    hang: Hang | None = None  # the watch has ended it
-    keeper: str = ""  # what became of our keeper, where that ended the attempt
-    exited: bool = False  # `exit_code` is a script's own, started as plain python; no signal
-    finished: bool = False  # the scripts of all its ranks on this node had reached their end
+    unkillable: int = 0  # number of its processes that the kernel could not end
+    shm_ample: bool | None = None  # /dev/shm is large and mostly free; None if unknown
+    disk_ample: bool | None = None  # a file could not be opened although the disk has room
+    hang: Hang | None = None  # set if the watch ended the attempt
+    keeper: str = ""  # what happened to our keeper, if that ended the attempt
+    exited: bool = False  # `exit_code` is that of a script started as plain python, not a signal
+    finished: bool = False  # the scripts of all its ranks on this node ran to their end
 
 
 def rank_failure(rank: int | None, content: str | None) -> RankFailure:
-    """Read torch elastic's error file of a rank.
+    """Read a rank's error file, which torch elastic writes.
 
     Args:
         rank: the global one.
@@ -83,7 +83,7 @@ def rank_failure(rank: int | None, content: str | None) -> RankFailure:
     extra = message.get("extraInfo")
     if not isinstance(extra, dict):
         extra = {}
-    # What the CUDA context says came before what the rank raised.
+    # The CUDA context's message describes an earlier event than the rank's exception.
     traceback = (extra.get("cuda_context"), extra.get("py_callstack"))
     return RankFailure(
         rank=rank,

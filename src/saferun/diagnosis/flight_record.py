@@ -1,9 +1,9 @@
-"""Pure: what the dumps of torch's flight recorder say of a hang: who is behind in which collective.
+"""Pure: which rank is behind in which collective of a hang, by torch's flight recorder.
 
-torch keeps the last collectives of each rank, with the place in the script from which each was
-called (torch/csrc/distributed/c10d/FlightRecorder.hpp, torch 2.4 to 2.15), and dumps them as a
-pickle of plain containers, in some ways as JSON. A pickle may call anything, so ours is read with
-nothing to call.
+torch keeps the last collectives of each rank, each with the place in the script that called it
+(torch/csrc/distributed/c10d/FlightRecorder.hpp, torch 2.4 to 2.15), and dumps them as a pickle of
+plain containers, or in some cases as JSON. A pickle may call anything, so ours is read by an
+unpickler that allows no calls.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TypeGuard
 
 from saferun.diagnosis.evidence import Hang
 
-_SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # alike on all ranks
-# The limit for characters, frames, tensors and their sizes. Where something large stands again and
-# again, a pickle stays small, and as a text it has no end.
+_SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # equal sizes on all ranks
+# Limit for characters, frames, tensors and their sizes. A large object that repeats keeps a pickle
+# small, but its text has no end.
 _MOST = 1000
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
 
@@ -31,46 +31,49 @@ class Call:
     """One collective, as one rank recorded it."""
 
     group: str
-    number: int  # the collective's in its group, from 1 on
+    number: int  # number of the collective in its group, from 1
     name: str  # "all_reduce"
-    sizes: str  # those of its input
+    sizes: str  # sizes of its input
     state: str  # "scheduled", "started", "completed"
     place: str  # "train.py:33 in step"; "" if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one rank has recorded."""
+    """The recorded collectives of one rank."""
 
     calls: list[Call]
-    # Groups that it is in: their ranks, and the last number that it has called, as far as the dump
-    # tells. Of what was forgotten only the number is left; 0 where nothing was called.
+    # Groups of the rank: their ranks, and the number of the last call, as far as the dump tells. If
+    # old entries were dropped, only the number remains; it is 0 if nothing was called.
     members: Mapping[str, tuple[int, ...]]
     reached: Mapping[str, int]
-    is_empty: bool = False  # it has no entry, as that of a rank that something holds from all else
-    waits_for_peer: bool = False  # a send or recv of it has not ended
+    is_empty: bool = False  # it has no entry, as for a rank that is held away from all others
+    waits_for_peer: bool = False  # a send or recv of this rank has not ended
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Who is elsewhere, by the recorder."""
+    """The ranks that are elsewhere, by the recorder."""
 
-    kind: str  # the failure's: "hang", "collective-mismatch"
-    ranks: tuple[int, ...]  # those that are behind; the smaller part of a mismatch
+    kind: str  # kind of the failure: "hang", "collective-mismatch"
+    ranks: tuple[int, ...]  # the ranks that are behind; the minority of a mismatch
     line: str  # a clause for people
     call: str = ""  # the collective in which the others wait
-    awaited: tuple[int, ...] = ()  # who has not entered a collective of theirs, as far as is known
-    gone: tuple[int, ...] = ()  # those whose process is dead or gives no answer
+    awaited: tuple[int, ...] = ()  # known ranks that have not entered one of their collectives
+    gone: tuple[int, ...] = ()  # ranks whose process is dead or does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What one group's ranks have recorded. Several may have one name: that of a mesh's rows."""
+    """The records of one group's ranks.
+
+    Several groups may have one name: those of a mesh's rows.
+    """
 
     name: str
     of: Mapping[int, Mapping[int, Call]]  # rank -> its calls by number, at least one
-    last: Mapping[int, int]  # the number of the last call of each rank of which it is known
-    without: tuple[int, ...]  # the other ranks that it has by `pg_config`
+    last: Mapping[int, int]  # rank -> number of its last call, if known
+    without: tuple[int, ...]  # other ranks of the group, from `pg_config`
 
     def pending(self, rank: int) -> list[int]:
         return [number for number, call in self.of[rank].items() if call.state != "completed"]
@@ -79,13 +82,13 @@ class _Group:
         return {rank for rank, last in self.last.items() if last < number}
 
     def waits(self) -> list[Call]:
-        """Return the calls that some rank has not entered and others wait in, by number."""
+        """Return the calls that some ranks wait in and others have not entered, by number."""
         found = {number: self.of[rank][number] for rank in self.of for number in self.pending(rank)}
         return [call for number, call in sorted(found.items()) if self.missing(number)]
 
 
 class _Plain(pickle.Unpickler):
-    """Reads containers, text and numbers, and refuses everything else."""
+    """Read containers, text and numbers; refuse everything else."""
 
     def find_class(self, module: str, name: str, /) -> object:
         raise pickle.UnpicklingError(f"{module}.{name} in a dump")
@@ -95,16 +98,16 @@ class _Plain(pickle.Unpickler):
 
 
 def load(content: bytes) -> tuple[dict[str, object], list[dict[str, object]]] | None:
-    """Return a dump, and its entries; None where it is incomplete, or something else.
+    """Return a dump and its entries; None if it is incomplete or something else.
 
     Args:
-        content: of the file; nothing in it is trusted.
+        content: the file's content, which is not trusted.
     """
     try:
         dump: object = (
             json.loads(content) if content[:1] == b"{" else _Plain(io.BytesIO(content)).load()
         )
-    except Exception:  # a broken pickle raises what it likes
+    except Exception:  # a broken pickle may raise anything
         return None
     entries = dump.get("entries", []) if isinstance(dump, dict) else None
     if not isinstance(entries, list) or not isinstance(dump, dict):
@@ -113,16 +116,16 @@ def load(content: bytes) -> tuple[dict[str, object], list[dict[str, object]]] | 
 
 
 def read(content: bytes) -> Dump | None:
-    """Return what a dump says of collectives and groups; None where it is no whole dump.
+    """Return a dump's collectives and groups; None if it is not a complete dump.
 
     Args:
-        content: of the file; nothing in it is trusted.
+        content: the file's content, which is not trusted.
     """
     if (loaded := load(content)) is None:
         return None
     dump, entries = loaded
     members = _members(dump.get("pg_config"))
-    is_whole = not entries or entries[0].get("record_id") == 0  # nothing was forgotten
+    is_whole = not entries or entries[0].get("record_id") == 0  # no entry was dropped
     reached = _reached(dump.get("pg_status"), members, is_whole=is_whole)
     calls = [call for entry in entries for call in _calls(entry)]
     waits = any(_is_pending_peer(entry) for entry in entries)
@@ -130,7 +133,7 @@ def read(content: bytes) -> Dump | None:
 
 
 def _members(config: object) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the ranks of each group that a dump names: name -> the group as Call has it, ranks."""
+    """Return name -> (the group's name as in Call, its ranks), for each group of a dump."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     groups = list(config.items())[:_MOST] if isinstance(config, dict) else []
     for name, one in groups:
@@ -144,7 +147,7 @@ def _members(config: object) -> dict[str, tuple[str, tuple[int, ...]]]:
 def _reached(
     status: object, members: Mapping[str, tuple[str, tuple[int, ...]]], *, is_whole: bool
 ) -> dict[str, int]:
-    """Return the number of the last collective that was called in each group, where that is known.
+    """Return the number of each group's last called collective, if known.
 
     torch names the groups of `pg_status` by numbers, which are names of `pg_config` as well.
     """
@@ -169,7 +172,7 @@ def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
         return
     name = _text(entry.get("profiling_name")).rpartition(":")[2]
     sizes, state = _sizes(entry.get("input_sizes")), _text(entry.get("state"))
-    if entry.get("retired"):  # gloo's have no other mark of their end
+    if entry.get("retired"):  # the only mark of an end that gloo's have
         state = "completed"
     yield Call(_group(group[:_MOST]), number, name, sizes, state, _place(entry.get("frames")))
 
@@ -189,7 +192,7 @@ def _text(value: object) -> str:
 
 
 def _sizes(value: object) -> str:
-    """Return the sizes of tensors as Python shows them, "" for anything else."""
+    """Return the sizes of tensors as Python prints them; "" for anything else."""
     if not isinstance(value, (list, tuple)) or len(value) > _MOST:
         return ""
     if not all(isinstance(sizes, (list, tuple)) for sizes in value):
@@ -209,15 +212,14 @@ def _place(frames: object) -> str:
 
 
 def compare(dumps: Mapping[int, Dump], asked: Collection[int] = ()) -> Finding | None:
-    """Return who is elsewhere; None where the dumps do not tell.
+    """Return the ranks that are elsewhere; None if the dumps do not tell.
 
     Args:
-        dumps: rank -> what it has recorded.
-        asked: the ranks that were asked for theirs; one that gives none may be the one that is
-            waited for.
+        dumps: rank -> its dump.
+        asked: the ranks that were asked for a dump; the others may wait for one that gave none.
     """
     groups = _groups(dumps, asked)
-    for group in groups:  # a mismatch is the cause of the rest
+    for group in groups:  # a mismatch is the cause of the other findings
         if mismatch := _mismatch_of(group):
             return mismatch
     if found := _behind_of(groups, dumps):
@@ -254,8 +256,8 @@ def _group_of(
         if dump is None:
             known = 0 if rank in asked else None
         else:
-            # A rank that has not made the group yet has called nothing in it, unless that was
-            # forgotten; one without any entry is a member by what the others say.
+            # A rank that has not made the group yet has called nothing in it, unless its old
+            # entries were dropped. A rank without any entry is a member if the others say so.
             known = dump.reached.get(name, 0 if dump.is_empty else None)
         if known is not None:
             last[rank] = known
@@ -268,7 +270,7 @@ def _mismatch_of(group: _Group) -> Finding | None:
         return None
     first = max(min(calls) for calls in of.values())
     end = min(group.last[rank] for rank in of)
-    # The numbers that there are: nothing says that they have no gaps.
+    # Only recorded numbers count: there may be gaps between them.
     for number in sorted({number for calls in of.values() for number in calls}):
         if not first <= number <= end:
             continue
@@ -279,9 +281,9 @@ def _mismatch_of(group: _Group) -> Finding | None:
 
 
 def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding | None:
-    """Return who has not entered what others wait in.
+    """Return the ranks that have not entered the collective in which others wait.
 
-    One that itself waits for another one, in whatever group, is no cause of it.
+    A rank that itself waits for another rank, in any group, is not the cause.
     """
     waits = [(group, call) for group in groups for call in group.waits()]
     behind = {rank for group, call in waits for rank in group.missing(call.number)}
@@ -294,12 +296,12 @@ def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding |
     silent = ranks - dumps.keys()
     if ranks - silent:
         ranks -= silent
-    elif len(silent) >= max(2, len(dumps)):  # too many for a sign: they had no time
+    elif len(silent) >= max(2, len(dumps)):  # too many to mean anything: they had no time to answer
         return None
     by_peers = {rank for rank in ranks if rank in dumps and dumps[rank].waits_for_peer}
     ranks = (ranks - by_peers) or ranks
     waits.sort(key=lambda one: -len(ranks & one[0].missing(one[1].number)))
-    lines, left = [], set(ranks or behind)  # none of them where they wait for each other
+    lines, left = [], set(ranks or behind)  # empty if they wait for each other
     for group, call in waits:
         if here := left & group.missing(call.number):
             lines.append(_behind(tuple(sorted(here)), call, group.of, silent))
@@ -309,7 +311,7 @@ def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding |
 
 
 def _states_of(group: _Group) -> Iterator[Finding]:
-    """Yield what is wrong in a group whose ranks have all come as far."""
+    """Yield what is wrong in a group whose ranks have all reached the same number."""
     calls = {rank: of[group.last[rank]] for rank, of in group.of.items()}
     some = next(iter(calls.values()))
     if group.without or len(calls) < 2:
@@ -386,6 +388,6 @@ def _names(ranks: tuple[int, ...], most: int = 4) -> str:
 
 
 def cause(finding: Finding) -> Hang:
-    """Return a finding as the hang for which an attempt is ended."""
+    """Return a finding as the hang that ends an attempt."""
     rank = finding.ranks[0] if finding.ranks else None
     return Hang(finding.kind, rank, finding.line)

@@ -1,6 +1,6 @@
-"""Pure: the losses that a training prints while it runs, and whether they are numbers any more.
+"""Pure: the losses that a running training prints, and whether they are still numbers.
 
-Losses are compared where the words before them in their lines are the same (loss_lines.py).
+Losses are compared if the words before them in their lines are the same (loss_lines.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import pairwise
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.reading import loss_lines, progress
 
-LINES, STEPS = 5, 20  # that have no number, before it is believed
-_SHORT = 8192  # bytes, at the end, that are read while nothing in an output is "nan" or "inf"
-_NEAR = 30  # lines before a loss in which its step may stand: a bar above transformers' dictionary
+LINES, STEPS = 5, 20  # lines or steps without a number before it is believed
+_SHORT = 8192  # bytes read at the end of an output that has no "nan" or "inf"
+_NEAR = 30  # lines above a loss that may have its step: a bar above transformers' dictionary
 
 _NO_NUMBER = re.compile(rb"nan|[+-]?inf(?:inity)?\b", re.IGNORECASE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -32,24 +32,24 @@ class _Reading:
 
     @property
     def is_number(self) -> bool:
-        return "n" not in self.value.lower()  # of nan and inf
+        return "n" not in self.value.lower()  # the "n" of nan and inf
 
 
 @dataclass(frozen=True, slots=True)
 class _Good:
-    """The last number of a form."""
+    """The last number of one form of line."""
 
     value: str
     step: int | None
-    at_s: float  # it was printed after this
+    at_s: float  # the number was printed after this
 
 
 class Losses:
-    """The losses of one attempt, looked at again and again.
+    """The losses of one attempt, updated at each look.
 
     Args:
         at_s: when the attempt began, in seconds since the epoch.
-        has_numbers: the training printed numbers before, in an earlier attempt.
+        has_numbers: the training printed numbers in an earlier attempt.
     """
 
     def __init__(self, at_s: float, *, has_numbers: bool = False) -> None:
@@ -58,10 +58,10 @@ class Losses:
         self._good: dict[str, _Good] = {}
 
     def take(self, outputs: list[bytes], at_s: float) -> NoNumber | None:
-        """Return which loss is not a number any more; None where there is none.
+        """Return the loss that is not a number any more; None if there is none.
 
         Args:
-            outputs: the ends of what the job has written so far.
+            outputs: the ends of the job's outputs so far.
             at_s: now, in seconds since the epoch.
         """
         found = None
@@ -89,7 +89,8 @@ class Losses:
             return None
         steps = [_step(lines, one.line) for one in bad]
         known = [step for step in steps if step is not None]
-        # A bar is drawn again and again at one step; the same one of another epoch is none.
+        # A bar is redrawn many times at one step; the same step of another epoch is a different
+        # one.
         places = [(one.epoch, step) for one, step in zip(bad, steps, strict=True)]
         again = sum(place[1] is not None and place == before for before, place in pairwise(places))
         count = len(bad) - again
@@ -105,7 +106,7 @@ class Losses:
 
 
 def _readings(lines: list[str]) -> Iterator[_Reading]:
-    """Yield the losses of the training; the last line may go on."""
+    """Yield the losses of the training; the last line may be incomplete."""
     epoch = None
     for at, line in enumerate(lines[:-1]):
         text = line[: loss_lines.CHARS]
@@ -115,13 +116,13 @@ def _readings(lines: list[str]) -> Iterator[_Reading]:
 
 
 def _step(lines: list[str], at: int) -> int | None:
-    """Return the step of a loss: its line's, else the last one above it."""
+    """Return the step of a loss: from its line, else the last step above it."""
     above = range(at, max(-1, at - _NEAR), -1)
     return next((step for n in above if (step := progress.step_in(lines[n])) is not None), None)
 
 
 def sentence(found: NoNumber) -> str:
-    """Return what became of a loss, as a clause for people."""
+    """Return a clause for people about a loss that is not a number any more."""
     since = "" if found.step is None else f" since step {found.step}"
     at = "" if found.good_step is None else f" at step {found.good_step}"
     return f"the loss is {found.value}{since}" + (f" ({found.good}{at})" if found.good else "")

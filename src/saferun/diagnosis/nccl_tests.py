@@ -1,7 +1,7 @@
-"""Pure: what NCCL's own diagnosis says of the paths between GPUs, where it was asked for.
+"""Pure: the result of NCCL's own diagnosis of the paths between GPUs, if it was asked for.
 
-With NCCL_RUN_DIAGNOSTICS, NCCL 2.31 and later tests the paths of each communicator and prints lines
-with "NCCL DIAG", by the process of its rank 0. A failed test does not end the job:
+With NCCL_RUN_DIAGNOSTICS, NCCL 2.31 and later tests the paths of each communicator, and the process
+of its rank 0 prints lines with "NCCL DIAG". A failed test does not end the job:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
 """
 
@@ -26,7 +26,7 @@ _SLOW = re.compile(
     r"net bw: \S{1,20} rank (\d{1,7}) \((\S{1,64})\): ([\d.]{1,20}) Gbit/s, "
     r">30% off median ([\d.]{1,20}) Gbit/s"
 )
-_WRONG = "mismatch"  # in what failed where a copy arrived, but not as it was sent
+_WRONG = "mismatch"  # in a test whose copy arrived with wrong data
 _BY = "NCCL's own test"
 
 
@@ -42,19 +42,19 @@ class _End:
 class NcclTests:
     """The answer of one attempt."""
 
-    finding: str = ""  # one clause for people; "" where nothing could be tested
-    line: str = ""  # the line of a path between GPUs that failed; "" where none did
-    rank: int | None = None  # where one rank is in all that failed, and is known
-    is_wrong: bool = False  # data arrived that was not sent
+    finding: str = ""  # one clause for people; "" if nothing could be tested
+    line: str = ""  # the line of a failed path between GPUs; "" if none failed
+    rank: int | None = None  # the rank that all failed paths share, if known
+    is_wrong: bool = False  # wrong data arrived
     completed: bool = False
 
 
 class _Report:
-    """What was printed about one communicator."""
+    """The printed lines about one communicator."""
 
     def __init__(self) -> None:
         self.size = 0
-        self.failed: dict[tuple[_End, _End], tuple[re.Match[str], str]] = {}  # with its line
+        self.failed: dict[tuple[_End, _End], tuple[re.Match[str], str]] = {}  # with the line
         self.passed = self.tested = 0
         self.slow = ""
 
@@ -73,15 +73,15 @@ class _Report:
 
 
 def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
-    """Return what NCCL found; None where it printed nothing of the kind.
+    """Return NCCL's findings; None if it printed none.
 
     Args:
-        outputs: beginnings and ends of what the job has written; they may overlap.
-        world_size: ranks of the job; 0 where it is not known. A smaller communicator has ranks of
-            its own numbering, which name nobody.
+        outputs: beginnings and ends of the job's outputs; they may overlap.
+        world_size: number of the job's ranks; 0 if unknown. A smaller communicator numbers its
+            ranks differently, so they identify no rank of the job.
     """
     reports: list[_Report] = []
-    latest: dict[str, _Report] = {}  # by the process that prints
+    latest: dict[str, _Report] = {}  # by the pid of the printing process
     for output in outputs:
         for raw in output.split(b"\n") if MARK in output else ():
             line = raw.decode("utf-8", "replace").strip()

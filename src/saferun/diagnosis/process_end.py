@@ -1,4 +1,4 @@
-"""The end of a process by a signal, as torchrun reports it, in words."""
+"""Describe in words how a signal ended a process, from torchrun's report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ENDED = re.compile(
     r"exitcode\s{0,4}:\s{0,3}-(?P<number>\d{1,2})\b\)?"
     r"(?:\s{1,3}local_rank:\s{0,3}\d{1,6})?(?:\s{1,3}\(pid:\s{0,3}(?P<pid>\d{1,9})\))?"
 )
-# signal(7), from 1
+# Names from signal(7), for 1 and up.
 _NAMES = (
     *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2"),
     *("PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG"),
@@ -19,7 +19,7 @@ _KILL = 9
 
 
 def by_signal(line: str) -> str:
-    """Return what a line of torchrun's says of a process that a signal ended; "" for another line.
+    """Return a signal's end of a process, from a line of torchrun; "" for any other line.
 
     >>> by_signal("failed (exitcode: -6) local_rank: 0 (pid: 25495) of binary: python")
     'ended by SIGABRT (pid 25495)'
@@ -32,11 +32,11 @@ def by_signal(line: str) -> str:
 
 
 def launcher_end(number: int, *, torchrun: bool) -> str:
-    """Return that the attempt's first process died of a signal.
+    """Return a clause that says by which signal the attempt's first process died.
 
     Args:
-        number: of the signal.
-        torchrun: it was torchrun, else the script's own process.
+        number: the signal's number.
+        torchrun: the process was torchrun, not the script itself.
     """
     who = "torchrun itself" if torchrun else "the script's process"
     ended = "was killed (SIGKILL)" if number == _KILL else f"ended by {name_of(number)}"
@@ -44,5 +44,5 @@ def launcher_end(number: int, *, torchrun: bool) -> str:
 
 
 def name_of(number: int) -> str:
-    """Return the name of a signal, its number where it has none."""
+    """Return a signal's name, or its number if it has none."""
     return f"SIG{_NAMES[number - 1]}" if 0 < number <= len(_NAMES) else f"signal {number}"

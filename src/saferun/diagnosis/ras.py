@@ -1,10 +1,10 @@
-"""Pure: what NCCL's RAS says of a job: which ranks have launched fewer collectives than others.
+"""Pure: which ranks have launched fewer collectives than others, by NCCL's RAS.
 
-NCCL answers on localhost:28028 from 2.24 on as a text for people, as JSON from 2.28.7 on
-(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). It counts what
-was launched, so that ranks of a healthy job differ for a moment: only what differs and stands still
-tells anything. It has called jobs well that were not (NVIDIA/nccl#1730), and so never speaks
-against another sign.
+NCCL answers on localhost:28028: from 2.24 on as text for people, from 2.28.7 on as JSON
+(https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). It counts
+launched collectives, so ranks of a healthy job differ for a moment: only a difference that does not
+change counts. RAS has called broken jobs healthy (NVIDIA/nccl#1730), so it never overrides another
+sign.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from saferun.diagnosis.flight_record import Finding
 
 _CALL = "a collective of NCCL"
-_MOST = 100_000  # communicators and ranks that are read
+_MOST = 100_000  # most communicators and ranks that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,12 @@ class Member:
     rank: int  # in the communicator
     pid: int
     host: str
-    launched: int | None  # collectives so far, of all kinds; None where it did not answer
-    is_gone: bool = False  # NCCL holds its process for dead, or it did not answer
+    launched: int | None  # collectives of all kinds so far; None if it did not answer
+    is_gone: bool = False  # NCCL takes its process for dead, or it did not answer
 
 
-# By the communicator's name; of a text also by the kind of the collectives, and only what differs.
+# By the communicator's name; for a text answer also by the kind of collective, and only
+# differences.
 Answer = Mapping[str, tuple[Member, ...]]
 _GROUP = re.compile(r"#\d{1,9}-\d{1,9} \(([0-9a-f]{1,16})\) ([A-Z]{1,20})\s*\Z")
 _KIND = re.compile(r"  Communicator ranks have different (\w{1,20}) operation counts")
@@ -41,17 +42,17 @@ _RANK = re.compile(
     rf"  Rank (\d{{1,9}}) (?:has {_LAUNCHED} )?"
     r"-- GPU .{1,80}managed by process (\d{1,9}) on node (\S{1,64})\s*\Z"
 )
-# NCCL 2.28.9 leaves out the comma before the status of a rank that is missing.
+# NCCL 2.28.9 omits the comma before the status of a missing rank.
 _NO_COMMA = re.compile(rb"([^\s,:\[{])(\s{0,99}\n\s{0,99}\")")
-_BETWEEN_TWO = ("Send", "Recv", "SendRecv")  # which ranks of a pipeline call unequally often
-_OTHERS = -1  # the pid of those that a text counts and does not name
+_BETWEEN_TWO = ("Send", "Recv", "SendRecv")  # counts may differ between ranks of a pipeline
+_OTHERS = -1  # pid for ranks that a text counts without names
 
 
 def read(content: bytes) -> Answer | None:
-    """Return what an answer says; None where it is another thing.
+    """Return a parsed answer; None if the content is something else.
 
     Args:
-        content: all that came; nothing in it is trusted.
+        content: all bytes that came, which are not trusted.
     """
     if b"\nCommunicators..." in content:
         return _of_text(content.decode("latin-1").splitlines())
@@ -64,10 +65,10 @@ def read(content: bytes) -> Answer | None:
 
 
 def _of_text(lines: list[str]) -> Answer:
-    """Return what a text says (NVIDIA/nccl, src/ras/client_support.cc, `rasClientRunComms`)."""
+    """Parse a text answer (NVIDIA/nccl, src/ras/client_support.cc, `rasClientRunComms`)."""
     found: dict[str, list[Member]] = {}
     name = section = kind = ""
-    count: int | None = None  # of the ranks of the lines that follow
+    count: int | None = None  # of the ranks in the lines that follow
     for line in lines:
         if group := _GROUP.match(line):
             (name, section), kind = group.groups(), ""
@@ -91,7 +92,7 @@ def _members(comm: Mapping[str, object]) -> Iterator[Member]:
     """Yield the ranks of a communicator, the missing ones too.
 
     Raises:
-        TypeError, KeyError: it has another form.
+        TypeError, KeyError: the communicator has another form.
     """
     for key in ("ranks", "missing_ranks"):
         found = comm[key]
@@ -108,15 +109,15 @@ def _members(comm: Mapping[str, object]) -> Iterator[Member]:
 def compare(
     before: Answer, after: Answer, pids: Mapping[int, int], world: int = 0
 ) -> Finding | None:
-    """Return who is behind; None where nothing differs, or where something moves.
+    """Return the ranks that are behind; None if nothing differs or something moves.
 
     Args:
-        before: an answer.
-        after: another one, some seconds later.
-        pids: of the ranks of this machine: pid -> rank. An answer without any of them is another
-            job's.
-        world: how many ranks the job has; 0 where that is not known. In a communicator of all of
-            them each has its own number, on other machines and after its end, too.
+        before: the first answer.
+        after: the answer some seconds later.
+        pids: pid -> rank, of this machine's ranks. An answer without any of them concerns another
+            job.
+        world: number of the job's ranks; 0 if unknown. In a communicator of all ranks each one has
+            its own number, even on other machines and after its end.
     """
     if not any(member.pid in pids for comm in after.values() for member in comm):
         return None
@@ -139,7 +140,7 @@ def _of(comm: tuple[Member, ...], pids: Mapping[int, int], world: int) -> Findin
     named = [one for one in behind if one.pid != _OTHERS]
     counted = {one.launched for one in behind if one.pid == _OTHERS}
     if not named or counted - {one.launched for one in named}:
-        return None  # nobody, or some whom the text does not name
+        return None  # nobody, or ranks that the text does not name
     if len(named) == len(comm) and most:
         return None
     is_world = len(comm) == world and _has_all(comm, pids)
@@ -156,7 +157,7 @@ def _of(comm: tuple[Member, ...], pids: Mapping[int, int], world: int) -> Findin
 
 
 def _has_all(comm: tuple[Member, ...], pids: Mapping[int, int]) -> bool:
-    """Return whether the ranks of this machine have their own numbers in a communicator."""
+    """Return whether this machine's ranks have their own numbers in a communicator."""
     seen = {(one.pid, one.rank) for one in comm}
     return all(pair in seen for pair in pids.items())
 

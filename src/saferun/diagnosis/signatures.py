@@ -1,4 +1,4 @@
-"""Pure: how each kind of failure shows itself, and what people read about it.
+"""Pure: the signs of each kind of failure, and its texts for people.
 
 `parse` turns the document of knowledge/failures.yaml into values; matches.py finds the places of a
 log that a sign fits.
@@ -14,21 +14,21 @@ from saferun.errors import SaferunError
 from saferun.knowledge import loader
 
 VERDICTS = ("retry", "mitigate", "stop-user", "stop-hardware", "unknown")
-# What weighs most in one log wins. An exception of the user's own weighs USER and wins over less.
-# `bare`: the message of an exception without its exception, as in fragments of a log.
+# The highest weight in one log wins. An exception in the user's own code weighs USER and wins over
+# lower weights. `bare`: an exception's message without the exception, as in fragments of a log.
 WEIGHTS = {
     "hard": 90, "cause": 70, "soft": 52, "echo+": 33, "echo": 30,
     "process": 20, "bare": 16, "hint": 10,
 }  # fmt: skip
 USER = 50
 
-_kept: list[Knowledge] = []  # one, or none
+_kept: list[Knowledge] = []  # at most one
 
-Needle = tuple[str, ...]  # a phrase: lower-case parts that follow each other
+Needle = tuple[str, ...]  # a phrase: parts in lower case that follow each other
 
 
 class Kind(NamedTuple):
-    """One kind of failure, and what people read about it."""
+    """One kind of failure, and its texts for people."""
 
     name: str
     group: str
@@ -37,25 +37,25 @@ class Kind(NamedTuple):
     explanation: str
     advice: str
     references: tuple[str, ...]
-    numbers: str  # regex with named groups; "" where a kind has no numbers
-    detail: str  # filled from them
-    waits: bool  # waiting is part of the mitigation: it passes by itself, in a while
-    echo: bool = False  # what survivors of a failure elsewhere see: the cause is on another node
+    numbers: str  # regex with named groups; "" if a kind has no numbers
+    detail: str  # a text with these numbers
+    waits: bool  # the failure passes by itself after a while, so waiting is part of the mitigation
+    echo: bool = False  # seen by survivors of a failure elsewhere: the cause is on another node
 
     @property
     def stops(self) -> bool:
-        """Whether another attempt would fail the same way."""
+        """Return whether another attempt would fail in the same way."""
         return self.verdict.startswith("stop")
 
 
 class Sign(NamedTuple):
-    """How a kind shows itself."""
+    """One sign of a kind in a log."""
 
     kind: str
     says: tuple[Needle, ...]
     types: frozenset[str]
     near: tuple[str, ...]
-    doing: str  # a pattern of lower case; "" for none
+    doing: str  # a pattern in lower case; "" for none
     not_near: tuple[str, ...]
     own: tuple[str, ...]
     not_own: tuple[str, ...]
@@ -65,23 +65,23 @@ class Sign(NamedTuple):
     not_anywhere: tuple[str, ...]
     weight: int
     only: str  # "", "exception" or "line"
-    warned: bool  # a warning's line counts in full
-    last: bool  # only among the last lines of the log
-    explains: frozenset[str]  # kinds that are its consequence, whatever they weigh
+    warned: bool  # a line of a warning counts in full
+    last: bool  # fits only in the last lines of the log
+    explains: frozenset[str]  # kinds that are its consequences, whatever their weight
 
     @property
     def states(self) -> bool:
-        """Whether it decides in a line of information, too: it states an end, or the last lines."""
+        """Return whether it decides even in an information line: it states an end or has `last`."""
         return self.warned or self.last or self.weight >= WEIGHTS["hard"]
 
     @property
     def stands_alone(self) -> bool:
-        """Whether a line that it fits needs nothing around it to be the cause."""
+        """Return whether a line that it fits is a cause without any context."""
         around = self.near or self.doing or self.own or self.innermost or self.anywhere
         return self.weight >= WEIGHTS["cause"] and not around and self.only != "exception"
 
 
-# The keys of a sign that are words of which one is, or is not, in some place.
+# Keys of a sign with words of which one must (or must not) occur in some place.
 _WORDS = (
     *("near", "not_near", "own", "not_own", "not_above", "innermost"),
     *("anywhere", "not_anywhere"),
@@ -93,9 +93,9 @@ class Knowledge(NamedTuple):
 
     kinds: Mapping[str, Kind]
     signs: tuple[Sign, ...]
-    classes: Mapping[str, str]  # exception's class -> kind
-    phrases: tuple[tuple[Needle, str], ...]  # -> kind, for exceptions of a general class
-    numbers: Mapping[str, Mapping[int, str]]  # who defines them -> number of an error -> its name
+    classes: Mapping[str, str]  # class of an exception -> kind
+    phrases: tuple[tuple[Needle, str], ...]  # phrase -> kind, for exceptions of a general class
+    numbers: Mapping[str, Mapping[int, str]]  # library -> number of an error -> its name
 
 
 def load() -> Knowledge:
@@ -112,7 +112,7 @@ def parse(document: Mapping[str, Any]) -> Knowledge:
     """Turn the document into values.
 
     Raises:
-        SaferunError: an unknown kind, verdict, weight or key, or a missing key.
+        SaferunError: a kind, verdict, weight or key is unknown, or a key is missing.
     """
     kinds = {name: _kind(name, body) for name, body in document["kinds"].items()}
     signs = tuple(_sign(body, kinds) for body in document["signs"])
@@ -182,7 +182,7 @@ def _texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _phrases(body: Mapping[str, Any]) -> Sequence[str]:
-    """Return what a sign says: of a list, or of lists by the releases that print them."""
+    """Return a sign's phrases, from a list or from lists by the releases that print them."""
     says = body.get("says", ())
     groups = says.values() if isinstance(says, Mapping) else (says,)
     return [str(text) for group in groups for text in group]
@@ -193,7 +193,7 @@ def _lower_texts(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _doing(phrases: Sequence[str]) -> str:
-    """Return a pattern of what a job does, which is not part of a path or a setting's name."""
+    """Return a pattern for words about what a job does, but not in a path or a setting's name."""
     words = "|".join(map(re.escape, phrases))
     return rf"(?<![\w/-])(?:{words})(?![/:=])" if words else ""
 
@@ -209,5 +209,5 @@ def _known(name: str, kinds: Mapping[str, Kind]) -> str:
 
 
 def needle(text: str) -> Needle:
-    """Return the parts of a phrase, which ` ... ` stands between."""
+    """Return the parts of a phrase, which are separated by ` ... `."""
     return tuple(text.lower().split(" ... "))

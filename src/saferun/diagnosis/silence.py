@@ -1,10 +1,10 @@
-"""Pure: when a job that shows no sign of work may hang, and which of its ranks is elsewhere.
+"""Pure: when a job without signs of work may hang, and which of its ranks is elsewhere.
 
-A sign of work is a byte read or written by any process of the job: output, steps, data, compiled
-kernels and checkpoints all are. Weaker signs are CPU time, a GPU in use, bytes of a network, a
-sleep, and what other programs below a rank do: a rank in an endless loop uses the CPU, too, and so
-do ranks that wait for a GPU. Where a limit is given they do not count. Without one they do, for
-`_BUSY` times the limit.
+A sign of work is a byte that any process of the job reads or writes: output, steps, data, compiled
+kernels and checkpoints all cause some. Weaker signs are CPU time, a GPU in use, network bytes, a
+sleep, and the work of other programs below a rank: a rank in an endless loop also uses the CPU, and
+so do ranks that wait for a GPU. If a limit is given, weaker signs do not count. Without one they
+do, for `_BUSY` times the limit.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ from typing import NamedTuple
 
 from saferun.diagnosis.evidence import Hang
 
-LEAST_S = 600.0  # the least limit, where none is given
-# A silence of several ranks after which it is found out who waits for whom: with the time between
-# two looks, and what ranks and NCCL get to answer, less than a minute from its beginning.
+LEAST_S = 600.0  # smallest limit, if none is given
+# After so long a silence of several ranks, the watch finds out which rank waits for which. With the
+# time between two looks, and the time that ranks and NCCL get to answer, that takes less than a
+# minute.
 STALL_S = 30.0
-_LEAST_STALL_S = 10.0  # where a limit is given whose half is less, its end comes soon enough
-LOUD_S = 60.0  # the least length of a stall that is told on stderr
-# How many times longer than the longest silence of the run it has to be for that: for a rank that
-# does nothing, and for one that works.
+_LEAST_STALL_S = 10.0  # if half of the given limit is less, the end comes soon enough
+LOUD_S = 60.0  # shortest stall that is reported on stderr
+# For that report it must also be this many times longer than the run's longest silence: for a rank
+# that does nothing, and for one that works.
 _LOUDER, _LOUDER_WORKING = 2, 10
-GONE_S = 120.0  # of a stall for a rank that is gone, after which the attempt is ended
-_GAPS = 10  # times the longest ordinary gap, where no limit is given
-_BUSY = 12  # times longer, where no limit is given and there are weaker signs of work
-_NEAR = 0.5  # from this part of the limit on, weaker signs that cost more are looked for
-_CORES = 0.1  # above this a rank computes
-RATE = 64 * 1024  # bytes/s; more than what libraries exchange to know of each other
+GONE_S = 120.0  # length of a stall for a vanished rank after which the attempt is ended
+_GAPS = 10  # times the longest ordinary gap, if no limit is given
+_BUSY = 12  # times longer, if no limit is given and there are weaker signs of work
+_NEAR = 0.5  # from this part of the limit on, more costly weaker signs are checked
+_CORES = 0.1  # a rank that uses more is computing
+RATE = 64 * 1024  # bytes/s; more than libraries exchange to keep in contact
 TERMINAL = "a read from the terminal"
 _OWN_TIME = re.compile(r"nanosleep|^(?:do_wait|wait4|waitid)$")  # a sleep, or a wait for a child
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
-DEBUGGED = "t"  # by a person, who may take all the time
-_HELD = (*STOPPED, *UNINTERRUPTIBLE)  # takes part in nothing
+DEBUGGED = "t"  # in a debugger, whose user may take any time
+_HELD = (*STOPPED, *UNINTERRUPTIBLE)  # such a process takes part in nothing
 _COMPUTES = "computes on"
 _AT_GPU = "waits for its GPU"
-_WAITS = 1  # the level of _kind up to which a rank only waits for something
+_WAITS = 1  # the level of _kind up to which a rank only waits
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
-_LIBRARY = re.compile(  # the last ones are what inductor has compiled
+_LIBRARY = re.compile(  # the last ones are compiled by inductor
     r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen |/(?:saferun|hooks)/inject/"
     r"|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$"
 )
 _C10D = "/torch/distributed/distributed_c10d.py"
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 _WAITS_FOR_GPU = re.compile(r"/torch/cuda/(?:__init__|streams)\.py$")
-# Calls that return when a GPU is done; a launch, when its queue has room.
+# Calls that return when a GPU has finished, or, for a launch, when its queue has room.
 _GPU_CALL = re.compile(
     r"^    (?:cuda|cu|hip)(?:(?:Ctx|Device|Stream|Event)Synchronize|LaunchKernel|Memcpy)\w* \(",
     re.MULTILINE,
@@ -56,35 +57,35 @@ _GPU_CALL = re.compile(
 
 
 class RankSign(NamedTuple):
-    """One rank, as /proc shows it."""
+    """One rank's state in /proc."""
 
     rank: int | None
     pid: int
     state: str  # proc_pid_stat(5): R, S, D, T, …
-    cpu_s: float  # used so far
-    waits_in: str  # the kernel function or system call; "" if unknown
+    cpu_s: float  # CPU time used so far
+    waits_in: str  # kernel function or system call; "" if unknown
 
 
 class Look(NamedTuple):
     """One look at a job."""
 
-    at_s: float  # any clock that does not jump
-    work: tuple[int, ...]  # differs where any process of the job has read or written
+    at_s: float  # time of any clock that does not jump
+    work: tuple[int, ...]  # differs if any process of the job has read or written
     ranks: tuple[RankSign, ...]
-    cpu_s: float = 0.0  # used so far by the ranks and by all that they have started
-    beside: int = 0  # bytes read and written so far by other programs that they have started
+    cpu_s: float = 0.0  # CPU time of the ranks and of all that they started, so far
+    beside: int = 0  # bytes read and written so far by other programs that they started
     naps: bool = False  # one of those programs sleeps
 
 
 class Used(NamedTuple):
-    """What some ranks, and all that they have started, have used."""
+    """The resources that some ranks, and all that they started, have used."""
 
-    cpu_s: float  # of processes that have ended, too
+    cpu_s: float  # includes ended processes
     runs: bool  # one of them is on a CPU, or waits for one
 
 
 class Helper(NamedTuple):
-    """A process that a rank has started of its own program, such as a DataLoader's worker."""
+    """A process that a rank has started from its own program, such as a DataLoader worker."""
 
     parent: int  # pid of the rank
     pid: int
@@ -93,24 +94,24 @@ class Helper(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank is."""
+    """The place where a rank is."""
 
     rank: int | None
     pid: int
     what: str  # a clause for people
-    frame: str = ""  # "train.py:33 in step", of the script's own code where it has any
+    frame: str = ""  # "train.py:33 in step", in the script's own code if possible
     collective: bool = False  # it is in a collective of torch
-    odd: bool = False  # it is elsewhere than the others
-    helpers: tuple[str, ...] = ()  # clauses about its workers that are at work of the script's
-    call: str = ""  # the collective that it is in: "all_reduce"; "" where that is not known
+    odd: bool = False  # it is not where the others are
+    helpers: tuple[str, ...] = ()  # clauses about its workers that are running the script's code
+    call: str = ""  # its collective: "all_reduce"; "" if unknown
 
 
 class Longest:
-    """What is known of the silences of a run that have ended.
+    """Knowledge about the run's silences that have ended.
 
     Attributes:
-        silence_s: the length of the longest one.
-        waited_at: the functions in which ranks were that others have waited for.
+        silence_s: length of the longest silence, in seconds.
+        waited_at: functions in which ranks were while others waited for them.
     """
 
     def __init__(self) -> None:
@@ -118,10 +119,10 @@ class Longest:
         self.waited_at: set[str] = set()
 
     def loud_s(self, *, works: bool = False) -> float:
-        """Return how long a stall has to be to be told on stderr.
+        """Return how long a stall must be to be reported on stderr, in seconds.
 
         Args:
-            works: the rank that others wait for shows signs of work.
+            works: whether the rank that others wait for shows signs of work.
         """
         return max(LOUD_S, (_LOUDER_WORKING if works else _LOUDER) * self.silence_s)
 
@@ -131,8 +132,8 @@ class Silence:
 
     Args:
         limit_s: how long a silence may last; None to follow the job's own rhythm.
-        longest: those of the run; a longer one is noted there, too.
-        least_ranks: of this machine, for a stall.
+        longest: the run's longest silences, which are updated.
+        least_ranks: ranks of this machine that a stall needs at least.
     """
 
     def __init__(
@@ -140,22 +141,22 @@ class Silence:
     ) -> None:
         self._given_s = limit_s
         self._run, self._least_ranks = longest or Longest(), least_ranks
-        self._since: Look | None = None  # the last look with a new sign
+        self._since: Look | None = None  # last look with a new sign
         self._last: Look | None = None
-        self._busy_at_s = 0.0  # the last weaker sign
+        self._busy_at_s = 0.0  # time of the last weaker sign
         self._longest_s = 0.0
         self._reported = False
-        self.is_stalled = False  # the silence has lasted for as long as a stall
-        self.has_slept = False  # nobody was looking before the newest look
-        self._answers = False  # the ranks were asked where they are since the last look
+        self.is_stalled = False  # the silence is long enough for a stall
+        self.has_slept = False  # no look was made for a while before the newest one
+        self._answers = False  # the ranks were asked for their places since the last look
         self._seen: dict[int, RankSign] = {}  # rank -> its last sign
 
     def take(self, look: Look, every_s: float) -> Look | None:
-        """Return the look with which a silence began that is too long by now; each once.
+        """Return the look with which a silence began that is now too long; each silence once.
 
         Args:
-            look: the newest one.
-            every_s: the time between looks; after a longer gap nobody was looking.
+            look: the newest look.
+            every_s: seconds between looks; a longer gap does not count as silence.
         """
         since, last, self._last = self._since, self._last, look
         if self._answers and since is not None:
@@ -176,10 +177,10 @@ class Silence:
         return self.with_ended(since)
 
     def stalls(self, look: Look) -> Look | None:
-        """Return the look with which a silence of several ranks began that is a stall; each once.
+        """Return the look with which a stall of several ranks began; each stall once.
 
         Args:
-            look: the newest one, which `take` has had.
+            look: the newest look, after `take`.
         """
         since = self._since
         if since is None or self.is_stalled or self._reported:
@@ -194,7 +195,12 @@ class Silence:
         return began
 
     def still_stalls(self, look: Look, after_s: float) -> Look | None:
-        """Return the look with which the stall began, where it has lasted for so long by now."""
+        """Return the look with which the stall began, if it has lasted for `after_s`.
+
+        Args:
+            look: the newest look.
+            after_s: seconds since the beginning of the stall.
+        """
         since = self._since
         if since is None or not self.is_stalled or self._reported:
             return None
@@ -203,12 +209,12 @@ class Silence:
         return self.with_ended(since)
 
     def answered(self, look: Look) -> None:
-        """Note that the ranks were asked where they are: what they wrote for it is no work.
+        """Note that the ranks were asked for their places: their writing of answers is no work.
 
-        What they do until the next look does not count, since an answer may come late.
+        Their activity until the next look does not count, since an answer may come late.
 
         Args:
-            look: the newest one.
+            look: the newest look.
         """
         self._last, self._answers = look, True
 
@@ -217,11 +223,11 @@ class Silence:
         self._busy_at_s = at_s
 
     def look_again_s(self, at_s: float, every_s: float) -> float:
-        """Return when to look again: no later than when a silence is a stall, or too long.
+        """Return when to look again: at the latest when a silence becomes a stall or too long.
 
         Args:
-            at_s: of the last look.
-            every_s: the time between looks.
+            at_s: time of the last look.
+            every_s: seconds between looks.
         """
         if self._since is None or self._reported:
             return every_s
@@ -230,11 +236,11 @@ class Silence:
         return min(every_s, *left) if left else every_s
 
     def is_near(self, look: Look) -> bool:
-        """Return whether weaker signs of work would be of use now."""
+        """Return whether weaker signs of work matter now."""
         return self._given_s is None and not self._reported and self.is_quiet(look.at_s)
 
     def is_quiet(self, at_s: float) -> bool:
-        """Return whether half of the limit is over by then."""
+        """Return whether half of the limit has passed at a time."""
         return self._since is not None and at_s - self._since.at_s >= _NEAR * self.limit_s
 
     def lasts_s(self, at_s: float) -> float:
@@ -242,14 +248,14 @@ class Silence:
         return at_s - self._since.at_s if self._since is not None else 0.0
 
     def with_ended(self, look: Look) -> Look:
-        """Return a look with the ranks that had ended before it, as they were."""
+        """Return a look that also has the ranks that ended before it, in their last state."""
         present = {one.rank for one in look.ranks}
         ended = [one for rank, one in sorted(self._seen.items()) if rank not in present]
         return look._replace(ranks=(*look.ranks, *ended))
 
     @property
     def limit_s(self) -> float:
-        """How long a silence without weaker signs of work may last, in seconds."""
+        """Return how long a silence without weaker signs may last, in seconds."""
         return self._given_s or max(LEAST_S, _GAPS * self._longest_s)
 
     @property
@@ -290,16 +296,16 @@ def places(
     behind: Sequence[int] = (),
     at_gpu: Collection[int] = (),
 ) -> list[Place]:
-    """Return where each rank is, and which is elsewhere than the others.
+    """Return where each rank is, and which rank is not where the others are.
 
     Args:
         since: the look with which the silence began.
         now: the newest look.
-        stacks: pid -> what faulthandler wrote, for the ranks that could be asked, and the same of
-            their helpers, as far as it is known.
-        helpers: what the ranks have started of their own program.
-        behind: the ranks that are elsewhere by torch's own record.
-        at_gpu: pids of those whose stack of C++ waits for a GPU.
+        stacks: pid -> stack from faulthandler, for the ranks that could be asked and, if known,
+            their helpers.
+        helpers: processes with the ranks' own program that they started.
+        behind: ranks that are elsewhere according to torch's own record.
+        at_gpu: pids of processes whose C++ stack waits for a GPU.
     """
     current = {one.pid: one for one in now.ranks}
     elapsed_s = max(now.at_s - since.at_s, 0.001)
@@ -327,27 +333,27 @@ def places(
 
 
 def waits(place: Place) -> bool:
-    """Return whether a rank's own stack shows it in a collective, or waiting for its GPU."""
+    """Return whether a rank's own stack shows that it is in a collective or waits for its GPU."""
     return place.collective or place.what == _AT_GPU
 
 
 def functions(found: Sequence[Place]) -> set[str]:
-    """Return the functions of the script in which the ranks are that others wait for."""
+    """Return the script's functions in which the ranks are that others wait for."""
     return {
         re.sub(r":\d+ in ", " in ", place.frame) for place in found if place.odd and place.frame
     }
 
 
 def works(found: Sequence[Place], before: Look, now: Look, used: Used) -> bool:
-    """Return whether the ranks that others wait for show a weaker sign of work between two looks.
+    """Return whether the ranks that others wait for show a weaker sign of work between looks.
 
-    What the waiting ranks do does not count: those of NCCL keep their core and their GPU busy.
+    The waiting ranks' activity does not count: with NCCL, waiting keeps a core and a GPU busy.
 
     Args:
-        found: from `places`.
-        before: a look.
-        now: one at least some seconds later.
-        used: what those ranks have used between the two.
+        found: the result of `places`.
+        before: the earlier look.
+        now: a look at least some seconds later.
+        used: resources that those ranks used between the two looks.
     """
     elapsed_s = max(now.at_s - before.at_s, 0.001)
     if now.naps or used.runs or used.cpu_s > _CORES * elapsed_s:
@@ -363,7 +369,7 @@ def works(found: Sequence[Place], before: Look, now: Look, used: Used) -> bool:
 
 
 def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
-    """Return a clause about a worker; "" for one that waits for work, in a library's code."""
+    """Return a clause about a worker; "" if it waits for work in a library's code."""
     frame = _frame(_main_thread(stacks.get(helper.pid, "")), own=True)
     if not frame and helper.state not in _HELD:
         return ""
@@ -372,13 +378,13 @@ def _helper(helper: Helper, stacks: Mapping[int, str]) -> str:
 
 
 def waiting(found: Sequence[Place], silent: str, call: str = "", elsewhere: str = "") -> str:
-    """Return who waits for whom, as a line for people; "" where that is not known.
+    """Return who waits for whom, as a line for people; "" if unknown.
 
     Args:
-        found: from `places`.
+        found: the result of `places`.
         silent: the length of the silence, for people.
-        call: the collective in which the others wait, as torch's own record says; "" without one.
-        elsewhere: a clause about a rank of another machine for which all of these wait.
+        call: the collective in which the others wait, by torch's own record; "" if unknown.
+        elsewhere: a clause about a rank on another machine for which all of these ranks wait.
     """
     odd = [place for place in found if place.odd]
     others = [place for place in found if not place.odd]
@@ -396,11 +402,11 @@ def waiting(found: Sequence[Place], silent: str, call: str = "", elsewhere: str 
 
 
 def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:
-    """Return what ends an attempt that hangs: ranks in different collectives, or one elsewhere.
+    """Return why a hanging attempt is ended: ranks in different collectives, or one elsewhere.
 
     Args:
-        found: from `places`.
-        recorded: what torch's own record says.
+        found: the result of `places`.
+        recorded: the hang according to torch's own record.
     """
     frames = {place.frame for place in found}
     if recorded is not None and recorded.kind != "hang":
@@ -416,9 +422,9 @@ def cause(found: Sequence[Place], recorded: Hang | None = None) -> Hang:
 
 
 def from_py_spy(text: str) -> str:
-    """Return the main thread's Python frames of a `py-spy dump` as faulthandler writes them.
+    """Return the main thread's Python frames of a `py-spy dump`, in faulthandler's format.
 
-    py-spy has a function's qualified name, faulthandler the last part of it.
+    py-spy prints a function's qualified name, faulthandler only its last part.
     """
     return "".join(
         f'  File "{path}", line {n} in {name.rpartition(".")[2]}\n'
@@ -427,7 +433,7 @@ def from_py_spy(text: str) -> str:
 
 
 def waits_for_gpu(text: str) -> bool:
-    """Return whether the main thread in a `py-spy dump --native` waits in a call for its GPU."""
+    """Return whether the main thread in a `py-spy dump --native` waits for its GPU."""
     return bool(_GPU_CALL.search(_spied_main(text)))
 
 
@@ -452,7 +458,7 @@ def _what(one: RankSign, cores: float) -> str:
 
 
 def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
-    """Return how unusual a rank's place is in a hang, and the place: equal for ranks together."""
+    """Return how unusual a rank's place is in a hang, and the place; ranks together are equal."""
     one = current.get(place.pid)
     if one is None or one.state in _HELD:
         return 3, place.what
@@ -463,7 +469,7 @@ def _kind(place: Place, current: Mapping[int, RankSign]) -> tuple[int, str]:
 
 
 def _odd(kinds: Sequence[tuple[int, str]]) -> set[int]:
-    """Return the places of those who are elsewhere; none where all are together."""
+    """Return the indices of the places that differ from the others; none if all are together."""
     if len(set(kinds)) < 2:
         return set()
     levels = [level for level, _ in kinds]
@@ -471,20 +477,20 @@ def _odd(kinds: Sequence[tuple[int, str]]) -> set[int]:
     if max(levels) <= _WAITS or min(levels) == max(levels):
         if min(counts) < max(counts):
             return {at for at, count in enumerate(counts) if count == min(counts)}
-        if min(levels) == max(levels):  # two places with as many ranks: nobody is the odd one
+        if min(levels) == max(levels):  # two places with equally many ranks: neither is odd
             return set()
     return {at for at, level in enumerate(levels) if level == max(levels)}
 
 
 def _main_thread(stack: str) -> str:
-    """Return the part of the thread that took the signal: the main one, wherever it is not busy."""
+    """Return the stack of the thread that took the signal: the main one, unless that is busy."""
     parts = re.split(r"^(?=Thread 0x|Current thread 0x)", stack, flags=re.MULTILINE)
     current = [part for part in parts if part.startswith("Current thread")]
     return (current or parts)[-1]
 
 
 def _frame(stack: str, *, own: bool = False) -> str:
-    """Return the innermost frame of the script's own code, else the innermost one unless `own`."""
+    """Return the innermost frame in the script's own code, or, unless `own`, in any code."""
     frames = _FRAME.findall(stack)
     of_script = [frame for frame in frames if not _LIBRARY.search(frame[0])]
     for path, line, name in (of_script or ([] if own else frames))[:1]:
@@ -493,7 +499,7 @@ def _frame(stack: str, *, own: bool = False) -> str:
 
 
 def _call(stack: str) -> str:
-    """Return the collective of torch that a rank is in; "" where its stack does not name it."""
+    """Return the collective of torch that a rank is in; "" if its stack does not name it."""
     names = (name for path, _, name in _FRAME.findall(stack) if path.endswith(_C10D))
     return next((name for name in names if not name.startswith("_")), "")
 
@@ -501,13 +507,13 @@ def _call(stack: str) -> str:
 def report(
     found: Sequence[Place], silent: str, recorded: Hang | None = None, *, most: int = 12
 ) -> list[str]:
-    """Return the lines about a job that may hang, those who are not where the others are first.
+    """Return lines on a job that may hang; ranks that are not where the others are come first.
 
     Args:
-        found: from `places`.
-        silent: the length of the silence, for people; "" where a person has asked.
-        recorded: what torch's own record says.
-        most: of the ranks to show.
+        found: the result of `places`.
+        silent: the length of the silence, for people; "" if a person asked for the report.
+        recorded: the hang according to torch's own record.
+        most: largest number of ranks to show.
     """
     lines = ["where the ranks are:"]
     if silent:

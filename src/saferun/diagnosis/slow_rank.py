@@ -1,18 +1,18 @@
-"""Pure: which rank the others wait for in nearly every step, by torch's flight recorder.
+"""Pure: find the rank that the others wait for in nearly every step, by torch's flight recorder.
 
-Gloo's collectives begin when the host calls them, so the times of the calls tell who comes last;
-they are of one machine's clock. NCCL's are only queued by that call, and a rank that is behind in
-queueing need not be behind on its GPU: there the durations count, where torch takes them (a rank
-that comes last finds the others waiting, and its collective is the shortest), and the calls alone
-are only a suspicion.
+A collective of gloo begins when the host calls it, so the times of the calls (by one machine's
+clock) show which rank comes last. A collective of NCCL is only queued by the call, and a rank that
+queues late need not be late on its GPU. With NCCL the durations count, if torch measures them: the
+last rank finds the others waiting, so its collective is the shortest. Without durations, the calls
+give only a suspicion.
 
-What a rank costs in a step is how far it lies behind the last but one, at most, in the step's
-collectives: not their sum, since the others work on while a collective is under way. That is the
-least that the job loses. Where ranks wait for each other many times in a step, it loses more, and a
-slow rank may not be seen. A rank is named only where nothing else explains who comes last:
+A rank's cost in a step is its largest delay after the last but one rank in any collective of the
+step. It is not the sum, since the others may work while a collective runs. The cost is a lower
+bound of the job's loss: if ranks wait for each other many times in a step, the job loses more, and
+a slow rank may be missed. A rank is named only if nothing else explains that it comes last:
 
-- It is far behind in most steps: one that saves or evaluates now and then is not.
-- It waits for nobody itself: with groups of several kinds, whom it holds up comes late elsewhere.
+- It is far behind in most steps, unlike a rank that saves or evaluates from time to time.
+- It waits for nobody itself: with several kinds of groups, a rank that it delays is late elsewhere.
 - There are no sends between ranks: in a pipeline some stages end later than others by design.
 """
 
@@ -26,13 +26,13 @@ from dataclasses import dataclass, replace
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import is_number
 
-SHARE = 0.1  # of the time: a rank that costs less is not named
-OFTEN = 0.8  # in so many parts of the record it is the one
-FEWEST = 200  # collectives of a group
+SHARE = 0.1  # of the time; a rank that costs less is not named
+OFTEN = 0.8  # part of the record's parts in which it must be the last
+FEWEST = 200  # fewest collectives of a group
 _PARTS = 10
-_MOST = 4000  # characters of a text
-_STEPS = 10  # the fewest
-_SAME = 0.95  # of the collectives are those of the step before
+_MOST = 4000  # most characters of a text
+_STEPS = 10  # fewest steps
+_SAME = 0.95  # part of the collectives that must equal those of the previous step
 # Collectives in which every rank waits for every other one.
 _TOGETHER = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
 
@@ -42,18 +42,18 @@ class Call:
     """One collective, as one rank recorded it."""
 
     at_s: float  # when the host called it
-    lasts_s: float | None  # on the GPU; None where that is not known
+    lasts_s: float | None  # duration on the GPU; None if unknown
     name: str  # the same on all ranks
-    sizes: str = ""  # of its input
+    sizes: str = ""  # sizes of its input
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When one rank called its collectives."""
+    """The times at which one rank called its collectives."""
 
-    groups: Mapping[str, Mapping[int, Call]]  # group -> number in it -> the call
+    groups: Mapping[str, Mapping[int, Call]]  # group -> number in the group -> call
     is_nccl: bool = False
-    sends: bool = False  # it sends to other ranks, or receives
+    sends: bool = False  # it sends to or receives from other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,24 @@ class Slow:
     """A rank that the others wait for."""
 
     rank: int
-    share: float  # of the job's time that it costs
-    calls: int  # collectives that were compared
-    is_proven: bool = True  # False: by the calls of NCCL alone
+    share: float  # part of the job's time that it costs
+    calls: int  # number of collectives that were compared
+    is_proven: bool = True  # False if only the calls of NCCL show it
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some steps that follow each other."""
+    """Some consecutive steps."""
 
-    costs: Mapping[int, float]  # rank -> the share of the time that it costs
-    waits: Mapping[int, float]  # rank -> the share of the time that it waits
+    costs: Mapping[int, float]  # rank -> part of the time that it costs
+    waits: Mapping[int, float]  # rank -> part of the time that it waits
 
 
 def read(content: bytes) -> Times | None:
-    """Return the times of a dump of the flight recorder; None where it is something else.
+    """Return the times in a flight recorder's dump; None if it is something else.
 
     Args:
-        content: of the file; nothing in it is trusted.
+        content: the file's content, which is not trusted.
     """
     if (loaded := flight_record.load(content)) is None:
         return None
@@ -102,7 +102,7 @@ def read(content: bytes) -> Times | None:
 
 
 def _group(group: object, config: object) -> str:
-    """Return a name of a group that no other one has: of a mesh's rows, several have one name."""
+    """Return a unique name of a group: several groups of a mesh's rows have one name."""
     name = group[0] if isinstance(group, (tuple, list)) and group else None
     one = config.get(name) if isinstance(config, dict) and isinstance(name, str) else None
     ranks = one.get("ranks") if isinstance(one, dict) else ""
@@ -110,16 +110,16 @@ def _group(group: object, config: object) -> str:
 
 
 def wants_durations(times: Mapping[int, Times]) -> bool:
-    """Return whether ranks of NCCL do not time their collectives."""
+    """Return whether there are NCCL ranks that do not measure their collectives."""
     calls = (call for one in times.values() for of in one.groups.values() for call in of.values())
     return any(one.is_nccl for one in times.values()) and all(c.lasts_s is None for c in calls)
 
 
 def judge(times: Mapping[int, Times]) -> Slow | None:
-    """Return which rank the others wait for; None where there is none, or no telling.
+    """Return the rank that the others wait for; None if there is none, or it cannot be told.
 
     Args:
-        times: rank -> its times, of the ranks of one machine.
+        times: rank -> its times, for the ranks of one machine.
     """
     if len(times) < 2 or any(one.sends for one in times.values()):
         return None
@@ -144,11 +144,11 @@ def judge(times: Mapping[int, Times]) -> Slow | None:
 
 
 def _common(of: Mapping[int, Mapping[int, Call]], *, timed: bool) -> list[int]:
-    """Return the numbers of the collectives that all ranks have recorded alike."""
+    """Return the numbers of the collectives that all ranks recorded with the same name and size."""
     first, *others = of.values()
     numbers = sorted(number for number in first if all(number in calls for calls in others))
     if any(len({calls[number].name for calls in of.values()}) > 1 for number in numbers):
-        return []  # groups that are not the same one
+        return []  # the groups are not the same one
     if timed:
         numbers = [n for n in numbers if all(c[n].lasts_s is not None for c in of.values())]
     return numbers
@@ -157,7 +157,7 @@ def _common(of: Mapping[int, Mapping[int, Call]], *, timed: bool) -> list[int]:
 def _parts(
     of: Mapping[int, Mapping[int, Call]], numbers: Sequence[int], *, timed: bool
 ) -> list[_Part]:
-    """Return what each part of a record shows; nothing where it is too short."""
+    """Return the costs and waits in each part of a record; [] if it is too short."""
     steps = _steps(next(iter(of.values())), numbers) if len(numbers) >= FEWEST else []
     if len(steps) <= _STEPS:
         return []
@@ -171,7 +171,7 @@ def _parts(
 def _steps(calls: Mapping[int, Call], numbers: Sequence[int]) -> list[Sequence[int]]:
     """Return the numbers of the collectives of each step.
 
-    What a step has comes again in the next one. Where all collectives are alike, a step ends with
+    A step's collectives come again in the next one. If all collectives are alike, a step ends with
     a long pause.
     """
     forms = [(calls[number].name, calls[number].sizes) for number in numbers]
@@ -192,7 +192,7 @@ def _steps(calls: Mapping[int, Call], numbers: Sequence[int]) -> list[Sequence[i
 def _part(
     of: Mapping[int, Mapping[int, Call]], steps: Sequence[Sequence[int]], *, timed: bool
 ) -> _Part:
-    """Return what some steps show; the last one is only their end."""
+    """Return the costs and waits in some steps; of the last step only the start is used."""
     clock = next(iter(of.values()))
     over_s = max(1e-9, clock[steps[-1][0]].at_s - clock[steps[0][0]].at_s)
     costs, waits = dict.fromkeys(of, 0.0), dict.fromkeys(of, 0.0)
@@ -211,12 +211,12 @@ def _part(
 
 
 def _arrival(call: Call, *, timed: bool) -> float:
-    """Return when a rank came to a collective; by the GPU's time, before the end that all share."""
+    """Return when a rank came to a collective; by GPU time, relative to the common end."""
     return -(call.lasts_s or 0.0) if timed else call.at_s
 
 
 def _last(parts: Sequence[_Part], calls: int) -> Slow | None:
-    """Return the rank that is behind in most parts, and what it costs."""
+    """Return the rank that is behind in most parts, and its cost."""
     found: dict[int, int] = {}
     for part in parts:
         rank, cost = max(part.costs.items(), key=lambda one: one[1])
@@ -232,11 +232,11 @@ def _last(parts: Sequence[_Part], calls: int) -> Slow | None:
 
 
 def sentence(slow: Slow, facts: Sequence[str]) -> str:
-    """Return who is slow, and what its GPU and its CPU show beside the others', for people.
+    """Return a sentence on the slow rank, and how its GPU and CPU differ from the others'.
 
     Args:
-        slow: who.
-        facts: what differs; nothing where nothing does, or where that is not known.
+        slow: the slow rank.
+        facts: the differences; empty if there are none or they are unknown.
     """
     text = (
         f"rank {slow.rank} is slow: the others waited for it throughout the last {slow.calls} "

@@ -1,7 +1,7 @@
 """Pure: the work that a failure costs, and how often a job should save.
 
-Work is lost between the last complete checkpoint and the failure. The best interval between two
-checkpoints follows from what writing one costs and how often the job fails (Young 1974, Daly 2006:
+Work is lost between the last complete checkpoint and the failure. The best interval between
+checkpoints follows from the time to write one and the rate of failures (Young 1974, Daly 2006:
 https://doi.org/10.1016/j.future.2004.11.016).
 """
 
@@ -16,15 +16,15 @@ from typing import NamedTuple
 from saferun.model import Checkpoint
 
 ENOUGH = 3  # failures; an interval from fewer would be a guess
-_NAMED = 200  # checkpoints of one attempt, at most
-_WORTH = 1.5  # the factor by which the present interval must differ to be worth a line
+_NAMED = 200  # most checkpoints of one attempt
+_WORTH = 1.5  # the factor by which the present interval must differ to be reported
 
 
 class WorkLost(NamedTuple):
-    """What one failed attempt has to do again."""
+    """The work of one failed attempt that must be repeated."""
 
     s: float
-    steps: int | None  # None where the steps or the checkpoint's number are unknown
+    steps: int | None  # None if the steps or the checkpoint's number are unknown
     gpu_hours: float
     checkpoint: str  # the newest complete one; "" if there is none
 
@@ -32,17 +32,17 @@ class WorkLost(NamedTuple):
 class Saved(NamedTuple):
     """A checkpoint that an attempt has written."""
 
-    s: float  # since the start of the attempt
-    step: int | None  # None where its name has none, or counts epochs
+    s: float  # seconds since the start of the attempt
+    step: int | None  # None if its name has none, or counts epochs
 
 
 def saved_in(began_at: float, lived_s: float, found: Sequence[Checkpoint]) -> tuple[Saved, ...]:
-    """Return which of the checkpoints on the disk an attempt has written, the oldest first.
+    """Return the checkpoints on disk that an attempt has written, the oldest first.
 
     Args:
-        began_at: when it began, in seconds since the epoch.
-        lived_s: from then to its end.
-        found: the newest first.
+        began_at: start of the attempt, in seconds since the epoch.
+        lived_s: seconds from then to its end.
+        found: the checkpoints on disk, the newest first.
     """
     ours = [one for one in found if 0 <= one.at_s - began_at <= lived_s][:_NAMED]
     return tuple(Saved(round(one.at_s - began_at, 1), _step(one)) for one in reversed(ours))
@@ -58,11 +58,11 @@ def lost(
     """Return the work that an attempt has lost.
 
     Args:
-        last_step: in its output; None without one.
-        began_at: when its work began, in seconds since the epoch: its start is no work.
-        worked_s: from then to its end.
-        checkpoint: the newest complete one of the run; None if there is none.
-        gpus: of this machine that it used.
+        last_step: the last step in its output; None without one.
+        began_at: when its work began, after its start-up, in seconds since the epoch.
+        worked_s: seconds from then to its end.
+        checkpoint: the run's newest complete checkpoint; None if there is none.
+        gpus: number of this machine's GPUs that it used.
     """
     since = worked_s
     if checkpoint is not None:  # a file server's clock may differ from ours
@@ -83,7 +83,11 @@ def _step(checkpoint: Checkpoint) -> int | None:
 
 
 def interval_s(write_s: float, between_failures_s: float) -> float:
-    """Return the time between checkpoints that loses least, by Daly's estimate of higher order.
+    """Return the time between checkpoints that loses least, by Daly's higher-order estimate.
+
+    Args:
+        write_s: time to write a checkpoint, in seconds.
+        between_failures_s: mean time between failures, in seconds.
 
     >>> round(interval_s(10.0, 7200.0)), round(interval_s(100.0, 50.0))
     (372, 50)
@@ -98,11 +102,11 @@ def interval_s(write_s: float, between_failures_s: float) -> float:
 def better_interval_s(
     lived_s: Sequence[float], write_s: Sequence[float], saved_at: Sequence[float]
 ) -> float | None:
-    """Return the interval that the job should save in; None if it is unknown or near the present.
+    """Return the interval at which the job should save; None if unknown or near the present one.
 
     Args:
-        lived_s: how long each failed attempt lived.
-        write_s: how long it took to write some of the checkpoints.
+        lived_s: how long each failed attempt lived, in seconds.
+        write_s: how long it took to write some of the checkpoints, in seconds.
         saved_at: when each checkpoint was written, in seconds since the epoch.
     """
     times = sorted(saved_at)

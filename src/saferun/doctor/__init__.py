@@ -1,1 +1,4 @@
-"""Is this machine fit? Collectors fill the values of `vitals`; checks turn them into findings."""
+"""Is this machine fit?
+
+Collectors fill in the values of `vitals`; checks turn them into findings.
+"""

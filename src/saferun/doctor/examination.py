@@ -1,9 +1,9 @@
-"""`saferun doctor`: collects the machine's facts, all at once and bounded, and has them judged.
+"""`saferun doctor`: collect the machine's facts, all at once and with a limit, and judge them.
 
     all_sources.py -> vitals -> judge (checks_*, xid, audit) -> findings -> view
 
-What hangs or fails becomes a finding. Nothing here raises for what the machine does, and all ends
-within 20 s (except for `--full` and `--recover`).
+A source that hangs or fails becomes a finding. The machine's faults raise nothing here, and
+everything ends within 20 s (except for `--full` and `--recover`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEADLINE_S = 17.5  # the promise is 20 s; starting and printing take the rest
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, and the facts behind it."""
+    """The findings, and the facts behind them."""
 
     findings: tuple[Finding, ...]
     vitals: Vitals
@@ -49,17 +49,17 @@ def examine(
     """Collect the facts and judge them.
 
     Args:
-        environ: that of the jobs that will run.
-        cwd: where they will run.
-        recover: bring the GPUs back into use first, as far as the profile allows; the deadline
-            does not bound this.
-        deadline_s: seconds; what has not answered then is left out, and named in a finding.
+        environ: the environment of the jobs that will run.
+        cwd: the directory where they will run.
+        recover: first bring the GPUs back into use, as far as the profile allows; the deadline does
+            not limit this.
+        deadline_s: seconds; sources without an answer by then are named in a finding.
 
     Returns:
         The findings, each once and without secrets, and the facts.
 
     Raises:
-        SaferunError: a wrong setting of ours in the environment (with `recover` only).
+        SaferunError: the environment has a wrong saferun setting (only with `recover`).
     """
     done = _recover(environ, cwd) if recover else ()
     collected = collect(environ, cwd, deadline_s)
@@ -73,12 +73,12 @@ def examine(
 
 
 def _identity(finding: Finding) -> Finding:
-    """Return what equal findings have in common: recovery and the test both test the GPUs."""
+    """Return what equal findings share: both recovery and the test examine the GPUs."""
     return finding._replace(detail="") if finding.level == OK else finding
 
 
 def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
-    """Call `recover_cuda_context` with the settings that a launch here would have."""
+    """Call `recover_cuda_context` with the settings of a launch here."""
     plan = inputs.gather(read(["SCRIPT"], environ), environ, cwd).plan()
     if not plan.gpus.gpus:
         return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
@@ -88,7 +88,7 @@ def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
 
 
 def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
-    """Return an examination with the speed of the GPUs (`--full`): under 60 s, at full load."""
+    """Return an examination with the GPUs' speed (`--full`): takes under 60 s, at full load."""
     gpus = known.vitals.gpus
     if not gpus.facts.gpus:
         what = "no GPU that a job would see: nothing was measured"
@@ -105,7 +105,7 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
 
 
 def _unanswered(collected: Collected) -> Iterator[Finding]:
-    """Yield the sources without an answer: the machine hangs there, or the fault is ours."""
+    """Yield the sources without an answer: the machine hangs, or saferun has a fault."""
     for name, late_s in collected.late.items():
         what = f"{SOURCES[name]}: no answer within {seconds(late_s)}"
         fix = "what is asked there hangs, and would for a job"
@@ -117,11 +117,11 @@ def _unanswered(collected: Collected) -> Iterator[Finding]:
 def judge(
     vitals: Vitals, environ: Mapping[str, str], answered: frozenset[str] = frozenset(SOURCES)
 ) -> list[Finding]:
-    """Judge the facts; those of a source that did not answer are not judged.
+    """Judge the facts, except those of sources that did not answer.
 
     Args:
         vitals: the facts.
-        environ: that of the jobs.
+        environ: the environment of the jobs.
         answered: the sources (keys of SOURCES) that answered.
 
     Returns:
@@ -135,7 +135,7 @@ def judge(
 
 
 def _guarded(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Return the findings of a check; one that raises becomes a finding of its own."""
+    """Return the findings of a check; an exception in it becomes a finding."""
     try:
         return list(check())
     except Exception as error:
@@ -208,7 +208,7 @@ def _numbers(vitals: Vitals) -> dict[str, int]:
 
 
 def _events(vitals: Vitals) -> list[Finding]:
-    """Judge the driver's events in the kernel log, where there is a driver."""
+    """Judge the driver's events in the kernel log, if there is a driver."""
     report = vitals.gpus.smi.report
     if not (vitals.files.version or report.cards or report.lost):
         return []
@@ -225,7 +225,7 @@ def _events(vitals: Vitals) -> list[Finding]:
 def masked(finding: Finding, masker: Masker) -> Finding:
     """Return a finding without secrets: it may quote command lines and output of programs.
 
-    Characters that a terminal would interpret, or an encoding refuse, are replaced as well.
+    Characters that a terminal would interpret, or an encoding refuse, are replaced, too.
     """
     return Finding(finding.level, *(_printable(masker.text(text)) for text in finding[1:]))
 
@@ -235,5 +235,5 @@ def _printable(text: str) -> str:
 
 
 def status(findings: tuple[Finding, ...]) -> int:
-    """Return the exit status: 1 where anything is a problem, else 0."""
+    """Return the exit status: 1 if there is any problem, else 0."""
     return int(any(finding.level not in (OK, NOTE) for finding in findings))

@@ -1,4 +1,4 @@
-"""`saferun doctor --full`: runs measure.py with the user's torch, bounded, and reads its output."""
+"""`saferun doctor --full`: run measure.py with the user's torch, with a limit; read its output."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from saferun.planning.torchrun import torchrun_install
 from saferun.system import command as bounded
 
 ALONE_S = 30.0  # torch's import, contexts, 2 s of work, 0.5 s for each pair: 15 s on 8 H200s
-TOGETHER_S = 28.0  # torch's import in each rank, NCCL's start, and measure.TIMEOUT_S within it
+TOGETHER_S = 28.0  # torch's import in each rank, NCCL's start, and measure.TIMEOUT_S
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "measure.py")
 
 
 def measure(environ: Mapping[str, str], gpus: int) -> Measured:
-    """Measure the GPUs, within the two times above.
+    """Measure the GPUs, within the two limits above.
 
     Args:
-        environ: the job's; its CUDA_VISIBLE_DEVICES counts.
-        gpus: how many it sees; the all-reduce needs two.
+        environ: the job's environment; CUDA_VISIBLE_DEVICES in it counts.
+        gpus: number of GPUs that it sees; the all-reduce needs two.
 
     Returns:
-        The results, with the reason where something could not be measured.
+        The results, with the reason for any missing measurement.
     """
     try:
         launcher = torchrun_install.find_launcher(environ)
@@ -44,9 +44,9 @@ def measure(environ: Mapping[str, str], gpus: int) -> Measured:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's environment without what would configure torchrun or our own hooks.
+    """Return the job's environment without variables that configure torchrun or our own hooks.
 
-    Unless the user chose GPUs, they are counted along the bus, as nvidia-smi does.
+    Unless the user chose GPUs, they are numbered by bus address, as in nvidia-smi.
     """
     configures = ("PET_", "SAFERUN_", "TORCHELASTIC_", "MASTER_")
     clean = {name: value for name, value in environ.items() if not name.startswith(configures)}
@@ -66,7 +66,7 @@ def _lines(text: str) -> Iterator[dict[str, Any]]:
 
 
 def read_alone(answer: bounded.Answer) -> Measured:
-    """Return what was measured of each GPU by itself, as far as the program came."""
+    """Return the measurements of each single GPU, as far as the program came."""
     devices: dict[int, dict[str, Any]] = {}
     done = False
     for record in _lines(answer.out):
@@ -83,7 +83,7 @@ def read_alone(answer: bounded.Answer) -> Measured:
 
 
 def read_together(found: Measured, answer: bounded.Answer) -> Measured:
-    """Return the measurements with those of the all-reduce."""
+    """Return the measurements, with those of the all-reduce added."""
     ranks = [record for record in _lines(answer.out) if "allreduce_gbs" in record]
     if answer.trouble or not ranks:
         return replace(found, allreduce_trouble=_why(answer))
@@ -93,7 +93,7 @@ def read_together(found: Measured, answer: bounded.Answer) -> Measured:
 
 
 def _why(answer: bounded.Answer) -> str:
-    """Return how the command failed, and the last line of its stderr that mentions an error."""
+    """Return how the command failed, and the last error line of its stderr."""
     errors = [line.strip() for line in answer.err.splitlines() if "rror" in line]
     last = errors[-1][-300:] if errors else ""
     return ": ".join(filter(None, (answer.trouble or "no answer", last)))

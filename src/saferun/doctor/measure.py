@@ -1,10 +1,10 @@
-"""Measures how fast the GPUs are; a program for the user's own interpreter and torch.
+"""Measure the speed of the GPUs; a program for the user's own interpreter and torch.
 
     python measure.py alone               each GPU: matmul, its memory, the link to the next GPU
     torchrun … measure.py together        NCCL's all-reduce over all of them
 
-Prints one JSON object per line. Bus bandwidth of an all-reduce is 2 (n - 1) / n times size by time:
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+It prints one JSON object per line. The bus bandwidth of an all-reduce is 2 (n - 1) / n times size
+by time: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: else torchrun's ranks outlive it
-    del sys.path[0]  # our own folder: its modules must not shadow those that torch imports
+    del sys.path[0]  # its modules must not shadow those that torch imports
 
 import torch
 import torch.distributed as dist
@@ -31,16 +31,16 @@ SIDE = 8192  # rows and columns of a matrix: 1.1 TFLOP, a millisecond or two on 
 ELEMENTS = 1 << 28  # 512 MiB of float16
 SECONDS = 1.0  # each measurement takes that long
 ROUNDS = 20
-TIMEOUT_S = 25  # the bound of the all-reduce, less than TOGETHER_S of full.py
+TIMEOUT_S = 25  # limit of the all-reduce, less than TOGETHER_S of full.py
 
 
 def emit(**fields: Any) -> None:
-    """Print one line at once and in one write: several threads and ranks print."""
+    """Print one line at once and in a single write: several threads and ranks print."""
     os.write(1, (json.dumps(fields) + "\n").encode())
 
 
 def seconds_each(work: Callable[[], object]) -> float:
-    """Return the seconds that one round takes on the current GPU."""
+    """Return the seconds that one round of work takes on the current GPU."""
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -55,7 +55,7 @@ def seconds_each(work: Callable[[], object]) -> float:
 
 
 def measure_one(device: int) -> dict[str, Any]:
-    """Measure a GPU by itself."""
+    """Measure a single GPU."""
     torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     parts = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
@@ -78,7 +78,7 @@ def _copy() -> float:
 
 
 def to_next(device: int, count: int) -> float:
-    """Return the speed from a GPU to the next one, in GB/s."""
+    """Return the transfer speed from a GPU to the next one, in GB/s."""
     torch.cuda.set_device(device)
     here = torch.empty(ELEMENTS, device=f"cuda:{device}", dtype=torch.float16)
     there = torch.empty(ELEMENTS, device=f"cuda:{(device + 1) % count}", dtype=torch.float16)
@@ -93,7 +93,7 @@ def to_next(device: int, count: int) -> float:
 
 
 def alone() -> None:
-    """Measure all GPUs at once, as a job loads them, then the links between them one by one."""
+    """Measure all GPUs at the same time, as a job loads them, then each link between them."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def one(device: int) -> None:

@@ -23,9 +23,10 @@ def as_json(
     """Return the fixed JSON form (schema 1).
 
     Args:
-        findings: all of them, in their order.
+        findings: all findings, in their order.
         facts: dataclasses, named tuples, mappings and sequences.
-        mask: removes secrets from a text of the facts; the findings are masked already.
+        mask: function that removes secrets from a text of the facts; the findings are masked
+            already.
     """
     rows = [finding._asdict() for finding in findings]
     return {"schema": 1, "findings": rows, "facts": plain(facts, mask)}
@@ -50,10 +51,10 @@ def _key(key: Any) -> str:
 
 
 def render(findings: Sequence[Finding], *, colour: bool = False) -> str:
-    """Return the report: problems first, then notes, then what is fine.
+    """Return the report: problems first, then notes, then what is in order.
 
     Args:
-        findings: all of them, in their order.
+        findings: all findings, in their order.
         colour: whether to use ANSI escape sequences.
     """
     shown = merged(findings)
@@ -82,7 +83,7 @@ def _painted(text: str, code: str, colour: bool) -> str:
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    """Yield the lines of a finding: its area in a column, what, then detail and fix below."""
+    """Yield the lines of a finding: its area in a column, the result, then detail and fix below."""
     indent = " " * (AREA + 4)
     first = f"  {finding.area:<{AREA}}  "
     if len(finding.area) > AREA:
@@ -110,7 +111,7 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with equal ones of several GPUs merged, at the place of the first."""
+    """Return the findings; equal ones of several GPUs are merged at the first one's place."""
     same: dict[Finding, set[int]] = {}
     for finding in findings:
         number = re.fullmatch(r"GPU (\d+)", finding.area)

@@ -1,7 +1,7 @@
 """Pure: the facts about a machine that the checks judge.
 
-nvidia.py, torchfacts.py, host.py and network.py fill them in. What could not be determined keeps
-its default, and no check judges it.
+nvidia.py, torchfacts.py, host.py and network.py fill them in. Unknown facts keep their defaults,
+and no check judges them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypedDict
 
 
 class CudaDevice(TypedDict, total=False):
-    """What peercheck.py prints of a GPU, as far as it came."""
+    """peercheck.py's output on a GPU, as far as it came."""
 
     device: int  # CUDA's number
     name: str
@@ -21,15 +21,15 @@ class CudaDevice(TypedDict, total=False):
     memory_mib: int
     capability: str  # "9.0"
     compute_mode: int
-    error: str  # why it has no context
+    error: str  # reason why it has no context
 
 
 class CudaPair(TypedDict, total=False):
-    """What it prints of a pair of GPUs, as far as it came."""
+    """peercheck.py's output on a pair of GPUs, as far as it came."""
 
     pair: list[int]  # the first one sends to the second
-    can: bool  # the one reaches the other's memory
-    copy: str  # "ok", or what was wrong with the bytes; the same of the other two ways
+    can: bool  # the first can access the other's memory
+    copy: str  # "ok", or what was wrong with the bytes; likewise for the other two methods
     read: str
     write: str
     error: str
@@ -37,7 +37,7 @@ class CudaPair(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What the NVIDIA driver's files show."""
+    """The content of the NVIDIA driver's files."""
 
     version: str = ""  # the kernel module's; "" where it is not loaded (or not shown here)
     gpus: Mapping[str, str] = field(
@@ -57,32 +57,32 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """What the child that uses CUDA's driver library reported (peercheck.py)."""
+    """The report of the child that uses CUDA's driver library (peercheck.py)."""
 
     asked: bool = False
-    missing: str = ""  # why there is no libcuda
+    missing: str = ""  # the reason why there is no libcuda
     init: str = ""
     status: int = 0
     driver: int = 0  # 13000
     devices: tuple[CudaDevice, ...] = ()
     pairs: tuple[CudaPair, ...] = ()
-    hung: tuple[int, int] | None = None  # the pair that was being tried when time was up
+    hung: tuple[int, int] | None = None  # the pair that was being tested when time was up
     trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """The user's torch and its surroundings; empty where it could not be asked."""
+    """The user's torch and its surroundings; empty if it could not be examined."""
 
     launcher: str = ""  # the command that starts torchrun
-    trouble: str = ""  # there is no torchrun, or `import torch` fails
-    unknown: str = ""  # why torch could not be asked, which says nothing about it
+    trouble: str = ""  # no torchrun, or `import torch` fails
+    unknown: str = ""  # reason why torch could not be examined; it proves nothing
     python: str = ""
     executable: str = ""
-    python_h: bool = True  # the interpreter's own headers, which Triton's launchers include
+    python_h: bool = True  # the interpreter's headers, which Triton's launchers include
     include: str = ""
     torch: str = ""
-    cuda: str | None = None  # it was built with that; None: a CPU or ROCm build
+    cuda: str | None = None  # the CUDA that it was built with; None: a CPU or ROCm build
     hip: str | None = None
     archs: tuple[str, ...] = ()  # sm_90, compute_90
     nccl: str | None = None
@@ -92,12 +92,12 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A directory that a job writes to."""
+    """A directory to which a job writes."""
 
     role: str  # "compile cache"
     path: str
-    place: str = ""  # the nearest directory above that exists; the path itself where it does
-    trouble: str = ""  # why nothing can be written there; "" where it can
+    place: str = ""  # the nearest existing parent, or the path itself if it exists
+    trouble: str = ""  # the reason why nothing can be written there; "" if it can
     free: int = -1  # bytes; -1: unknown
     total: int = -1
     inodes_free: int = -1
@@ -107,16 +107,16 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory and processors, of the machine and of our control group; bytes, -1: unknown."""
+    """Memory and processors of the machine and of our control group; bytes, -1: unknown."""
 
     total: int = -1
     available: int = -1
-    limit: int = -1  # the control group's
+    limit: int = -1  # the control group's limit
     used: int = -1  # memory that the control group uses
     shm_total: int = -1
     shm_free: int = -1
-    cpus: int = 0  # this process may run on so many
-    quota: float = 0.0  # CPUs' worth of time; 0: no limit
+    cpus: int = 0  # number of CPUs on which this process may run
+    quota: float = 0.0  # in CPUs; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Interface:
 
     name: str
     up: bool = True  # IFF_UP
-    carrier: bool = True  # a cable, or what stands for one
+    carrier: bool = True  # a cable or its equivalent is connected
     ipv4: str = ""
     ipv6: bool = False  # has an address other than ::1
     speed_mbps: int = -1
@@ -155,7 +155,7 @@ class Port:
 
     number: int = 29500
     taken: bool = False
-    pid: int | None = None  # None where the holder is somebody else's process
+    pid: int | None = None  # None if another user's process holds it
     command: str = ""
 
 
@@ -173,24 +173,24 @@ class InfiniBand:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How other machines are reached."""
+    """The network to other machines."""
 
     hostname: str = ""
-    addresses: tuple[str, ...] = ()  # the host name resolves to them, in this order
-    trouble: str = ""  # why it does not
-    seconds: float = 0.0  # resolving it took so long
-    interfaces: tuple[Interface, ...] = ()  # in getifaddrs' order: by index
+    addresses: tuple[str, ...] = ()  # addresses of the host name, in order
+    trouble: str = ""  # reason why it does not resolve
+    seconds: float = 0.0  # time to resolve it
+    interfaces: tuple[Interface, ...] = ()  # in the order of getifaddrs: by index
     ports: tuple[Port, ...] = ()
     infiniband: tuple[InfiniBand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Programs that compile: paths, "" where there is none."""
+    """Paths of compilers, "" for a missing one."""
 
     cc: str = ""
     cxx: str = ""
-    ptxas: str = ""  # on PATH
+    ptxas: str = ""  # from PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +209,20 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a GPU was measured to do; 0: not measured."""
+    """The measured speed of a GPU; 0: not measured."""
 
     device: int  # CUDA's number
-    bus: str  # 0000:18:00.0; "" where torch does not say
+    bus: str  # 0000:18:00.0; "" if torch does not tell
     name: str
     matmul_tflops: float = 0.0
     memory_gbs: float = 0.0
-    peer_gbs: float = 0.0  # speed to the next GPU
+    peer_gbs: float = 0.0  # transfer speed to the next GPU
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `--full` measured."""
+    """The measurements of `--full`."""
 
     speeds: tuple[Speed, ...] = ()
     trouble: str = ""

@@ -1,8 +1,8 @@
-"""The driver's events in the kernel log, and their meaning by NVIDIA's catalogue.
+"""The driver's events in the kernel log, and their meaning in NVIDIA's catalogue.
 
-The forms of the lines: https://docs.nvidia.com/deploy/xid-errors/index.html; those of NVSwitches
-(SXid): the Fabric Manager User Guide. The catalogue is knowledge/xid.yaml,
-which `catalogue` reads; all else here is pure.
+The formats of the lines: https://docs.nvidia.com/deploy/xid-errors/index.html; for NVSwitches
+(SXid): the Fabric Manager User Guide. The catalogue is knowledge/xid.yaml, which `catalogue` reads;
+the other functions are pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Meaning:
 
     means: str
     fault: str
-    blame: str  # the fault, for people
+    blame: str  # the cause, for people
     action: str
     fix: str  # with {gpu} for the GPU's number
 
@@ -37,10 +37,10 @@ class Meaning:
 class Event:
     """One line of the kernel log."""
 
-    bus: str  # 0000:c1:00.0; "" where the line names none
+    bus: str  # 0000:c1:00.0; "" if the line has none
     code: int
     text: str
-    switch: bool = False  # an SXid: of an NVSwitch, not of a GPU
+    switch: bool = False  # an SXid: from an NVSwitch, not a GPU
 
 
 def catalogue() -> dict[int, Meaning]:
@@ -66,7 +66,7 @@ def parse(lines: Iterable[str]) -> Iterator[Event]:
 
 
 def _bus(text: str) -> str:
-    """Return the address of "PCI:0000:c1:00" or "0000:c1:00.0", with the function it lacks."""
+    """Return the address in "PCI:0000:c1:00" or "0000:c1:00.0", always with the function."""
     found = re.search(r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(\.[0-9a-fA-F])?", text)
     return bus_id(found[1] + (found[2] or ".0")) if found else ""
 
@@ -77,14 +77,13 @@ def judge(
     numbers: Mapping[str, int],
     well: Iterable[str] = (),
 ) -> list[Finding]:
-    """Judge the events of this boot, each GPU's codes once.
+    """Judge the events since boot, each code once for each GPU.
 
     Args:
-        events: those of the kernel log.
+        events: the events in the kernel log.
         known: the catalogue.
         numbers: the GPUs' numbers by PCI address.
-        well: addresses of GPUs for which the driver needs no recovery now: their events in the
-            log are over.
+        well: addresses of GPUs that now need no recovery by the driver: their events are over.
 
     Returns:
         A finding for each code of each GPU, in the log's order.

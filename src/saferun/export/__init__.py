@@ -1,1 +1,1 @@
-"""The run as a bash or Slurm script."""
+"""Write the run as a bash or Slurm script."""

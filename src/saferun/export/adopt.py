@@ -1,13 +1,13 @@
-"""Pure: torchrun becomes saferun in a script, wherever it is started; the rest stays as it is.
+"""Pure: replace torchrun by saferun in a script, wherever it is started, and nothing else.
 
-A word is changed only where a shell would start it as a command: by itself, behind another program
-(`srun`, `nohup`), in an array, a default or a variable that the script starts, and in text that a
-shell is given (`bash -c "…"`). What starts ranks and cannot be changed for certain is remarked on.
+A word is changed only if a shell would start it as a command: by itself, after another program
+(`srun`, `nohup`), in an array, a default or a variable that the script starts, and in text for a
+shell (`bash -c "…"`). Commands that start ranks but cannot be changed with certainty get a remark.
 
 `python -m torch.distributed.run` is torchrun. `python -m torch.distributed.launch` is torchrun that
-also gives the script `--local-rank=N`, unless `--use-env` is said (torch/distributed/launch.py and
+also gives the script `--local-rank=N`, unless `--use-env` is given (torch/distributed/launch.py and
 run.py). torchrun replaces `${local_rank}` in the script's arguments
-(torch/distributed/elastic/utils/api.py), so that argument is written out.
+(torch/distributed/elastic/utils/api.py), so the argument is written with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OURS = "saferun"
 SHELL_ENDINGS = ("sh", "bash", "zsh", "ksh", "slurm", "sbatch", "sb", "pbs", "job", "lsf")
 _NO_SCRIPTS = ("makefile", "dockerfile", "justfile", "readme")
 _WHICH = r"(?:which|command -v|type -P)"
-# A word that means torchrun: itself, a default, what a search of PATH finds.
+# A word that means torchrun: torchrun itself, a default, or the result of a search of PATH.
 _LAUNCHERS = [
     re.compile(r"""["']?(?P<word>torchrun)["']?"""),
     re.compile(r"""["']?\$\{(?P<name>\w+):?[-=]["']?(?P<word>torchrun)["']?\}["']?"""),
@@ -32,28 +32,28 @@ _LAUNCHERS = [
 ]
 _BY_PATH = re.compile(r"""["']?[^\s"'=]*[^\s"'=(`]/torchrun[}"']*""")
 _MODULE = re.compile(r"torch\.distributed\.(run|launch)")
-# A word that means the first Python on PATH, which is torchrun's as a rule.
+# A word that means the first Python on PATH, which usually is torchrun's.
 _PYTHON = re.compile(
     r"""["']?(?:python[\d.]*|\$\{\w+:-["']?python[\d.]*["']?\}"""
     rf"""|\$\({_WHICH} python[\d.]*\))["']?"""
 )
 _ASSIGNED = re.compile(r"""(\w+)(?:\[[^]]*\])?\+?=(.*)""", re.DOTALL)
 _VARIABLE = re.compile(r"""["']?\$\{?(\w+)(?:\[[@*]\])?(?::?[-=][^}]*)?\}?["']?""")
-_BEFORE = (  # words behind which a command or an assignment stands
+_BEFORE = (  # words after which a command or an assignment stands
     *("if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "command", "env"),
     *("export", "declare", "local", "readonly", "typeset"),
 )
-_OTHERS = re.compile(r"accelerate launch|deepspeed .+")  # launchers of their own
+_OTHERS = re.compile(r"accelerate launch|deepspeed .+")  # other launchers
 _TESTS = ("[", "[[", "test", "case", "for", "select")
 _LOOKS = ("which", "type", "hash")
 _KILLS = ("pkill", "pgrep", "killall")
-# What takes a word or a text as it is: to print it, to search for it, as its own argument.
+# Programs that only print, search or pass on a word or text.
 _TALKS = re.compile(
     r"(?:.*_)?(?:echo|printf?|log|info|warn\w*|err\w*|die|say|usage|note|debug|fail|msg)(?:_.*)?"
     r"|grep|egrep|sed|awk|find|git|pip3?|curl|jq|ls|cp|mv|rm|mkdir|cat|tee|unset|alias|:"
 )
 _RUNS_CODE = re.compile(r"(?:.*/)?(?:python[\d.]*|perl|node|ruby)")
-# Programs that start the command behind them, for places where prose may stand, too.
+# Programs that start the command after them, for places that may also contain prose.
 _STARTERS = re.compile(
     r"srun|mpirun|mpiexec|nohup|exec|env|time|timeout|sudo|setsid|stdbuf|nice|ionice|numactl|taskset"
     r"|uv|poetry|pipenv|pdm|pixi|conda|mamba|micromamba|singularity|apptainer|docker|podman|enroot"
@@ -69,7 +69,8 @@ _USE_ENV = re.compile(r"--use[_-]env\b")
 _PATTERN = re.compile(r"""(?m)^[ \t]*\(?["']?torchrun["']?[ \t]*(?:\|[^)\n]*)?\)""")
 _IS_SHELL = re.compile(r"#(?:!.*sh\b|SBATCH|PBS)")
 _SCRIPT_FILE = re.compile(r"""["']?\S*\.(?:sh|bash|slurm|sbatch|job|pbs)["']?""")
-# Beside shell scripts: what may stand before a command in a Makefile, a Dockerfile, YAML, Markdown.
+# Outside shell scripts: text that may precede a command in a Makefile, a Dockerfile, YAML,
+# Markdown.
 _MARK = re.compile(r"[ \t]*(?:(?:[-*>$@%+|]+|\d+\.|RUN|CMD|ENTRYPOINT|[\w-]+:)[ \t]+)*[@-]*")
 _LISTED = re.compile(
     r"""(?<=[\[(])\s*["']?(torchrun)["']?(?=\s*,\s*["']?-)"""
@@ -103,29 +104,29 @@ _ITSELF = "starts the ranks itself: `What to type` in docs/usage.md says what to
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A script as it should be, and what a person should look at."""
+    """A changed script, and the places that a person should check."""
 
     text: str
-    remarks: tuple[tuple[int, str], ...]  # line and what is said of it, of the old text
+    remarks: tuple[tuple[int, str], ...]  # (line in the old text, remark)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a command stands."""
+    """The context of a command."""
 
-    strict: bool = False  # prose may stand here, too: only known programs start torchrun
+    strict: bool = False  # there may be prose, so only known programs start torchrun
     array: bool = False
-    captured: bool = False  # its output is taken
-    assigned: bool = False  # it is the text of a variable
-    quotes: int = 0  # double quotes around it, each of which halves the backslashes
+    captured: bool = False  # its output is captured
+    assigned: bool = False  # it is the value of a variable
+    quotes: int = 0  # enclosing double quotes, each of which halves the backslashes
 
 
 def adopt(text: str, name: str) -> Adoption:
-    """Return a script with saferun where it started torchrun.
+    """Return a script in which saferun replaces torchrun.
 
     Args:
-        text: of the script.
-        name: of its file, whose ending tells a shell script from Python and from the rest.
+        text: the script's text.
+        name: the file's name; its suffix tells shell scripts, Python files and other files apart.
     """
     first = text.partition("\n")[0]
     name = name.lower()
@@ -147,19 +148,19 @@ def _by_line(text: str, found: Iterable[tuple[int, str]]) -> tuple[tuple[int, st
 
 
 class _Work:
-    """The edits of one script, found command by command."""
+    """The edits of one script, collected command by command."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.edits: dict[int, tuple[int, str]] = {}  # start -> end, new text
         self.remarks: dict[int, str] = {}
         self.values: dict[str, list[tuple[int, int]]] = {}  # variable -> where it is torchrun
-        self.used: set[str] = set()  # variables that are started
+        self.used: set[str] = set()  # variables that are started as commands
         self.compared: set[str] = set()
-        self.pythons: dict[str, bool] = {}  # variable -> whether it is the first python on PATH
+        self.pythons: dict[str, bool] = {}  # variable -> whether it is PATH's first python
 
     def edited(self) -> str:
-        """Return the text with all edits; what a variable's use decides is decided here."""
+        """Return the text with all edits, including those that depend on a variable's use."""
         for name, spans in self.values.items():
             for start, end in spans:
                 if name in self.used - self.compared:
@@ -173,7 +174,7 @@ class _Work:
         return "".join([*parts, self.text[at:]])
 
     def lines(self) -> None:
-        """Look at each line by itself, in a text that is no shell script."""
+        """Examine each line separately, in a text that is not a shell script."""
         for line in _LOGICAL_LINE.finditer(self.text):
             marked = _MARK.match(self.text, line.start(), line.end())
             assert marked is not None, "a mark may be empty"
@@ -183,12 +184,12 @@ class _Work:
             self.edits[found.start(group)] = (found.end(group), OURS)
 
     def walk(self, start: int, end: int, place: _Place) -> None:
-        """Look at each command of a part of the text, and at the commands inside of it.
+        """Examine each command in a part of the text, and the commands inside it.
 
         Args:
             start: where the part begins.
             end: where it ends.
-            place: what it is a part of.
+            place: the context of the part.
         """
         for command in commands(self.text, start, end, array=place.array):
             self._command(command, place)
@@ -216,13 +217,13 @@ class _Work:
                 self._word(words, index, at, place)
 
     def _test(self, words: Sequence[Word]) -> None:
-        """Remember the variables that are compared with torchrun."""
+        """Remember variables that are compared with torchrun."""
         plain = [word.plain for word in words]
         if "torchrun" in plain or (plain[0] == "case" and _PATTERN.search(self.text)):
             self.compared |= {m[1] for word in words if (m := _VARIABLE.fullmatch(word.text))}
 
     def _inside(self, command: Command, at: int, place: _Place) -> None:
-        """Look inside of words and here-documents, where a shell would run what they hold."""
+        """Examine the content of words and here-documents that a shell would run."""
         words = command.words
         head = words[at].plain if at < len(words) else ""
         pairs = itertools.pairwise(words)
@@ -242,7 +243,7 @@ class _Work:
                 self.walk(body.start, body.end, _Place(strict=True, assigned=True))
 
     def _region(self, region: Region, silent: bool, place: _Place, assigned: bool = False) -> None:
-        """Look at the commands of a part of a word; of quoted text only where it may be run."""
+        """Examine the commands in a part of a word; in quoted text only if it may be run."""
         start, end = region.start, region.end
         if region.kind == "substitution":
             self.walk(start, end, _Place(place.strict, captured=True, quotes=place.quotes))
@@ -253,7 +254,7 @@ class _Work:
             self.walk(start, end, _Place(strict=True, assigned=assigned, quotes=quotes))
 
     def _assignment(self, word: Word, place: _Place) -> bool:
-        """Look at `NAME=VALUE`; return whether the word is one."""
+        """Examine `NAME=VALUE`; return whether the word is an assignment."""
         found = _ASSIGNED.fullmatch(word.text)
         if found is None:
             return False
@@ -270,14 +271,14 @@ class _Work:
         return True
 
     def _value(self, name: str, offset: int, launcher: re.Match[str]) -> None:
-        """Remember that a variable is torchrun; whether it is started, is known at the end."""
+        """Remember that a variable is torchrun; whether it is started is known only at the end."""
         span = (offset + launcher.start("word"), offset + launcher.end("word"))
         self.values.setdefault(name, []).append(span)
 
     # --- one word
 
     def _word(self, words: Sequence[Word], index: int, head: int, place: _Place) -> None:
-        """Change one word of a command, where it starts torchrun."""
+        """Change one word of a command if it starts torchrun."""
         word, following = words[index], _text(words, index + 1)
         variable = _VARIABLE.fullmatch(word.text)
         is_behind = _STARTERS.fullmatch(words[head].plain) is not None
@@ -306,7 +307,7 @@ class _Work:
             self.remarks[word.start] = f"{word.plain} {_PATH}"
 
     def _starts(self, words: Sequence[Word], index: int, head: int, place: _Place) -> bool:
-        """Return whether the word at `index` is started, and not an argument or prose."""
+        """Return whether the word at `index` is started, rather than an argument or prose."""
         following = _text(words, index + 1)
         has_arguments = _ARGUMENT.match(following) is not None
         if index == head and not has_arguments:
@@ -338,14 +339,14 @@ class _Work:
             self.edits[words[python].start] = (words[index].end, OURS)
 
     def _is_first(self, word: Word) -> bool:
-        """Return whether a word is the first Python on PATH, as torchrun's is."""
+        """Return whether a word is the first Python on PATH, like torchrun's."""
         if _PYTHON.fullmatch(word.text):
             return True
         variable = _VARIABLE.fullmatch(word.text)
         return variable is not None and self.pythons.get(variable[1], False)
 
     def _local_rank(self, words: Sequence[Word], index: int, place: _Place) -> bool:
-        """Take `--use_env` out, or give the script --local-rank; return whether it was possible."""
+        """Remove `--use_env`, or give the script --local-rank; return whether that was possible."""
         for at in range(index + 1, len(words)):
             if _USE_ENV.fullmatch(words[at].plain):
                 self.edits[words[at - 1].end] = (words[at].end, "")
@@ -364,12 +365,12 @@ class _Work:
 
 
 def _launcher(text: str) -> re.Match[str] | None:
-    """Return the match of a word that means torchrun; its group `word` is what to replace."""
+    """Return the match of a word that means torchrun; its group `word` must be replaced."""
     return next(filter(None, (pattern.fullmatch(text) for pattern in _LAUNCHERS)), None)
 
 
 def _interpreter(words: Sequence[Word], index: int) -> int:
-    """Return where the word before `index` stands that takes the options before `index`."""
+    """Return the place of the word whose options stand before `index`."""
     at = index - 1
     while at > 0 and (words[at].plain.startswith("-") or words[at - 1].plain in ("-W", "-X")):
         at -= 1
@@ -381,7 +382,7 @@ def _text(words: Sequence[Word], index: int) -> str:
 
 
 def _script(words: Sequence[Word]) -> Word | None:
-    """Return the script of a launcher's arguments; None where it is not certain."""
+    """Return the script in a launcher's arguments; None if it is not certain."""
     skip = is_module = False
     unknown = None
     for word in words:

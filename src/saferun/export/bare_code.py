@@ -1,8 +1,8 @@
-"""A module without what only its readers and type checkers need, as a generated script packs it.
+"""Remove from a module what only readers and type checkers need, for a generated script.
 
-Comments and docstrings go, and the annotations of functions and variables. All else keeps its
-meaning and the number of its line, which tracebacks show. The fields of classes keep their
-annotations: they are read at run time.
+Comments, docstrings and the annotations of functions and variables are removed. All other code
+keeps its meaning and its line numbers, which tracebacks show. The fields of classes keep their
+annotations, which are read at run time.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import ast
 import re
 from typing import TypeGuard
 
-# Code with its strings, up to a comment; lines inside of a long string do not match as a whole.
+# Code with its strings, up to a comment; a line inside a long string does not match as a whole.
 _BEFORE_COMMENT = re.compile(r"""((?:[^"'#]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')*)#.*""")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 def bare(text: str) -> str:
-    """Return a module's text without them; of a docstring `""` is left, which may be a whole body.
+    """Return a module's bare text; a docstring becomes `""`, since it may be a whole body.
 
     Raises:
-        SyntaxError: the text is no module.
+        SyntaxError: the text is not a module.
     """
     lines, within = [], False
     for line in _Module(text).without_cuts().split("\n"):
@@ -43,18 +43,18 @@ def _is_for_checkers(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 class _Module:
-    """A module and the places that are cut out of it, in bytes, with what stands there instead."""
+    """A module and the places to cut from it, in bytes, each with its replacement."""
 
     def __init__(self, text: str) -> None:
         self._data = text.encode()
         self._module = ast.parse(text)
-        self._starts = [0]  # of the lines
+        self._starts = [0]  # offset of each line
         for line in self._data.split(b"\n"):
             self._starts.append(self._starts[-1] + len(line) + 1)
         self._cuts: list[tuple[int, int, bytes]] = []
 
     def without_cuts(self) -> str:
-        fields: set[ast.stmt] = set()  # the class comes before what is in it
+        fields: set[ast.stmt] = set()  # a class comes before its content
         for node in ast.walk(self._module):
             if isinstance(node, ast.ClassDef):
                 fields.update(node.body)
@@ -67,17 +67,17 @@ class _Module:
             elif _is_for_checkers(node):
                 self._cut(self._start(node), node)
             if isinstance(node, _DOCUMENTED) and node.body and _is_text(node.body[0]):
-                self._cut(self._start(node.body[0]), node.body[0], '""')  # it may be all of a body
+                self._cut(self._start(node.body[0]), node.body[0], '""')  # it may be the whole body
         parts, at = [], 0
         for start, end, instead in sorted(self._cuts):
-            if start >= at:  # else it lies within the one before
+            if start >= at:  # otherwise it lies within the previous one
                 parts += [self._data[at:start], instead]
                 at = end
         return b"".join([*parts, self._data[at:]]).decode()
 
     def _cut(self, start: int, last: ast.expr | ast.stmt, instead: str = "") -> None:
         end = self._end(last)
-        line_end = "\\\n" if isinstance(last, ast.expr) else "\n"  # a statement goes on below
+        line_end = "\\\n" if isinstance(last, ast.expr) else "\n"  # a statement continues below
         lines = line_end * self._data.count(b"\n", start, end)
         self._cuts.append((start, end, (instead + lines).encode()))
 

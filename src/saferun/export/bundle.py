@@ -1,13 +1,13 @@
 """The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
-Paths and texts follow each other. Frequent words are replaced by single characters (`_coded`), and
-all is compressed by bzip2 (more Pythons lack LZMA than bzip2), in base85. export/unpack.py reads it
-where the script runs. What a script does not import is left out, and of the code what only its
-readers need (export/bare_code.py). Knowledge is packed as JSON, since the target may have no YAML
-parser.
+Paths and texts alternate. Frequent words are replaced by single characters (`_coded`); the whole is
+compressed with bzip2 (more Pythons lack LZMA than bzip2) and written in base85. export/unpack.py
+reads it on the script's machine. Modules that a script does not import are left out, and so are the
+parts of the code that only readers need (export/bare_code.py). Knowledge is packed as JSON, since
+the target may have no YAML parser.
 
-Packing takes 2 s, so the user's cache directory keeps the last bundle, under a hash of all that it
-was made of.
+Packing takes 2 s, so the user's cache directory keeps the last bundle, under a hash of all its
+sources.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from saferun.export.bare_code import bare
 from saferun.knowledge import loader
 from saferun.system import paths
 
-# What a script starts; all that these files import, directly or not, is packed with them.
+# Programs that a script starts; all files that they import, directly or not, are packed with them.
 _STARTED = ("export/bundle_main.py", "gpu/ask_nvml.py")
 _WHOLE = ("inject", "keeper")  # rooms whose files find each other by name
-# Imported by functions that a script never calls: it reads no profile file, and has no audit.
+# Imported only by functions that a script never calls: it reads no profile file, and has no audit.
 _UNCALLED = ("profile/yaml_reader.py", "audit/collect.py")
 _IMPORT = re.compile(r"^ *from saferun([.\w]*) import (?:\(([^)]*)\)|([\w, ]*))", re.MULTILINE)
 _PROGRAM = os.path.join(paths.PACKAGE, "export", "unpack.py")
 _MADE_BY = (__file__, bare_code.__file__)
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
-_PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface stays behind
-# What single characters stand for: words, and line ends with the next line's indentation.
+_PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface is left out
+# Texts that single characters replace: words, and line ends with the next line's indentation.
 _WORD = re.compile(r"\n[\n ]*|[A-Za-z]{2,}")
-_LEAST = 60  # the times that a word must occur; a rarer one gains less than the table's line costs
+_LEAST = 60  # least occurrences of a word; below, its table entry costs more than it saves
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return what travels in a script: the program that unpacks, and the files; in base85.
+    """Return the two parts of a bundle, in base85: the program that unpacks, and the files.
 
     Args:
-        environ: names the user's cache directory.
+        environ: variables that name the user's cache directory.
     """
     program, sources = _read(_PROGRAM), _sources()
     made_of = "\0".join((*map(_read, _MADE_BY), program, *sources, *sources.values()))
@@ -65,9 +65,9 @@ def _packed(text: str) -> str:
 
 
 def _coded(text: str) -> str:
-    """Return a text whose frequent words are characters that it has not, below a table of them.
+    """Return a text whose frequent words are replaced by unused characters, after their table.
 
-    A character is one byte or two. Compressed, the whole is 5 % smaller for it.
+    A character takes one or two bytes. This makes the compressed text 5 % smaller.
     """
     used = {"\0", "\1", *text}
     codes = [code for code in map(chr, range(0x800)) if code not in used]
@@ -80,12 +80,12 @@ def _coded(text: str) -> str:
 
 
 def template(name: str = "run.sh") -> str:
-    """Return a file of shell/, the hand-written parts of scripts."""
+    """Return a file of shell/, which has the hand-written parts of scripts."""
     return _read(os.path.join(paths.shipped("shell"), name))
 
 
 def files() -> dict[str, str]:
-    """Return the files that a bundle holds, path -> text."""
+    """Return the files of a bundle, path -> text."""
     return _bare(_sources())
 
 
@@ -94,7 +94,7 @@ def _bare(sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sources() -> dict[str, str]:
-    """Return the files of a bundle with their comments."""
+    """Return the files of a bundle, with their comments."""
     found = {"__main__.py": _MAIN, "saferun/__init__.py": _PACKAGE}
     waiting = [*_STARTED, *(file for room in _WHOLE for file in _room(room))]
     while waiting:

@@ -1,10 +1,10 @@
-"""The program inside a generated script's bundle: a run by the settings of the script.
+"""The program inside a generated script's bundle: a run with the script's settings.
 
     python3 KIT NAME ARGUMENTS...
 
-KIT is the unpacked bundle, NAME is the script's name and ARGUMENTS are torchrun's. The script's
-shell has been replaced by this process. Profile, plan, locks, attempts, diagnosis and decision are
-the code of `saferun`; the settings come from the script (settings_codec.py).
+KIT is the unpacked bundle, NAME is the script's name and ARGUMENTS are torchrun's. This process has
+replaced the script's shell. Profile, plan, locks, attempts, diagnosis and decision are the code of
+`saferun`; the settings come from the script (settings_codec.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from saferun.system import gpus as gpu
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.stderr import die_of_interrupt, report, settle
 
-# What bash sets itself (its manual, "Shell Variables") beside all BASH…, so that a job would find
-# other values than under saferun. The script's own variables begin with saferun_.
+# Variables that bash itself sets (its manual, "Shell Variables") besides all BASH…: with them a job
+# would find other values than under saferun. The script's own variables begin with saferun_.
 OF_BASH = (
     *("_", "COLUMNS", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID"),
     *("FUNCNAME", "GROUPS", "HISTCMD", "HOSTNAME", "HOSTTYPE", "IFS", "LINENO", "LINES"),
@@ -62,11 +62,11 @@ def main() -> int:
 
 
 def environment(now: Mapping[str, str], before: bytes) -> dict[str, str]:
-    """Return the environment that the script was given, with what it has exported itself.
+    """Return the environment that the script was given, plus its own exports.
 
     Args:
         now: the environment that this process got from bash.
-        before: what /proc/<pid>/environ had when the script began.
+        before: content of /proc/<pid>/environ when the script began.
     """
     pairs = (entry.partition(b"=") for entry in before.split(b"\0") if b"=" in entry)
     given = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
@@ -80,7 +80,7 @@ def _is_changed(name: str) -> bool:
 
 def _run(kit: str, name: str, arguments: Sequence[str]) -> int:
     with open(os.path.join(kit, "environ"), "rb") as file:
-        os.unlink(file.name)  # it may hold secrets, and is read only here
+        os.unlink(file.name)  # it may contain secrets, and is read only here
         environ = environment(os.environ, file.read())
     with open(os.path.join(kit, "settings"), "rb") as file:
         fields = file.read().split(b"\0")
@@ -109,7 +109,7 @@ def _run(kit: str, name: str, arguments: Sequence[str]) -> int:
 def gathered_for(
     script_settings: ScriptSettings, request: Request, environ: Mapping[str, str], name: str
 ) -> RunInputs:
-    """Return what the plans of the script's attempts are computed from.
+    """Return the inputs of the plans for the script's attempts.
 
     Args:
         script_settings: the script's settings.
@@ -118,7 +118,7 @@ def gathered_for(
         name: the script's name, for messages.
 
     Raises:
-        SaferunError: a mistake of the user's, or there is no torchrun.
+        SaferunError: the user made a mistake, or there is no torchrun.
     """
     sets = (*script_settings.sets, *inputs.given_settings(request))
     origin = name if script_settings.named else settings_codec.DETECTED
@@ -133,7 +133,7 @@ def gathered_for(
 
 
 def _remarks(script_settings: ScriptSettings, request: Request, gpus: GpuFacts) -> list[str]:
-    """Return remarks: the script is for other machines, or another profile was requested."""
+    """Return remarks: the script was made for other machines, or another profile was requested."""
     found = []
     if request.profile and request.profile != script_settings.profile:
         found.append(
@@ -152,10 +152,10 @@ def _remarks(script_settings: ScriptSettings, request: Request, gpus: GpuFacts) 
 
 
 def _hold(kit: str) -> None:
-    """Lock the bundle's directory for as long as this process, or the job in its place, lives.
+    """Lock the bundle's directory while this process, or the job that replaces it, lives.
 
-    systemd-tmpfiles, which removes old files from /tmp, leaves out a directory that is locked, and
-    so does the next script (unpack.py).
+    systemd-tmpfiles, which removes old files from /tmp, skips a locked directory, and so does the
+    next script (unpack.py).
     """
     descriptor = os.open(kit, os.O_RDONLY | os.O_DIRECTORY)
     os.set_inheritable(descriptor, True)

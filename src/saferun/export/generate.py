@@ -1,6 +1,6 @@
-"""The script of `gen-shell`: making it, writing it, and finding out whether one is stale.
+"""The script of `gen-shell`: make it, write it, and find out whether one is stale.
 
-Nothing is started. Neither the job's script nor a GPU need exist.
+Nothing is started. Neither the job's script nor a GPU needs to exist.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from saferun.system import paths
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
-_MOST_CHARACTERS = 32 << 20  # read of a script that is checked; one of ours has 300,000
+_MOST_CHARACTERS = 32 << 20  # most that is read of a script to check; a generated one has 300,000
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """The arguments of one `gen-shell`."""
+    """The arguments of one `gen-shell` call."""
 
     request: Request
-    args: tuple[str, ...]  # torchrun's; empty if the script takes them when it is run
+    args: tuple[str, ...]  # torchrun's arguments; empty if the script takes them at run time
     output: str | None = None
     check: str | None = None
-    bare: bool = False  # nothing but options about files was given
+    bare: bool = False  # only options about files were given
     slurm: sbatch.Job | None = None
     plain: bool = False  # without the bundle
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command for the same script, with variables spelled out as options."""
+        """Return the command for the same script, with variables written as options."""
         request = self.request
         argv = ["saferun", "gen-shell", *(self.slurm.options if self.slurm else ())]
         argv += ["--plain"] if self.plain else []
@@ -55,14 +55,14 @@ class Script:
 
     text: str
     remarks: tuple[str, ...]
-    private: bool = False  # it holds secrets
+    private: bool = False  # it contains secrets
 
 
 # --- the arguments -------------------------------------------------------------------------------
 
 
 def checked(line: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return torchrun's arguments as torchrun takes them; the job's script may be missing.
+    """Return torchrun's arguments as torchrun reads them; the job's script may be missing.
 
     Raises:
         UsageError: torchrun would refuse them; the message is torchrun's.
@@ -92,12 +92,12 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
         The script, and remarks for the user.
 
     Raises:
-        SaferunError: a mistake of the user's.
+        SaferunError: the user made a mistake.
     """
     chosen = inputs.choose(wanted.request, environ, cwd)
     request = read_torchrun(wanted.args or ("SCRIPT",), environ)._replace(sets=wanted.request.sets)
     gathered = inputs.assemble(request, chosen, environ, cwd, starting=False)
-    if request.line.refusal is None:  # else the job's script is given when this one is run
+    if request.line.refusal is None:  # otherwise the job's script is given at run time
         gathered.plan()
     script_settings = _script_settings(chosen)
     text = _text(wanted, script_settings, gathered)
@@ -134,13 +134,13 @@ def _text(
 def _script_settings(chosen: Chosen) -> ScriptSettings:
     made_for = next((doc.match for doc in reversed(chosen.chain) if doc.match), ())
     by = chosen.origin if chosen.named else settings_codec.DETECTED
-    by = "--profile" if by == "SAFERUN_PROFILE" else by  # as in the command that is shown
+    by = "--profile" if by == "SAFERUN_PROFILE" else by  # as in the command in the header
     over = tuple(given._replace(origin=settings_codec.SET) for given in chosen.sets)
     return ScriptSettings(chosen.chain[-1].name, by, made_for, chosen.chain, over)
 
 
 def _secrets(script_settings: ScriptSettings, arguments: Sequence[str]) -> list[str]:
-    """Return a warning where the script will hold secrets, of variables or of arguments."""
+    """Return a warning if the script will contain secrets, in variables or in arguments."""
     keys = [key for doc in script_settings.chain for key in doc.leaves]
     keys += [given.key for given in script_settings.sets]
     named = {key.partition(".")[2] for key in keys if key.startswith("env.")}
@@ -149,7 +149,7 @@ def _secrets(script_settings: ScriptSettings, arguments: Sequence[str]) -> list[
 
 
 def _secret_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the options whose values are secrets; an argument that is one is told by its place."""
+    """Yield options whose values are secrets; an argument that is itself a secret by its place."""
     masked = Masker({}, ()).argv(arguments)
     for place, (word, shown) in enumerate(zip(arguments, masked, strict=True)):
         if word != shown:
@@ -159,12 +159,12 @@ def _secret_arguments(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def write(path: str, text: str, *, private: bool = False) -> None:
-    """Write an executable script atomically; a file that is no script of ours is left alone.
+    """Write an executable script atomically; refuse to replace any other file.
 
     Args:
-        path: of the script.
-        text: its content.
-        private: it holds secrets: nobody else may read it, whatever the umask.
+        path: the script's path.
+        text: the script's content.
+        private: the script contains secrets, so nobody else may read it, whatever the umask.
 
     Raises:
         UsageError: there is another file at `path`.
@@ -187,18 +187,18 @@ def stale(
     given: ScriptRequest,
     read: Callable[[Sequence[str], Mapping[str, str]], ScriptRequest],
 ) -> str:
-    """Return why a script is not what saferun would make today; "" if it is.
+    """Return how a script differs from what saferun would make now; "" if it does not.
 
     Args:
         path: the script.
         environ: the user's variables.
         cwd: the working directory.
-        given: the arguments beside the check; if there are none, those of the script's header.
-        read: reads the arguments of a `gen-shell`, with the user's variables.
+        given: the arguments besides the check; without any, those in the script's header count.
+        read: function that reads the arguments of a `gen-shell`, with the user's variables.
 
     Raises:
         UnavailableError: there is no such file.
-        SaferunError: the script of its header cannot be made any more.
+        SaferunError: the command in its header does not work any more.
     """
     text = _read(path)
     if text is None:
@@ -221,7 +221,7 @@ def stale(
 
 
 def _without_ours(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave out our variables, which the header's command has spelled out as options."""
+    """Leave out saferun's variables, which the header's command has as options."""
     ours = ("SAFERUN_PROFILE", "SAFERUN_SET", "SAFERUN_RETRIES", "SAFERUN_RUN_DIR")
     return {name: value for name, value in environ.items() if name not in ours}
 

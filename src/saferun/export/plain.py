@@ -1,6 +1,6 @@
-"""Pure: the script of `gen-shell --plain`: a short loop in bash around torchrun, and no more.
+"""Pure: the script of `gen-shell --plain`: only a short bash loop around torchrun.
 
-shell/plain.sh is the hand-written part. The settings are those that such a script can have; its
+shell/plain.sh is the hand-written part. The settings are those that such a script supports; its
 head names the others that the profile sets.
 """
 
@@ -30,7 +30,7 @@ _TORCHRUN = re.compile(r"# torchrun ends with.*?\)'\n", re.DOTALL)  # asks it ho
 _JOB = 'job=(python3 -c "$torchrun" "$@")\n'
 _POLICY = "attempts=3 wait_s=5 longest_s=60"
 _CRASHED = "status == 3"
-# What a condition compares, for `python3 -c`; a version compares with a text.
+# Facts for conditions, as `python3 -c` expressions; a version is compared with a text.
 _FACTS = {"torch": "torch.__version__", "gpus": "torch.cuda.device_count()"}
 _COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
 
@@ -47,8 +47,8 @@ def render(
 
     Args:
         script_settings: the settings, with their conditions.
-        gathered: what the first plan is computed from here.
-        args: torchrun's arguments; empty if the script takes them when it is run.
+        gathered: the inputs of the first plan on this machine.
+        args: torchrun's arguments; empty if the script takes them at run time.
         command: `saferun gen-shell --plain …`, which makes this script.
         template: the hand-written part, shell/plain.sh.
     """
@@ -125,9 +125,9 @@ def _settings(script_settings: ScriptSettings, gathered: RunInputs) -> Iterator[
 
 
 def _variable(key: str, script_settings: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
-    """Yield the lines of a variable, or of an option of torchrun's as torchrun reads it from one.
+    """Yield the lines of a variable, or of a torchrun option in the form of a variable.
 
-    The first line that applies counts, so the profile that was named comes before its ancestors.
+    The first line that applies counts, so the named profile comes before its ancestors.
     """
     section, _, name = key.partition(".")
     if section == "torchrun":
@@ -153,25 +153,25 @@ def _variable(key: str, script_settings: ScriptSettings, gathered: RunInputs) ->
 
 
 def _value(key: str, name: str, leaves: Sequence[Leaf]) -> str:
-    """Return a value as a word; the items of a list come from all files."""
+    """Return a value as a shell word; a list has the items of all files."""
     texts = [write_value(key, leaf.value) for leaf in leaves]
     text = reduce(lambda old, new: combine(name, old, new), texts) if name in LISTS else texts[-1]
     return quote("1" if key.startswith("torchrun.") and text == "true" else text)
 
 
 def _unless(name: str) -> str:
-    """Return the test that leaves a variable alone where it, or what overrules it, is exported."""
+    """Return a test that skips a variable if it, or one that overrides it, is exported."""
     names = [name, *filter(None, [OTHER_NAME.get(name)])]
-    if name == "CUDA_DEVICE_ORDER":  # it would give the numbers to other GPUs
+    if name == "CUDA_DEVICE_ORDER":  # it would change which GPUs the numbers mean
         names.append("CUDA_VISIBLE_DEVICES")
     return f"[[ {' || '.join(f'-v {one}' for one in names)} ]] || "
 
 
 def _test(leaf: Leaf, gathered: RunInputs) -> str | None:
-    """Return the condition of a value, as it is tested where the script runs; None: never true."""
+    """Return the condition of a value as a test at run time; None: never true."""
     profile, options = _profile(gathered), gathered.request.options
     several = options.processes != "1" or options.nodes != 1
-    # What is known when the script is made, `distributed` as far as it is.
+    # Facts known when the script is made; `distributed` may be uncertain.
     made = Conditions(None, 0, several, profile.named, profile.settings.retry.attempts)
     found = []
     for name, wanted in leaf.when:

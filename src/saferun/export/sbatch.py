@@ -2,13 +2,13 @@
 
     saferun gen-shell --slurm --nodes 2 -- torchrun train.py > job.sh; sbatch job.sh
 
-`render` puts Slurm's directives on top of a script, and shell/slurm.sh, which sends the file to
-every node, between its settings and its job. On a node it runs as any other generated script.
+`render` puts Slurm's directives at the top of a script, and shell/slurm.sh, which sends the file to
+every node, between its settings and its job. On a node it runs like any other generated script.
 
-Sources: the manual pages sbatch(1), srun(1) and scontrol(1). They do not
-say how sbatch reads a directive; tests/slurm/ tries it: both kinds of quotes protect blanks and
-`#`, a backslash protects the next character, within quotes too, nothing is expanded, and of two
-equal options the last one counts.
+Sources: the manual pages sbatch(1), srun(1) and scontrol(1). They do not say how sbatch reads a
+directive; tests/slurm/ shows it: both kinds of quotes protect blanks and `#`; a backslash protects
+the next character, even in quotes; nothing is expanded; and of two equal options the last one
+counts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from saferun.errors import UsageError
 from saferun.model import CommandLine
 from saferun.planning.torchrun.torchrun_args import whole
 
-# Seconds before the time limit at which the ranks get SIGUSR2; it may be 60 s earlier still
+# Seconds before the time limit at which the ranks get SIGUSR2; Slurm may send it up to 60 s earlier
 # (sbatch(1), --signal).
 NOTICE_S = 120
-_RESERVE_S = 60  # seconds of the notice that are kept for requeueing a job that has not ended
-# Seconds after a node has ended with 0: so long torchrun's agents wait for each other
+_RESERVE_S = 60  # part of the notice reserved for requeueing a job that has not ended
+# Seconds for which torchrun's agents wait for each other after a node has ended with 0
 # (torch/distributed/elastic/agent/server/api.py, exit_barrier_timeout).
 WAIT_S = 300
 PLACE = "# --- The job "
@@ -38,32 +38,32 @@ _BARE = re.compile(r"[\w@%+=:,./-]+\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a script requests from Slurm."""
+    """A script's requests to Slurm."""
 
     nodes: int
-    gpus: str | None = None  # on each node: "8", "a100:8"
-    time: str | None = None  # as sbatch takes it
+    gpus: str | None = None  # for each node: "8", "a100:8"
+    time: str | None = None  # in sbatch's format
     partition: str | None = None
     extra: tuple[str, ...] = ()  # directives, without #SBATCH
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of `gen-shell` with which a user requests the same."""
+        """Return the options of `gen-shell` that request the same."""
         pairs = zip(NAMED, (str(self.nodes), self.gpus, self.time, self.partition), strict=True)
         argv = [word for name, text in pairs if text for word in (name, text)]
         return ("--slurm", *argv, *(f"--sbatch={line}" for line in self.extra))
 
 
 def read(slurm: bool, options: Mapping[str, str | None], extra: Sequence[str] = ()) -> Job | None:
-    """Return what the options of `gen-shell` request from Slurm; None if none is for Slurm.
+    """Return the requests to Slurm in the options of `gen-shell`; None if there are none.
 
     Args:
         slurm: whether --slurm was given.
-        options: the values of NAMED; None for one that was not given.
-        extra: of each --sbatch.
+        options: the values of NAMED; None for an option that was not given.
+        extra: the value of each --sbatch.
 
     Raises:
-        UsageError: a value that a directive cannot hold, or an option without --slurm.
+        UsageError: a directive cannot contain a value, or an option lacks --slurm.
     """
     given = [(name, text) for name, text in options.items() if text is not None]
     given += [("--sbatch", line) for line in extra]
@@ -102,12 +102,12 @@ def render(script: str, job: Job, line: CommandLine, shell: str) -> str:
 
     Args:
         script: the script.
-        job: what is requested from Slurm.
+        job: the requests to Slurm.
         line: torchrun's command line in the script.
         shell: the hand-written part, shell/slurm.sh.
     """
     assert script.startswith(_FIRST_LINE), "a script begins with it"
-    # At the beginning of a line there is only one: comments and quoted values cannot imitate it.
+    # At the beginning of a line it occurs only once: comments and quoted values cannot imitate it.
     head, mark, tail = script.partition(f"\n{PLACE}")
     assert mark, "a script has a section for its job"
     head, mark = f"{head}\n".removeprefix(_FIRST_LINE), PLACE
@@ -129,7 +129,7 @@ def quote(text: str) -> str:
 
 
 def _directives(job: Job, line: CommandLine) -> list[str]:
-    """Return our directives, sorted, less those that the user replaces; then the user's own."""
+    """Return our directives, sorted, except those that the user replaces; then the user's own."""
     ours = {
         "--gpus-per-node": job.gpus,
         "--job-name": _name(line),
@@ -176,7 +176,7 @@ def _notice(directive: str) -> str:
 
 
 def _logs(extra: Sequence[str]) -> str:
-    """Return the pattern of the nodes' logs: beside the job's own log if the user names that."""
+    """Return the pattern of the nodes' logs: beside the job's own log if the user named that."""
     for directive in reversed(extra):
         match = re.match(r"(?:--output[=\s]|-o\s*)([^\s\"'\\]+)\Z", directive)
         if match:

@@ -1,12 +1,11 @@
 """Pure: the settings of a generated script, read from the fields that it passes on.
 
-The script that `gen-shell` makes holds its profile as shell commands, one for each setting. When it
-runs it passes on four fields for each:
+A script of `gen-shell` contains its profile as shell commands, one for each setting. At run time it
+passes on four fields for each setting:
 
     its origin, its conditions, the key, the value as text
 
-profile/values.py reads the values. That needs no YAML parser, since the machine that the script
-runs on may have none.
+profile/values.py reads the values. This needs no YAML parser, which the script's machine may lack.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from saferun.profile.merge import Given
 from saferun.profile.schema import WHEN_FLAGS, WHEN_RANGES, WHEN_WORDS, Doc, Leaf, is_range
 from saferun.profile.values import read_value
 
-PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys that are no settings
+PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys that are not settings
 SLURM = "slurm."  # what keys begin with that only a script for Slurm has
 ARGUMENT = "slurm.argument"
 DETECTED = "detected"
-SET = "--set"  # the origin of a setting that wins over what the user exported
+SET = "--set"  # origin of a setting that overrides the user's exports
 _CONDITION = rf"({'|'.join(WHEN_WORDS)})\s*(.+)\Z"
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptSettings:
-    """The settings of one script, before anything is known of the machine that it runs on."""
+    """The settings of one script, before anything is known about its machine."""
 
     profile: str
-    chosen: str  # who chose the profile: "--profile", "./saferun.yaml", "detected"
-    made_for: tuple[str, ...]  # fragments of GPU product names; none: any machine
+    chosen: str  # what chose the profile: "--profile", "./saferun.yaml", "detected"
+    made_for: tuple[str, ...]  # fragments of GPU product names; empty: any machine
     chain: tuple[Doc, ...]
     sets: tuple[Given, ...] = ()
     slurm: Mapping[str, str] = field(default_factory=dict)  # of a script for Slurm (slurm_job.py)
@@ -42,7 +41,7 @@ class ScriptSettings:
 
     @property
     def named(self) -> bool:
-        """Whether a user named the profile; a detected one never changes torchrun's arguments."""
+        """Return whether the user named the profile; others never change torchrun's arguments."""
         return self.chosen != DETECTED
 
 
@@ -62,11 +61,11 @@ def read(fields: Sequence[str], script: str) -> ScriptSettings:
     """Return the settings that a script passed on.
 
     Args:
-        fields: four for each setting.
-        script: its name, for messages.
+        fields: four fields for each setting.
+        script: the script's name, for messages.
 
     Raises:
-        ProfileError: a user has edited a setting to one that is not valid.
+        ProfileError: a user has edited a setting so that it is not valid.
     """
     facts: dict[str, list[str]] = {PROFILE: [], CHOSEN: [], MADE_FOR: [], ARGUMENT: []}
     docs: list[tuple[str, dict[str, Leaf]]] = []
@@ -98,9 +97,9 @@ def read(fields: Sequence[str], script: str) -> ScriptSettings:
 
 
 def _add(docs: list[tuple[str, dict[str, Leaf]]], origin: str, key: str, leaf: Leaf) -> None:
-    """Add a setting to those of its file; one that comes again starts another document.
+    """Add a setting to those of its file; a repeated one starts another document.
 
-    So each of them applies where its own condition holds.
+    Each of them then applies if its own condition holds.
     """
     if not docs or docs[-1][0] != origin or key in docs[-1][1]:
         docs.append((origin, {}))

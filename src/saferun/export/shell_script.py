@@ -1,7 +1,7 @@
 """Pure: plans and settings as shell text.
 
-`exports` returns what `saferun env` prints, `render` the whole script of `gen-shell`. Every value
-passes `quote`: values are data, never shell code.
+`exports` returns the output of `saferun env`, and `render` the whole script of `gen-shell`. Every
+value passes through `quote`: values are data, never shell code.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from saferun.profile.schema import Doc, Leaf
 from saferun.profile.values import write_value
 
 WIDTH = 100
-KIT_WIDTH = 1000  # characters of a line that nobody reads
-INDENT = "#     "  # stands before the command in the header
+KIT_WIDTH = 1000  # characters of a line of packed data
+INDENT = "#     "  # precedes the command in the header
 _PACKED = "#: "
 _PLACE = re.compile(r"^#@ (\w+)\n", re.MULTILINE)
-# What `quote` writes: $'…', '…', "'" or characters that mean nothing to a shell.
+# The output of `quote`: $'…', '…', "'" or characters without a meaning in a shell.
 _PIECE = (
     r"""\$'((?:[ -&(-\[\]-~]|\\(?:[ntr\\']|x[0-9a-f]{2}))*)'|'([^']*)'|"(')"|([\w@%+=:,./-]+)"""
 )
@@ -40,7 +40,7 @@ _JOB = 'job torchrun "$@"\n'
 def exports(plan: LaunchPlan) -> str:
     """Return sorted `export` lines for `eval`, which set no shell option and run nothing.
 
-    Variables that belong to one attempt under saferun are left out.
+    Variables of a single attempt under saferun are left out.
     """
     return "".join(
         f"export {name}={shlex.quote(setting.value)}\n"
@@ -60,13 +60,13 @@ def quote(text: str) -> str:
     """
     if text.isprintable():
         return shlex.quote(text)
-    # Python escapes bytes as bash does, between single quotes if there is a double one.
+    # Python escapes bytes as bash does; it uses single quotes if there is a double quote.
     raw = text.encode("utf-8", "surrogateescape")
     return "$'" + repr(b'"' + raw)[3:]
 
 
 def unquoted(line: str) -> list[str] | None:
-    """Return the words of a line that `quote` wrote; None for any other line."""
+    """Return the words of a line from `quote`; None for any other line."""
     words, at = [], 0
     while at < len(line.rstrip()):
         match = _WORD.match(line, at)
@@ -102,14 +102,14 @@ def _printable(text: str) -> str:
 
 
 def _comment_line(text: str) -> str:
-    """Return one line of a comment that is no heading of the script's own (`# --- The job ---`)."""
+    """Return one comment line that is not one of the script's headings (`# --- The job ---`)."""
     return f"# {' ' * text.startswith('---')}{text}\n"
 
 
 def _lines(kit: tuple[str, str]) -> Iterator[str]:
     program, files = kit
     yield program
-    # textwrap would look for words in it, which took half the time of gen-shell
+    # textwrap would search for words in it, which took half the time of gen-shell.
     yield from (files[start : start + KIT_WIDTH] for start in range(0, len(files), KIT_WIDTH))
 
 
@@ -129,11 +129,11 @@ def render(
 
     Args:
         script_settings: the settings.
-        args: torchrun's arguments; empty if the script takes them when it is run.
+        args: torchrun's arguments; empty if the script takes them at run time.
         command: `saferun gen-shell …`, which makes this script.
         template: the hand-written part, shell/run.sh.
         kit: the program that unpacks, and the files, each in base85 (bundle.pack).
-        whole: `args` name the job's script; else this is given when the script is run.
+        whole: `args` contain the job's script; otherwise it is given at run time.
     """
     parts = {
         "header": _header(script_settings, command, whole),
@@ -149,7 +149,7 @@ def render(
 
 
 def made_by(text: str) -> tuple[str, list[str]] | None:
-    """Return the version and the command in a script's header; None for another file."""
+    """Return the version and the command in a script's header; None for any other file."""
     head = text[: 1 << 16]
     version = re.search(r"^# Made by saferun (\S+) with$", head, re.MULTILINE)
     line = re.search(rf"^{INDENT}(saferun gen-shell.*)$", head, re.MULTILINE)
@@ -158,12 +158,12 @@ def made_by(text: str) -> tuple[str, list[str]] | None:
 
 
 def packed(text: str) -> str:
-    """Return what travels in a script, in base85."""
+    """Return the packed bundle in a script, in base85."""
     return "".join(line[len(_PACKED) :] for line in text.splitlines() if line.startswith(_PACKED))
 
 
 def without_bundle(text: str) -> str:
-    """Return the part of a script that people read."""
+    """Return the readable part of a script."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_PACKED))
 
 
@@ -209,7 +209,7 @@ def _settings(script_settings: ScriptSettings) -> Iterator[str]:
 
 
 def _counting(doc: Doc, later: Sequence[Doc], sets: Sequence[Given]) -> Mapping[str, Leaf]:
-    """Return the settings of a file that no later one replaces unconditionally."""
+    """Return the settings of a file that no later setting replaces unconditionally."""
     over = {key for other in later for key, leaf in other.leaves.items() if not leaf.when}
     over |= {given.key for given in sets}
     return {k: v for k, v in doc.leaves.items() if k not in over or k.partition(".")[2] in LISTS}

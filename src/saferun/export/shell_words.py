@@ -1,7 +1,7 @@
 """Pure: the commands of a shell script, as words with their places in its text.
 
-It finds where words, quotes, substitutions, arrays, comments and here-documents begin and end; it
-does not judge whether the script is correct. What is never closed ends with the text.
+This module finds where words, quotes, substitutions, arrays, comments and here-documents begin and
+end; it does not check whether the script is correct. An unclosed part ends with the text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CONTINUED = re.compile(r"\\\r?\n")
 _BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _DEFAULT = re.compile(r"[!#]?\w+(?:\[[^]]*\])?:?[-=+]")
 _ASSIGNED = re.compile(r"\w+(?:\[[^]]*\])?\+?=")
-# What opens a part of a word -> what closes it, and its kind ("": nothing in it is looked at).
+# Opening of a part of a word -> its closing, and its kind ("": its content is not examined).
 _CLOSING = {
     "\\": ("", ""),
     "'": ("'", "quoted"),
@@ -29,7 +29,7 @@ _CLOSING = {
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of a word that may hold shell text.
+    """A part of a word that may contain shell text.
 
     `kind` is "quoted" (between quotes), "substitution", "array" or "default" (of `${NAME:-…}`).
     """
@@ -42,7 +42,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word as it is written, with its quotes."""
+    """One word as written, with its quotes."""
 
     text: str
     start: int
@@ -51,26 +51,26 @@ class Word:
 
     @property
     def plain(self) -> str:
-        """The word without the quotes around all of it."""
+        """Return the word without quotes around the whole of it."""
         return self.text[1:-1] if re.fullmatch(r"\"[^\"]*\"|'[^']*'", self.text) else self.text
 
 
 @dataclass(slots=True)
 class Command:
-    """A simple command; its redirections are words `>` or `<` with the file behind them."""
+    """A simple command. A redirection is a word `>` or `<`, followed by the file."""
 
     words: list[Word] = field(default_factory=list)
     documents: list[Region] = field(default_factory=list)  # the bodies of its here-documents
 
 
 def commands(text: str, start: int, end: int, *, array: bool = False) -> Iterator[Command]:
-    """Yield the commands of a part of a script, in order; not those inside of words.
+    """Yield the commands in a part of a script, in order, but not the commands inside words.
 
     Args:
-        text: of the whole script.
+        text: the text of the whole script.
         start: where the part begins.
         end: where it ends.
-        array: the part is the elements of an array, in which a new line is a blank.
+        array: the part is the content of an array, in which a newline is a blank.
     """
     at, command = start, Command()
     waiting: list[tuple[Command, re.Match[str]]] = []
@@ -105,9 +105,9 @@ def commands(text: str, start: int, end: int, *, array: bool = False) -> Iterato
 
 
 def _document(text: str, at: int, end: int, opening: re.Match[str]) -> tuple[int, int]:
-    """Return where the body of a here-document ends, and where the script goes on.
+    """Return where a here-document's body ends, and where the script continues.
 
-    Without a last line it is none: `<<` shifts bits within `((…))`.
+    Without a closing line it is no here-document: `<<` shifts bits in `((…))`.
     """
     indent = r"[ \t]*" if opening[1] else ""
     last = re.compile(rf"^{indent}{re.escape(opening[3])}[ \t\r]*(?:\n|\Z)", re.MULTILINE)
@@ -131,13 +131,13 @@ def _word(text: str, start: int, end: int) -> Word:
 
 
 def _part(text: str, at: int, end: int, regions: list[Region] | None = None) -> int:
-    """Return where the character, the quotes or the substitution at `at` is over.
+    """Return the end of the character, the quotes or the substitution at `at`.
 
     Args:
-        text: of the whole script.
-        at: where it begins.
+        text: the text of the whole script.
+        at: the place where it begins.
         end: where the part of the script ends.
-        regions: gets what is inside of it; None only looks for its end.
+        regions: list that gets the regions inside it; None only finds its end.
     """
     opening = next((opening for opening in _CLOSING if text.startswith(opening, at)), None)
     if opening is None:
@@ -159,7 +159,7 @@ def _part(text: str, at: int, end: int, regions: list[Region] | None = None) -> 
 
 
 def _inner(text: str, at: int, end: int, regions: list[Region]) -> None:
-    """Collect the substitutions and defaults that stand within double quotes or a default."""
+    """Collect the substitutions and defaults inside double quotes or a default."""
     while at < end:
         at = _part(text, at, end, regions) if text[at] in "\\$`" else at + 1
 

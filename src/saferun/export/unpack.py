@@ -1,12 +1,12 @@
-"""The program that a generated script runs first: it unpacks the bundle and prints where.
+"""The program that a generated script runs first: it unpacks the bundle and prints its directory.
 
     python3 -I -c CODE SCRIPT PID
 
-SCRIPT is the script's file and PID its process, whose environment is kept as it was given: bash
-changes SHLVL and others. The directory is private, and lies where nobody but its user and root can
-put something else in its place: system/trust.py, which is in the bundle, checks that. Directories
-that earlier runs have left there (they died of SIGKILL, or torchrun replaced them) are removed.
-Standard library only: it is packed by itself.
+SCRIPT is the script's file and PID its process, whose original environment is stored: bash changes
+SHLVL and others. The directory is private, and lies where only its user and root can replace it:
+system/trust.py, which is in the bundle, checks that. Directories that earlier runs have left (they
+died of SIGKILL, or torchrun replaced them) are removed. This program uses only the standard
+library, since it is packed separately.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # `typing` costs each start of a script 4 ms
 MARK = b"#: "  # begins the packed lines; the first one is this program
 PREFIX = "saferun-kit."
 _TMP = "/tmp"  # noqa: S108 - mkdtemp makes a private directory in it
-OLD_S = 600.0  # a run that is just beginning has no lock yet
+OLD_S = 600.0  # a starting run has no lock yet
 
 
 def main() -> None:
-    """Unpack, and print the directory; exit status 69 where that cannot be done."""
+    """Unpack, and print the directory; exit with status 69 on failure."""
     script, pid = sys.argv[1:]
     os.umask(0o077)
     with open(script, "rb") as file:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _files(packed: str) -> dict[str, str]:
-    """Return the texts by path; bundle.py says how they are coded."""
+    """Return the texts by path; bundle.py describes the coding."""
     head, body = packed.split("\1")
     codes, *words = head.split("\0")
     parts = body.translate(dict(zip(map(ord, codes), words))).split("\0")  # noqa: B905 (3.9 has no `strict`)
@@ -86,7 +86,8 @@ def _environ(pid: str) -> bytes:
 def _places(gives_way: Callable[[str], bool]) -> Iterator[str]:
     home = os.environ.get("HOME", "")
     cache = os.path.join(home, ".cache")
-    # A colon would split PYTHONPATH; what root makes in a user's HOME locks the user out.
+    # A colon would split PYTHONPATH, and root must not create directories in a user's HOME that
+    # lock the user out.
     own_home = home.startswith("/") and os.path.isdir(home) and os.stat(home).st_uid == os.geteuid()
     given = (os.environ.get("TMPDIR") or _TMP, os.environ.get("XDG_RUNTIME_DIR", ""))
     for place in (*given, *([cache] if own_home else []), _TMP):

@@ -1,1 +1,1 @@
-"""Locks on GPUs, their test before a job, and their recovery."""
+"""Lock GPUs, test them before a job, and recover them."""

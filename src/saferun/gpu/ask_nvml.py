@@ -2,7 +2,8 @@
 
     python3 ask_nvml.py [--health] [BUS]    of all GPUs, or of the one at a PCI address
 
-A program, run in a child that nvml.py bounds: a failing GPU hangs whoever asks it.
+This program runs in a child with a time limit from nvml.py: a failing GPU hangs any process that
+asks it.
 
     {"library": "libnvidia-ml.so.1", "status": 0, "error": "", "driver": "580.95.05", "cuda": 13000,
      "cards": [{"place": 0, "bus": "0000:1a:00.0", "fields": {…}, "sick": [],
@@ -15,12 +16,12 @@ degrees Celsius, use in percent, time in ns, a link's width in lanes. What this 
 does not have is left out. An error of the GPU stands in the value's place.
 
 Functions: https://docs.nvidia.com/deploy/nvml-api/. Structures and numbers: nvml.h of CUDA 13, and
-the same in nvidia-ml-py 12.535 to 13.615. Drivers before 550 do not tell the state of the NVLink
-fabric and that they want a reset, those before 580 neither counters of throttling nor repairs that
-wait. Single integers are read as 64 bits from zeroed memory: the lower half comes first on all
-processors that NVIDIA has drivers for.
+the same in nvidia-ml-py 12.535 to 13.615. Drivers before 550 report neither the state of the NVLink
+fabric nor a needed reset; drivers before 580 report neither throttling counters nor pending
+repairs. Single integers are read as 64 bits from zeroed memory: the lower half comes first on all
+processors with NVIDIA drivers.
 
-Standard library only, nothing beside it; the Python is saferun's own.
+It uses only the standard library and no other file; the Python is saferun's own.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS
 # NVML_ERROR_*
 NO_PERMISSION, NOT_FOUND, TOO_SMALL, NO_FUNCTION, BAD_INFOROM, OTHER_VERSION = 4, 6, 7, 13, 14, 25
 SICK = {15: "GPU is lost", 16: "GPU requires reset", 17: "GPU access blocked", 999: "Unknown Error"}
-# Structures, as struct(3) describes them, with the compiler's padding. The integer at the
-# beginning of one with a version (`_v2` …) is NVML_STRUCT_VERSION.
+# Structures in struct(3) notation, with the compiler's padding. In a structure with a version
+# (`_v2` …) the first integer is NVML_STRUCT_VERSION.
 PCI = "16s5I32s"  # nvmlPciInfo_t: the last part is the address
 MEMORY, OLD_MEMORY = "I4Q", "3Q"  # nvmlMemory_v2_t: total, reserved, free, used; nvmlMemory_t
 TEMPERATURE = "IIi"  # nvmlTemperature_v1_t: sensor 0, degrees
 SRAM = "I11QI0Q"  # nvmlEccSramErrorStatus_v1_t
-REPAIR = "3I"  # nvmlRepairStatus_v1_t: a channel's, a TPC's
+REPAIR = "3I"  # nvmlRepairStatus_v1_t: of a channel, of a TPC
 UNREPAIRABLE = "2I"  # nvmlUnrepairableMemoryStatus_v1_t
 FABRIC = {3: "I16sIIBIB0I", 2: "I16sIIBI"}  # nvmlGpuFabricInfo_v3_t, _v2_t
 VALUE = "IIqqIIQ"  # nvmlFieldValue_t: number, scope, times, type, status, value
@@ -64,7 +65,7 @@ Form = Callable[[int], Value]  # `int`: the number as it is
 
 
 def one_of(names: str) -> Callable[[int], str]:
-    """Return how a number of an enumeration is written, whose numbers from 0 on have names."""
+    """Return a function from a number of an enumeration to its name; names begin at number 0."""
     known = names.split(",")
     return lambda number: known[number] if number < len(known) else f"number {number}"
 
@@ -81,13 +82,13 @@ FABRIC_HEALTH = one_of(",Healthy,Unhealthy,Limited Capacity")
 
 
 class Nvml:
-    """The library; what it cannot do is a status, not an exception."""
+    """The library; a failed call gives a status, not an exception."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(LIBRARY)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Return the status of a function, NO_FUNCTION where this driver lacks it."""
+        """Return the status of a function; NO_FUNCTION if this driver lacks it."""
         try:
             function = getattr(self.library, name)
         except AttributeError:
@@ -95,7 +96,7 @@ class Nvml:
         return int(function(*arguments))
 
     def error(self, status: int) -> str:
-        """Return NVML's text of a status."""
+        """Return NVML's text for a status."""
         self.library.nvmlErrorString.restype = ctypes.c_char_p
         text: bytes = self.library.nvmlErrorString(status) or b"unknown status"
         return text.decode("utf-8", "replace")
@@ -112,14 +113,19 @@ class Gpu:
     def __init__(self, nvml: Nvml, handle: ctypes.c_void_p) -> None:
         self.nvml, self.handle = nvml, handle
         self.fields: dict[str, Value] = {}
-        self.sick: list[str] = []  # the fields that hold an error
+        self.sick: list[str] = []  # fields that have an error
 
     def ask(self, name: str, *arguments: Any) -> int:
         """Return the status of nvmlDevice<name> for this GPU."""
         return self.nvml.call(f"nvmlDevice{name}", self.handle, *arguments)
 
     def put(self, status: int, fields: Mapping[str, Value]) -> bool:
-        """Keep fields, or the error in their place; return whether the GPU has answered."""
+        """Store fields, or an error instead; return whether the GPU has answered.
+
+        Args:
+            status: the status of NVML's function.
+            fields: field -> text, used if the status is success.
+        """
         if status in SICK:
             self.sick += fields
             fields = dict.fromkeys(fields, SICK[status])
@@ -128,25 +134,42 @@ class Gpu:
         return status == 0
 
     def text(self, field: str, name: str) -> None:
-        """Ask a function that stores a text."""
+        """Ask a function that stores a text.
+
+        Args:
+            field: the field's name.
+            name: the function's name after nvmlDevice.
+        """
         buffer = ctypes.create_string_buffer(96)
         status = self.ask(name, buffer, 96)
         self.put(status, {field: buffer.value.decode("utf-8", "replace")})
 
     def numbers(self, name: str, forms: Mapping[str, Form], *before: Any) -> bool:
-        """Ask a function that stores integers, one for each field, behind its other arguments."""
+        """Ask a function that stores integers, one for each field, after its other arguments.
+
+        Args:
+            name: the function's name after nvmlDevice.
+            forms: field -> function that writes its number as text.
+            before: the function's other arguments.
+        """
         values = [ctypes.c_ulonglong() for _ in forms]
         status = self.ask(name, *before, *map(ctypes.byref, values))
         found = (form(value.value) for form, value in zip(forms.values(), values, strict=True))
         return self.put(status, dict(zip(forms, found, strict=True)))
 
     def number(self, name: str, *before: Any) -> int:
-        """Return the integer that a function stores, -1 where it fails."""
+        """Return the integer that a function stores; -1 if it fails."""
         value = ctypes.c_ulonglong()
         return -1 if self.ask(name, *before, ctypes.byref(value)) else value.value
 
     def structure(self, name: str, layout: str, version: int = 0) -> tuple[int, tuple[Any, ...]]:
-        """Ask a function that fills a structure; return its status and the parts."""
+        """Ask a function that fills a structure; return its status and the structure's parts.
+
+        Args:
+            name: the function's name after nvmlDevice.
+            layout: the structure in struct(3) notation.
+            version: the structure's version; 0 without one.
+        """
         size = struct.calcsize(layout)
         buffer = ctypes.create_string_buffer(size)
         if version:
@@ -154,7 +177,13 @@ class Gpu:
         return self.ask(name, buffer), struct.unpack(layout, buffer)
 
     def value(self, field: str, number: int, form: Form = int) -> bool:
-        """Ask for a value of NVML_FI_*."""
+        """Ask for a value by its number NVML_FI_*.
+
+        Args:
+            field: the field's name.
+            number: the number NVML_FI_*.
+            form: function that writes the value as text.
+        """
         buffer = ctypes.create_string_buffer(struct.pack(VALUE, number, *[0] * 6))
         status = self.ask("GetFieldValues", 1, buffer)
         *_, of_value, found = struct.unpack_from(VALUE, buffer)
@@ -162,12 +191,12 @@ class Gpu:
 
 
 def ask_state(gpu: Gpu) -> None:
-    """Ask what locks, recovery and the live views read."""
+    """Ask for the fields that locks, recovery and the live views use."""
     gpu.text("Product Name", "GetName")
     gpu.text("GPU UUID", "GetUUID")
     gpu.numbers("GetPersistenceMode", {"Persistence Mode": ENABLED})
     gpu.numbers("GetMigMode", {"MIG Mode/Current": ENABLED, "MIG Mode/Pending": ENABLED})
-    if not gpu.value("GPU Recovery Action", 230, RECOVERY):  # before 565
+    if not gpu.value("GPU Recovery Action", 230, RECOVERY):  # drivers before 565
         gpu.value("GPU Reset Status/Reset Required", 226, YES)
         gpu.value("GPU Reset Status/Drain and Reset Recommended", 227, YES)
     parts = ["Total", "Reserved", "Free", "Used"]
@@ -185,7 +214,7 @@ def ask_state(gpu: Gpu) -> None:
 
 
 def ask_health(gpu: Gpu) -> None:
-    """Ask what doctor judges beside the state."""
+    """Ask for the fields that only doctor judges."""
     gpu.numbers("GetComputeMode", {"Compute Mode": COMPUTE_MODE})
     _ask_memory_errors(gpu)
     _ask_clocks_and_power(gpu)
@@ -201,7 +230,7 @@ def _ask_memory_errors(gpu: Gpu) -> None:
         start = f"ECC Errors/{kind}"
         causes = {f"{start}/SRAM Uncorrectable Parity": sram[at]}
         causes[f"{start}/SRAM Uncorrectable SEC-DED"] = sram[at + 1]
-        if not gpu.put(status, causes):  # older: one count
+        if not gpu.put(status, causes):  # older drivers: one count
             where = {f"{start}/SRAM Uncorrectable": int}
             gpu.numbers("GetMemoryErrorCounter", where, 1, counter, 7)
         gpu.numbers("GetMemoryErrorCounter", {f"{start}/DRAM Uncorrectable": int}, 1, counter, 2)
@@ -214,7 +243,7 @@ def _ask_memory_errors(gpu: Gpu) -> None:
     counts: dict[str, Form] = {"Correctable Error": int, "Uncorrectable Error": int}
     rows = {**counts, "Pending": YES, "Remapping Failure Occurred": YES}
     gpu.numbers("GetRemappedRows", {f"Remapped Rows/{name}": form for name, form in rows.items()})
-    retired = ctypes.c_uint(0)  # no buffer: only the count is asked for
+    retired = ctypes.c_uint(0)  # without a buffer only the count is returned
     status = gpu.ask("GetRetiredPages", 1, ctypes.byref(retired), None)
     status = 0 if status == TOO_SMALL else status
     gpu.put(status, {"Retired Pages/Double Bit ECC": retired.value})
@@ -225,12 +254,13 @@ def _ask_clocks_and_power(gpu: Gpu) -> None:
     gpu.numbers("GetClockInfo", {"Clocks/SM": int}, 1)  # NVML_CLOCK_SM
     gpu.numbers("GetMaxClockInfo", {"Max Clocks/SM": int}, 1)
     reasons = gpu.number("GetCurrentClocksEventReasons")
-    if reasons < 0:  # before 535
+    if reasons < 0:  # drivers before 535
         reasons = gpu.number("GetCurrentClocksThrottleReasons")
     for name, bit in REASONS.items() if reasons >= 0 else ():
         active = "Active" if reasons & bit else "Not Active"
         gpu.fields[f"Clocks Event Reasons/{name}"] = active
-    # Nanoseconds. The numbers are those of 580 and newer; 575 had others, older ones have none.
+    # In nanoseconds. The numbers are those of driver 580 and newer; 575 had others, older drivers
+    # none.
     gpu.value("Clocks Event Reasons Counters/HW Thermal Slowdown", 270)
     gpu.value("Clocks Event Reasons Counters/HW Power Braking", 271)
     if not gpu.value("GPU Power Readings/Instantaneous Power Draw", 186):
@@ -251,7 +281,7 @@ def _ask_fabric(gpu: Gpu) -> None:
 
 
 def processes(gpu: Gpu) -> list[tuple[int, int | None]]:
-    """Return pid and MiB of each process that computes on a GPU; None for MiB that are unknown."""
+    """Return pid and MiB of each process that computes on a GPU; None for unknown MiB."""
     size = struct.calcsize(PROCESS)
     buffer = ctypes.create_string_buffer(size * MOST_PROCESSES)
     count = ctypes.c_uint(MOST_PROCESSES)
@@ -262,14 +292,14 @@ def processes(gpu: Gpu) -> list[tuple[int, int | None]]:
 
 
 def links(gpu: Gpu) -> tuple[int, int]:
-    """Return how many NVLinks of a GPU are up, and how many it has."""
+    """Return how many NVLinks of a GPU are active, and how many it has."""
     states = [gpu.number("GetNvLinkState", link) for link in range(MOST_LINKS)]
     known = [state for state in states if state >= 0]
     return sum(map(bool, known)), len(known)
 
 
 def peers(gpus: Mapping[int, Gpu]) -> list[tuple[int, int, str]]:
-    """Return what the driver says of each pair: whether one reads the other's memory."""
+    """Return the driver's answer for each pair: whether one GPU can read the other's memory."""
     codes = (
         (ours, other, gpus[ours].number("GetP2PStatus", gpus[other].handle, 0))
         for ours in gpus
@@ -280,7 +310,7 @@ def peers(gpus: Mapping[int, Gpu]) -> list[tuple[int, int, str]]:
 
 
 def card(gpu: Gpu, health: bool) -> dict[str, Any]:
-    """Return what a GPU is and says."""
+    """Return the facts about a GPU."""
     bus = gpu.structure("GetPciInfo_v3", PCI)[1][-1].partition(b"\0")[0].decode("ascii", "replace")
     gpu.fields["PCI/Bus Id"] = bus
     ask_state(gpu)
@@ -314,7 +344,7 @@ def examine(nvml: Nvml, bus: str, health: bool) -> dict[str, Any]:
             cards.append(card(gpus[place], health))
             if health and gpus[place].ask("ValidateInforom") == BAD_INFOROM:
                 status = BAD_INFOROM
-        elif answered == NO_PERMISSION:  # not given to this container or job
+        elif answered == NO_PERMISSION:  # not assigned to this container or job
             none_because = answered
         else:
             lost.append({"place": place, "why": nvml.error(answered)})
@@ -337,7 +367,7 @@ def main(arguments: list[str]) -> None:
     else:
         bus = next((word for word in arguments if not word.startswith("-")), "")
         if status := nvml.call("nvmlInit_v2"):
-            error = f"Failed to initialize NVML: {nvml.error(status)}"  # as nvidia-smi says it
+            error = f"Failed to initialize NVML: {nvml.error(status)}"  # as nvidia-smi prints it
             found = {"status": status, "error": error}
         else:
             found = examine(nvml, bus, "--health" in arguments)
@@ -349,5 +379,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that asked
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What the CUDA driver's errors at a job's start mean, and what fixes them: cuda_errors.yaml."""
+"""What the CUDA driver's errors at a job's start mean, and their fixes: cuda_errors.yaml."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from saferun.knowledge import loader
 
-# What recovery can do about an error, least invasive first (recovery.py).
-DRAIN = "drain"  # memory that a process has left is on its way back
-LEFTOVERS = "leftovers"  # an ended run of ours may have left processes
-RESET = "reset"  # the GPU does not come back by itself
-# What is tried after a failure of these kinds (failures.yaml), before a next attempt or at the
-# end. A failure names no GPU, so a reset is then left to what the driver asks for.
+# The steps by which recovery can fix an error, the least invasive first (recovery.py).
+DRAIN = "drain"  # memory that a process has left is about to be freed
+LEFTOVERS = "leftovers"  # an ended saferun run may have left processes
+RESET = "reset"  # the GPU does not recover by itself
+# Steps after a failure of these kinds (failures.yaml), before the next attempt or at the end. A
+# failure names no GPU, so a reset is made only if the driver asks for it.
 AFTER: Mapping[str, frozenset[str]] = {
     "cuda-oom-other-process": frozenset({LEFTOVERS, DRAIN}),
     "cuda-oom-despite-free": frozenset({LEFTOVERS, DRAIN}),
@@ -27,17 +27,17 @@ AFTER: Mapping[str, frozenset[str]] = {
 
 
 class Known(NamedTuple):
-    """What is known of an error."""
+    """The knowledge about an error."""
 
     fix: str
     source: str
     name: str = ""
     means: str = ""
-    asks: tuple[str, ...] = ()  # what recovery may do about it
+    asks: tuple[str, ...] = ()  # steps of recovery that may fix it
 
 
 def known(code: int) -> Known:
-    """Return what is known of an error; general advice where it is not."""
+    """Return the knowledge about an error; general advice if it is unknown."""
     document = loader.load("cuda_errors.yaml")
     row = next((row for row in document["errors"] if row["code"] == code), document["unknown"])
     return Known(
@@ -50,7 +50,7 @@ def known(code: int) -> Known:
 
 
 def title(code: int, name: str) -> str:
-    """Return how people are told of an error: its name and its number.
+    """Return the text for an error: its name and its number.
 
     >>> title(802, ""), title(12345, "")
     ('CUDA_ERROR_SYSTEM_NOT_READY (802)', 'CUDA error 12345')
@@ -60,7 +60,7 @@ def title(code: int, name: str) -> str:
 
 
 def node_fix(nodes: Mapping[str, str]) -> str:
-    """Return the fix for device nodes that are missing or closed to us; "" where none is."""
+    """Return the fix for device nodes that are missing or closed to us; "" if there are none."""
     if nodes.get("/dev/nvidia-uvm") == "missing":
         return (
             "/dev/nvidia-uvm is missing: run `nvidia-modprobe -u -c=0` as root; a container must "

@@ -1,4 +1,4 @@
-"""Names of GPUs and MIG slices: in lock files, in SAFERUN_LOCKS and in CUDA_VISIBLE_DEVICES."""
+"""Names of GPUs and MIG slices in lock files, in SAFERUN_LOCKS and in CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from saferun.model import Gpu
 from saferun.system import procfs
 
 SHORT_UUID = len("GPU-00000000")
-VARIABLE = "SAFERUN_LOCKS"  # what ancestors hold: "<pid>:<start>:<device>,<device>;…"
+VARIABLE = "SAFERUN_LOCKS"  # devices that ancestors hold: "<pid>:<start>:<device>,<device>;…"
 
 
 class Device(NamedTuple):
-    """A GPU or a MIG slice by the name that its files have."""
+    """A GPU or a MIG slice, by its name in file names."""
 
     name: str
     parent: str = ""  # the GPU of a slice
 
 
 def device_name(uuid: str) -> str:
-    """Return the one spelling of a UUID that files have: no separators, hexadecimal in lower case.
+    """Return the spelling of a UUID in file names: no separators, hexadecimal in lower case.
 
     >>> device_name("MIG-GPU-5D5BA0D6/13/0")
     'MIG-GPU-5d5ba0d6_13_0'
@@ -35,20 +35,20 @@ def device_name(uuid: str) -> str:
 
 
 def to_lock(gpus: Sequence[Gpu], held: set[str]) -> tuple[Device, ...]:
-    """Return the devices to lock, sorted, without those that an ancestor holds.
+    """Return the devices to lock, sorted, except those that an ancestor holds.
 
     Args:
-        gpus: the visible GPUs and MIG instances; those without a UUID are left out.
+        gpus: the visible GPUs and MIG instances; GPUs without a UUID are left out.
         held: names of devices that an ancestor process has locked.
     """
     devices = {Device(device_name(gpu.uuid), device_name(gpu.parent)) for gpu in gpus if gpu.uuid}
-    covered = held | {device.name for device in devices}  # a slice comes with its whole GPU
+    covered = held | {device.name for device in devices}  # a whole GPU includes its slices
     needed = (one for one in devices if one.name not in held and one.parent not in covered)
     return tuple(sorted(needed, key=lambda one: (one.name, one.parent)))
 
 
 class Ancestor(NamedTuple):
-    """An ancestor of this process and the devices that it holds."""
+    """An ancestor of this process, and the devices that it holds."""
 
     pid: int
     start: int | None
@@ -60,7 +60,7 @@ class Ancestor(NamedTuple):
 
 
 def ancestors(variable: str) -> list[Ancestor]:
-    """Return the entries of SAFERUN_LOCKS that are true: the process lives and is above us."""
+    """Return the valid entries of SAFERUN_LOCKS: the process lives and is our ancestor."""
     if not variable:
         return []
     above, found = dict(procfs.lineage(os.getpid())), []
@@ -77,17 +77,17 @@ def ancestors(variable: str) -> list[Ancestor]:
 
 
 def visible_without(visible: object, devices: Sequence[tuple[str, bool]]) -> str | None:
-    """Return the value of CUDA_VISIBLE_DEVICES that leaves the bad GPUs out, in the same order.
+    """Return the value of CUDA_VISIBLE_DEVICES without the bad GPUs, in the same order.
 
-    What was exported keeps its words. Else UUIDs are used, which mean the same GPU whatever
-    CUDA_DEVICE_ORDER says; CUDA takes their beginning.
+    Exported items keep their form. Otherwise UUIDs are used, which do not depend on
+    CUDA_DEVICE_ORDER; CUDA accepts the beginning of a UUID.
 
     Args:
-        visible: the variable as the job has it; None where it is not set.
-        devices: UUID, and whether it is good, as CUDA counts.
+        visible: the job's value of the variable; None if it is not set.
+        devices: UUID and whether it is good, in CUDA's order.
 
     Returns:
-        None where no GPU would be left, or where one value cannot say it.
+        None if no GPU would be left, or if no value can express it.
 
     >>> visible_without("2, 5,7", [("", True), ("", False), ("", True)])
     '2,7'
@@ -102,7 +102,7 @@ def visible_without(visible: object, devices: Sequence[tuple[str, bool]]) -> str
         return ",".join(entries[number].strip() for number in good)
     uuids = [uuid for uuid, _ in devices]
     if any(uuid.startswith("MIG-") for uuid in uuids):
-        return None  # CUDA shows one instance at a time
+        return None  # CUDA shows only one instance at a time
     if not all(uuids):
         return ",".join(map(str, good))
     return ",".join(_short(uuids[number], uuids) for number in good)

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says of the GPUs, as values.
+"""The answers of NVIDIA's management library (NVML) about the GPUs, as values.
 
 ask_nvml.py asks it, in a child that is killed when its time is over: a failing GPU hangs whoever
 asks. nvidia-smi, which prints what NVML says, is run for what NVML has not, `--gpu-reset`, and by a
@@ -18,15 +18,15 @@ from saferun.system.printable import printable
 
 LIBRARY = "libnvidia-ml.so.1"
 _PROGRAM = os.path.join(os.path.dirname(__file__), "ask_nvml.py")
-# The source is read now and comes with the command line: a run may outlive the installed files.
+# The source is read now and passed in the command line: a run may outlive the installed files.
 _source: bytes = __loader__.get_data(_PROGRAM)  # type: ignore[name-defined]  # every module's
 COMMAND = (sys.executable, "-IS", "-c", _source.decode())
 
 
 class Load(NamedTuple):
-    """How busy a GPU is; None for what the driver does not say."""
+    """How busy a GPU is; None for values that the driver does not report."""
 
-    place: int | None  # NVML's number, which nvidia-smi has, too
+    place: int | None  # NVML's number, which is also nvidia-smi's
     percent: int | None
     used_mib: int | None
     total_mib: int | None
@@ -34,11 +34,11 @@ class Load(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that holds memory of a GPU, as the driver numbers it."""
+    """A process that holds GPU memory, with the pid from the driver."""
 
     pid: int
-    used_mib: int | None  # None where the driver does not say, as under MIG
-    name: str = ""  # /proc's; "" where /proc does not confirm that it has a GPU open
+    used_mib: int | None  # None if the driver does not report it, as with MIG
+    name: str = ""  # from /proc; "" if /proc does not confirm that it has a GPU open
 
 
 class Card(NamedTuple):
@@ -47,8 +47,8 @@ class Card(NamedTuple):
     bus: str  # 0000:ad:00.0
     fields: Mapping[str, str | int]  # "ECC Mode/Current": "Enabled"; units: ask_nvml.py
     processes: tuple[Process, ...] = ()
-    place: int = 0  # NVML's number: along the bus, lost GPUs included
-    sick: tuple[str, ...] = ()  # the fields that hold an error in place of a value
+    place: int = 0  # NVML's number: in bus order, lost GPUs included
+    sick: tuple[str, ...] = ()  # fields with an error instead of a value
 
     def get(self, name: str) -> str:
         """Return a field's text, "" where the driver has none to say."""
@@ -61,7 +61,7 @@ class Card(NamedTuple):
         return value if isinstance(value, int) else None
 
     def load(self) -> Load:
-        """Return how busy it is."""
+        """Return how busy the GPU is."""
         return Load(
             self.place,
             percent=self.number("Utilization/GPU"),
@@ -74,7 +74,7 @@ class Card(NamedTuple):
 class Lost(NamedTuple):
     """A GPU that NVML could not open."""
 
-    bus: str  # "" where it is not known
+    bus: str  # "" if unknown
     why: str
     place: int = 0  # NVML's number
 
@@ -83,32 +83,32 @@ class Report(NamedTuple):
     """The GPUs of this machine, or of this container."""
 
     driver: str = ""
-    cuda: str = ""  # the newest CUDA that this driver has, "13.0"
+    cuda: str = ""  # the newest CUDA that this driver supports, "13.0"
     cards: tuple[Card, ...] = ()
     lost: tuple[Lost, ...] = ()
 
     def card(self, uuid: str) -> Card | None:
-        """Return the GPU of a UUID; None where it is not there."""
+        """Return the GPU with a UUID; None if it is not there."""
         return next((card for card in self.cards if uuid and card.get("GPU UUID") == uuid), None)
 
     def numbers(self) -> dict[str, int]:
-        """Return each GPU's number by its PCI address, those included that cannot be opened."""
+        """Return each GPU's number by its PCI address, including GPUs that cannot be opened."""
         lost = {gone.bus: gone.place for gone in self.lost if gone.bus}
         return lost | {card.bus: card.place for card in self.cards}
 
 
 class Answer(NamedTuple):
-    """What NVML said, and how it failed."""
+    """NVML's answer, or how it failed."""
 
-    program: str = ""  # the library; "" where it cannot be loaded
+    program: str = ""  # the library; "" if it cannot be loaded
     report: Report = Report()
-    status: int | None = 0  # NVML's, or the child's where it died; None: it did not end in time
+    status: int | None = 0  # status of NVML, or of a child that died; None: it did not end in time
     trouble: str = ""  # why there is no report, or what is wrong with it
-    message: str = ""  # what was printed in place of an answer
-    silent: tuple[str, ...] = ()  # PCI addresses of GPUs that did not answer when asked alone
-    capabilities: Mapping[str, str] = {}  # "9.0" by PCI address
+    message: str = ""  # output that was printed instead of an answer
+    silent: tuple[str, ...] = ()  # PCI addresses of GPUs without an answer when asked separately
+    capabilities: Mapping[str, str] = {}  # PCI address -> "9.0"
     peers: Mapping[tuple[int, int], str] = {}  # OK, CNS, … as in `nvidia-smi topo -p2p r`
-    links: Mapping[int, tuple[int, int]] = {}  # NVLinks that are up, and all
+    links: Mapping[int, tuple[int, int]] = {}  # (active NVLinks, all NVLinks)
 
 
 def ask(
@@ -119,21 +119,21 @@ def ask(
     bus: str = "",
     known: Sequence[str] = (),
 ) -> Answer:
-    """Ask for the state of the GPUs; it takes some 100 ms where all is well.
+    """Ask for the state of the GPUs; this normally takes some 100 ms.
 
     Args:
-        environ: LD_LIBRARY_PATH counts.
+        environ: the environment; LD_LIBRARY_PATH counts.
         timeout_s: seconds after which the child is killed.
-        health: ask for what doctor judges, too, and for the links between the GPUs.
-        bus: ask the GPU at this PCI address alone; "" for all.
-        known: the PCI addresses of the machine's GPUs along the bus, to name those that are lost.
+        health: also ask for the fields that doctor judges, and for the links between the GPUs.
+        bus: ask only the GPU at this PCI address; "" for all.
+        known: PCI addresses of the machine's GPUs in bus order, to name lost ones.
     """
     words = [*(["--health"] if health else []), *([bus] if bus else [])]
     return read(bounded.run((*COMMAND, *words), environ, timeout_s), known)
 
 
 def read(answer: bounded.Answer, known: Sequence[str] = ()) -> Answer:
-    """Return the answer of ask_nvml.py as values; one that did not come says why."""
+    """Return ask_nvml.py's answer as values; without an answer, the reason."""
     try:
         return _read(json.loads(answer.out), known)
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -175,7 +175,7 @@ def _card(found: Mapping[str, Any]) -> Card:
 
 
 def bus_id(text: str) -> str:
-    """Return a PCI address as /sys writes it: 0000:ad:00.0."""
+    """Return a PCI address in the format of /sys: 0000:ad:00.0."""
     domain, _, rest = text.strip().lower().partition(":")
     return f"{domain[-4:].rjust(4, '0')}:{rest}"
 

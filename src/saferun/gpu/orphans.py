@@ -1,11 +1,12 @@
-"""Who holds the GPUs, and which of them an ended run of saferun has left behind.
+"""The processes that hold the GPUs, and which of them an ended run of saferun has left.
 
-A process is a leftover where all of this is certain: it is ours (the same user, the same pid
-namespace), a saferun of this user started it (its environment says which, and that run's journal,
-which saferun), every saferun that it names has ended, and it began while the run still lived: what
-a user starts by hand in a server (tmux, Jupyter) that a run left behind has the same environment.
-What cannot be proved is somebody's work, and is left alone. Usually there are none: the keeper ends
-an attempt with its saferun; a leftover needs both of them killed at once.
+A process is a leftover if all of this is certain: it is ours (the same user and pid namespace); a
+saferun of this user started it (its environment names the run, and the run's journal names the
+saferun); every saferun named there has ended; and it began while the run still lived, since a
+program that a user starts by hand in a server (tmux, Jupyter) that a run left behind has the same
+environment. Without such proof a process is somebody's work, and is left alone. Usually there are
+no leftovers: the keeper ends an attempt when its saferun ends, so both must be killed at the same
+time.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from saferun.journal.run_directory import ALIVE_FILE
 from saferun.keeper.process_tree import end_processes
 from saferun.system import paths, procfs
 
-CACHE = "saferun-cache-"  # supervise/changes/probes.py makes these
-CACHE_AGE_S = 600.0  # a younger one may belong to a run that is just starting
+CACHE = "saferun-cache-"  # prefix from supervise/changes/probes.py
+CACHE_AGE_S = 600.0  # a younger cache may belong to a run that is just starting
 _ENVIRON_BYTES = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of Linux
-NO_GPU = 254  # minors from here on are the driver's own: nvidia-modeset, nvidiactl
+NO_GPU = 254  # minors from here on are the driver's: nvidia-modeset, nvidiactl
 
 
 def openers(minors: Iterable[int] | None, dev: str = "/dev") -> dict[int, int]:
     """Return {pid: start time} of the processes that have a GPU's device node open.
 
     Args:
-        minors: the numbers of the nodes; None for those of all GPUs.
-        dev: where the nodes are.
+        minors: the nodes' minor numbers; None for all GPUs.
+        dev: the directory of the nodes.
 
-    Other users' processes are seen by root only.
+    Only root sees other users' processes.
     """
     wanted = None if minors is None else frozenset(minors)
     found = {}
     for pid in _pids():
-        start = procfs.start(pid)  # before the look: the number may be another's afterwards
+        start = procfs.start(pid)  # read before the look: the pid may be another process's later
         if start is not None and any(_is_node(*file, wanted, dev) for file in _open_files(pid)):
             found[pid] = start
     return found
@@ -69,28 +70,28 @@ def _open_files(pid: int) -> Iterable[tuple[str, str]]:
 
 
 def _is_node(place: str, path: str, wanted: frozenset[int] | None, dev: str) -> bool:
-    """Return whether an open file is a GPU's node; its number tells, a container may rename it."""
+    """Return whether an open file is a GPU's node, by its number: a container may rename it."""
     if not path.startswith(f"{dev}/") and not re.search(r"/nvidia\d+$", path):
-        return False  # nothing else is looked at: it may lie on a dead file server
+        return False  # no other path is examined: it may be on a dead file server
     try:
         status = os.stat(place)
     except OSError:
         return False
     if stat.S_ISCHR(status.st_mode):
         number = os.minor(status.st_rdev) if os.major(status.st_rdev) == NVIDIA_MAJOR else NO_GPU
-    else:  # no device of the kernel's: a sandbox, or a fake
+    else:  # not a kernel device: a sandbox, or a fake
         named = re.fullmatch(rf"{re.escape(dev)}/nvidia(\d{{1,3}})", path)
         number = int(named[1]) if named else NO_GPU
     return number < NO_GPU and (wanted is None or number in wanted)
 
 
 def is_leftover(pid: int, started: int, runs: str) -> bool:
-    """Return whether a process is certain to be what an ended run of ours has left.
+    """Return whether an ended saferun run has certainly left this process.
 
     Args:
         pid: the process.
         started: when it started, in clock ticks since boot (`openers`).
-        runs: the directory of the runs' journals, where its environment does not name one.
+        runs: the directory of the runs' journals, if the process's environment names none.
     """
     if pid == os.getpid() or procfs.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
         return False
@@ -110,7 +111,7 @@ def _owner(entry: str) -> tuple[int, int] | None:
 
 
 def _journal(text: str, runs: str) -> str:
-    """Return the journal of the run that a process belongs to; "" where it does not say."""
+    """Return the journal of a process's run; "" if the process does not name it."""
     try:
         document = contract.decode(text)
     except ValueError:
@@ -123,9 +124,9 @@ def _journal(text: str, runs: str) -> str:
 
 
 def _ended_owners(folder: str) -> set[tuple[int, int]]:
-    """Return pid and start time of each saferun of a run; none unless all are certain to be gone.
+    """Return pid and start time of each saferun of a run; empty unless all are certainly gone.
 
-    A record of another boot or pid namespace names a process that cannot be looked for from here.
+    A record from another boot or pid namespace names a process that cannot be checked from here.
     """
     begun = [event.facts for event in events.read(folder)]
     runners = [facts.by for facts in begun if isinstance(facts, (AttemptBegun, WorkersBegun))]
@@ -136,7 +137,7 @@ def _ended_owners(folder: str) -> set[tuple[int, int]]:
 
 
 def _last_alive(folder: str) -> int:
-    """Return when a run last noted that it lives, in clock ticks since boot; 0 where it did not."""
+    """Return when a run last noted that it lives, in clock ticks since boot; 0 if never."""
     content = paths.read_private(os.path.join(folder, ALIVE_FILE), 32) or b""
     return int(content) if re.fullmatch(rb"\d{1,20}\n", content) else 0
 
@@ -149,14 +150,14 @@ def _same_namespace(pid: int) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Return what a process was started with; empty where that cannot be known."""
+    """Return the environment with which a process was started; {} if unknown."""
     entries = (_environ_bytes(pid) or b"").split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries)
     return {name: value for name, _, value in pairs}
 
 
 def _environ_bytes(pid: int) -> bytes | None:
-    """Return a process's environment, empty where it is not for us to read; None: too large."""
+    """Return a process's environment; b"" if we may not read it; None: too large."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             content = file.read(_ENVIRON_BYTES)
@@ -166,11 +167,11 @@ def _environ_bytes(pid: int) -> bytes | None:
 
 
 def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
-    """Kill leftovers, all frozen first; return how many ended and which live on.
+    """Kill leftovers after freezing all of them; return how many ended and which live on.
 
     Args:
-        wanted: pid and start time, from before they were found to be leftovers.
-        limit_s: the most seconds, for all of them together.
+        wanted: pid -> start time, read before they were judged to be leftovers.
+        limit_s: time limit for all of them together, in seconds.
     """
 
     def living() -> dict[int, int]:
@@ -183,12 +184,12 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
 
 
 def remove_stale_caches(folder: str) -> list[str]:
-    """Remove those caches of ours in a directory that no run uses; return what is gone.
+    """Remove saferun's caches in a directory that no run uses; return the removed ones.
 
-    A cache is stale where it is old, unlocked and in no process's environment. The lock is a
-    flock(2) on the cache's directory itself, which its run (supervise/changes/probes.py) holds
-    shared: filelock has no shared flock(2) and locks no directory. We hold it while removing, so
-    that no run takes the cache meanwhile.
+    A cache is stale if it is old, unlocked and in no process's environment. The lock is a flock(2)
+    on the cache's directory itself, which its run (supervise/changes/probes.py) holds shared:
+    filelock has no shared flock(2) and does not lock directories. We hold the lock during the
+    removal, so that no run takes the cache in that time.
     """
     gone = []
     for path in _old_caches(folder):
@@ -197,7 +198,7 @@ def remove_stale_caches(folder: str) -> list[str]:
             continue
         try:
             if not _in_environments(path):
-                import shutil  # 3 ms; only what a killed run has left needs it
+                import shutil  # 3 ms; only leftovers of a killed run need it
 
                 shutil.rmtree(path, ignore_errors=True)
         finally:
@@ -217,7 +218,7 @@ def _old_caches(folder: str) -> list[str]:
 
 
 def _in_environments(path: str) -> bool:
-    """Return whether a process's environment names this path, or is too large to know."""
+    """Return whether a process's environment contains this path, or is too large to know."""
     found = map(_environ_bytes, _pids())
     return any(content is None or os.fsencode(path) in content for content in found)
 
@@ -232,7 +233,7 @@ def _is_old_and_ours(path: str) -> bool:
 
 
 def _claimed_alone(path: str) -> int | None:
-    """Return a descriptor that holds the cache's lock exclusively; None where a run has it."""
+    """Return a descriptor that holds the cache's lock exclusively; None if a run has it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,18 +1,18 @@
 """Bring GPUs back into use, the least invasive way first: `recover_cuda_context`.
 
-    1. end what an ended run of ours has left on them, and nothing else (orphans.py)
-    2. wait until memory that was given back is free
-    3. remove compile caches that ended runs of ours have left
-    4. say where a persistent driver would help
-    5. reset a GPU: only with `recover.gpu_reset: when-idle`, as root, under the exclusive lock,
-       with no process on it, never under MIG; else say what an administrator can do
+    1. end processes that an ended saferun run has left on them, and no others (orphans.py)
+    2. wait until released memory is free
+    3. remove compile caches that ended saferun runs have left
+    4. report if persistence mode would help
+    5. reset a GPU: only with `recover.gpu_reset: when-idle`, as root, with the exclusive lock, with
+       no process on it, never with MIG; otherwise report what an administrator can do
 
-A reset needs a reason of that GPU's own: the driver asks for it (*GPU Recovery Action*,
+A reset needs a reason on that GPU: the driver asks for it (*GPU Recovery Action*,
 https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html), or
 its test failed in a way that a reset fixes (cuda_errors.py). NVML has no reset: nvidia-smi does it,
-and checks once more that nobody uses the GPU
-(https://docs.nvidia.com/deploy/nvidia-smi/index.html, --gpu-reset). What NVML says can keep us from
-acting; nothing is ended or reset that /proc does not confirm.
+and checks again that nobody uses the GPU (https://docs.nvidia.com/deploy/nvidia-smi/index.html,
+--gpu-reset). NVML's answers can only prevent an action; nothing is ended or reset without
+confirmation from /proc.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from saferun.system.gpus import minors
 
 CACHES, PERSISTENCE = "caches", "persistence"
 EVERYTHING = frozenset({LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET})
-NVML_S = 5.0  # its answer takes 2 s at the most where all is well
-DRAIN_S = 10.0  # the driver needs a second or two to see that a killed process has gone
-RESET_S = 60.0  # a reset must not be interrupted without need
-END_S = 3.0  # left-over processes may take this to die, all together; it is milliseconds each
-POLL_S = 0.5  # pause between two looks, each a process that asks NVML
-IDLE_MIB = 1024  # what a GPU without work may show as used: the driver's own, a display's
+NVML_S = 5.0  # NVML's answer normally takes at most 2 s
+DRAIN_S = 10.0  # the driver takes a second or two to notice the end of a killed process
+RESET_S = 60.0  # a reset must not be interrupted needlessly
+END_S = 3.0  # time for all leftover processes to die; normally milliseconds each
+POLL_S = 0.5  # between two looks, each of which starts a process that asks NVML
+IDLE_MIB = 1024  # used memory of a GPU without work: the driver's own, a display's
 _ASKS_RESET = ("reset", "gpu reset", "drain and reset", "drain p2p and reset")
 # PROC_PID_INIT_INO and PROC_USER_INIT_INO, include/linux/proc_ns.h
 _INITIAL = {"pid": "pid:[4026531836]", "user": "user:[4026531837]"}
-_CAP_SYS_PTRACE = 19  # shows what other users' processes have open; capabilities(7)
+_CAP_SYS_PTRACE = 19  # shows other users' open files; capabilities(7)
 _PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The rights of this process, and where it looks; tests have others."""
+    """The rights of this process, and the places that it reads; tests replace them."""
 
     root: bool
-    sees_all: bool  # no process on this machine is hidden from us, nor what it has open
+    sees_all: bool  # all processes of this machine and their open files are visible
     dev: str = "/dev"
     driver: str = "/proc/driver/nvidia"
-    nvml_s: float = NVML_S  # the most seconds that NVML may take
+    nvml_s: float = NVML_S  # longest time for NVML
     sleep: Callable[[float], object] = time.sleep
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What was done and found."""
+    """What was done, and the findings."""
 
     findings: tuple[Finding, ...]
-    acted: bool  # something has changed: try the GPUs again
+    acted: bool  # something has changed: test the GPUs again
 
 
 def here() -> World:
-    """Return the rights of this process, and where it looks."""
+    """Return the rights of this process, and the places that it reads."""
     try:
         sees_all = all(os.readlink(f"/proc/self/ns/{kind}") == _INITIAL[kind] for kind in _INITIAL)
         granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", procfs.read("/proc/self/status"), re.M)
@@ -79,11 +79,11 @@ def here() -> World:
 
 @dataclass(frozen=True, slots=True)
 class ResetTerms:
-    """Whether a GPU may be reset, and which ones have a reason."""
+    """Whether GPUs may be reset, and which ones have a reason."""
 
     policy: str = "never"  # `recover.gpu_reset`: "never" or "when-idle"
-    alone: Callable[[], bool] = lambda: False  # whether nobody else runs on them: lock.Held.alone
-    suspects: Sequence[str] = ()  # UUIDs of the GPUs whose test failed
+    alone: Callable[[], bool] = lambda: False  # is nobody else on them? see lock.Held.alone
+    suspects: Sequence[str] = ()  # UUIDs of GPUs whose test failed
 
 
 def recover(
@@ -96,16 +96,16 @@ def recover(
     drain_s: float = DRAIN_S,
     world: World | None = None,
 ) -> Recovered:
-    """Do what is asked for, least invasive first; never raises for what the machine answers.
+    """Do the requested steps, least invasive first; the machine's answers raise nothing.
 
     Args:
-        gpus: those that the job uses.
-        asks: LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
-        environ: PATH finds nvidia-smi, LD_LIBRARY_PATH NVML, TMPDIR the caches.
+        gpus: the job's GPUs.
+        asks: requested steps, from LEFTOVERS, DRAIN, CACHES, PERSISTENCE, RESET.
+        environ: the environment; PATH finds nvidia-smi, LD_LIBRARY_PATH NVML, TMPDIR the caches.
         runs: the directory of the runs' journals.
-        terms: what a reset needs.
-        drain_s: the most seconds that memory may take to come back.
-        world: None: looked up.
+        terms: the conditions of a reset.
+        drain_s: longest wait for memory to become free, in seconds.
+        world: the rights of this process; None: determine them.
     """
     asks = frozenset(asks)
     work = _Recovery(gpus, environ, runs, world or here())
@@ -124,7 +124,7 @@ def recover(
 
 
 class _Recovery:
-    """One recovery: the GPUs' state as NVML last told it, and what was done."""
+    """One recovery: the GPUs' last state from NVML, and what was done."""
 
     def __init__(
         self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: World
@@ -136,7 +136,7 @@ class _Recovery:
     # what NVML says
 
     def trouble(self) -> list[Finding]:
-        """Report that NVML was asked and gave no answer."""
+        """Report that NVML was asked and did not answer."""
         if not self._answer or not self._answer.trouble:
             return []
         fix = "without its answer nothing is waited for or reset; look at dmesg"
@@ -151,7 +151,7 @@ class _Recovery:
         return self._state().report.card(gpu.uuid)
 
     def _holders(self, card: nvml.Card) -> dict[int, str]:
-        """Return who is on a GPU, by NVML and by the open device node."""
+        """Return the processes on a GPU, by NVML and by the open device node."""
         minor = minors(self._world.driver).get(card.get("GPU UUID"))
         opened = orphans.openers(None if minor is None else [minor], self._world.dev)
         pids = sorted({*opened, *(process.pid for process in card.processes)})
@@ -160,7 +160,7 @@ class _Recovery:
     # leftovers and memory
 
     def end_leftovers(self) -> list[Finding]:
-        """End the processes on any GPU that an ended run of ours has left."""
+        """End the processes on any GPU that an ended saferun run has left."""
         known = orphans.openers(None, self._world.dev)
         runs = self._runs
         ours = {pid: s for pid, s in sorted(known.items()) if orphans.is_leftover(pid, s, runs)}
@@ -178,7 +178,7 @@ class _Recovery:
         return [Finding(OK, "leftovers", what, "", "")]
 
     def drain(self, limit_s: float) -> list[Finding]:
-        """Wait until nothing but the driver's own memory is used, for a bounded time."""
+        """Wait, for a limited time, until only the driver's own memory is used."""
         end = time.monotonic() + limit_s
         waited = False
         while busy := [gpu for gpu in self._gpus if (c := self._card(gpu)) and not _idle(c)]:
@@ -192,7 +192,7 @@ class _Recovery:
 
     def _full(self, gpu: Gpu, limit_s: float) -> Finding:
         card = self._card(gpu)
-        assert card is not None  # it was busy
+        assert card is not None  # it was busy, so it exists
         used, holders = card.get("FB Memory Usage/Used"), self._holders(card)
         what = f"{used} MiB are still used after {seconds(limit_s)}"
         if holders:
@@ -205,10 +205,9 @@ class _Recovery:
     # caches, persistence
 
     def clear_caches(self) -> list[Finding]:
-        """Remove the compile caches that saferun has made for runs which have ended.
+        """Remove the compile caches that saferun made for runs that have ended.
 
-        A cache of the user's own is never touched: the mitigation of a broken one is a fresh
-        directory.
+        A user's own cache is never touched: the mitigation for a broken one is a fresh directory.
         """
         folder = self._environ.get("TMPDIR") or "/tmp"  # noqa: S108 - ours by owner and name
         gone = orphans.remove_stale_caches(folder)
@@ -218,7 +217,7 @@ class _Recovery:
         return [Finding(OK, "caches", what, ", ".join(gone), "")]
 
     def persistence(self) -> list[Finding]:
-        """Report where the driver forgets a GPU as soon as nobody uses it."""
+        """Report GPUs whose state the driver unloads as soon as nobody uses them."""
         off = [
             gpu
             for gpu in self._gpus
@@ -234,9 +233,9 @@ class _Recovery:
     # reset
 
     def reset_all(self, terms: ResetTerms) -> list[Finding]:
-        """Reset what has a reason to be reset and may be."""
+        """Reset the GPUs that have a reason for it and may be reset."""
         found: list[Finding] = []
-        self._answer = None  # the steps above may have changed what it reported
+        self._answer = None  # the steps above may have changed its answer
         for gpu in self._gpus:
             card = self._card(gpu)
             action = card.get("GPU Recovery Action") if card else ""
@@ -268,7 +267,7 @@ class _Recovery:
         return Finding(OK, _area(gpu), f"it was reset ({reason})", output, "")
 
     def _refusal(self, gpu: Gpu, card: nvml.Card | None, terms: ResetTerms) -> str:
-        """Return why we must not reset a GPU; "" where there is no reason against it."""
+        """Return why a GPU must not be reset; "" if nothing prevents it."""
         if terms.policy != "when-idle":
             return "recover.gpu_reset is never"
         if not self._world.root:

@@ -1,9 +1,9 @@
-"""torchrun's agent, as the agent names itself to its ranks and as a rank finds it.
+"""torchrun's agent: how it names itself to its ranks, and how a rank finds it.
 
-A rank is tied to its agent: the kernel ends it when the agent ends. torchrun ends its ranks when it
-can; after a SIGKILL it leaves them all, with their GPU memory. The kernel counts the end of the
-*thread* that started us: torchrun starts ranks from its main thread (torch/distributed/elastic,
-2.4 to 2.13). Helpers of a rank, which any thread may start, are never tied.
+The kernel ends a rank when the rank's agent ends. torchrun ends its ranks itself when it can; a
+SIGKILL of torchrun leaves them all, with their GPU memory. The kernel reacts to the end of the
+*thread* that started us: torchrun starts ranks from its main thread (torch/distributed/elastic, 2.4
+to 2.13). Helpers of a rank, which any thread may start, are never tied to the agent.
 """
 
 import os
@@ -14,13 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, signal.h; the module signal costs 2 ms
+_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, signal.h; importing signal costs 2 ms
 
 
 def mark(argv: "Sequence[str]") -> str:
-    """Return SAFERUN_AGENT_PID of this process, an agent with the command line `argv`."""
-    # An abbreviation may be as short as `--no-`. A script's own option that begins so costs only
-    # the name of the namespace.
+    """Return SAFERUN_AGENT_PID for this process, an agent with the command line `argv`."""
+    # An abbreviation may be as short as `--no-`. If a script's own option begins so, only the name
+    # of the namespace is lost.
     no_python = any(word.startswith(("--no-", "--no_")) for word in argv)
     if no_python or "PET_NO_PYTHON" in os.environ or "PYTHON_EXEC" in os.environ:
         return str(os.getpid())
@@ -28,13 +28,13 @@ def mark(argv: "Sequence[str]") -> str:
 
 
 def outlive_user_signals() -> None:
-    """Let SIGUSR1 and SIGUSR2 do nothing to this agent, which would die of them.
+    """Make this agent ignore SIGUSR1 and SIGUSR2, which would end it.
 
-    Whoever signals the whole job (Slurm, pkill) means the ranks. They get the default action back,
-    since a handler, unlike an ignored signal, does not pass exec. torchrun's own handlers, which it
-    sets later for `--signals-to-handle`, replace these.
+    A sender that signals the whole job (Slurm, pkill) means the ranks. They get the default action
+    back, since a handler, unlike an ignored signal, is not kept by exec. torchrun's own handlers,
+    which it sets later for `--signals-to-handle`, replace these.
     """
-    import _signal  # type: ignore[import-not-found]  # what signal is built on; that takes 2 ms
+    import _signal  # type: ignore[import-not-found]  # the base of signal, which takes 2 ms
 
     for number in (_signal.SIGUSR1, _signal.SIGUSR2):
         if _signal.getsignal(number) == _signal.SIG_DFL:
@@ -43,7 +43,7 @@ def outlive_user_signals() -> None:
 
 
 def started_this_process() -> bool:
-    """Tell whether this process is a child of its agent, or was started by no agent of ours.
+    """Return whether this process is a child of its agent, or was started by no agent of saferun.
 
     Under --no-python a shell is the rank, and a Python that the shell runs is not.
     """
@@ -52,7 +52,7 @@ def started_this_process() -> bool:
 
 
 def tie() -> None:
-    """Have the kernel end this rank when its agent ends; end it now where that has happened."""
+    """Let the kernel end this rank when its agent ends; end it now if the agent has ended."""
     agent, namespace = _agent()
     rank_mark = os.environ.get(contract.RANK_MARK)
     if agent is None or rank_mark not in (None, str(os.getpid())):
@@ -67,7 +67,8 @@ def tie() -> None:
 
 
 def _agent() -> "tuple[int | None, str]":
-    # The pid of the agent (None: not started by one of ours) and its pid namespace ("": unknown).
+    # The pid of the agent (None: not started by an agent of saferun) and its pid namespace ("":
+    # unknown).
     pid, _, namespace = os.environ.get(contract.AGENT_MARK, "").partition(" ")
     return (int(pid) if pid.isdigit() else None), namespace
 
@@ -80,7 +81,7 @@ def _namespace() -> str:
 
 
 def _is_orphan(agent: int, namespace: str) -> bool:
-    # Ranks are sessions of their own. In a container a pid from outside has no meaning.
+    # Ranks lead their own sessions. In a container a pid from outside has no meaning.
     if not namespace or namespace != _namespace() or os.getsid(0) != os.getpid():
         return False
     try:
@@ -94,10 +95,10 @@ def _is_orphan(agent: int, namespace: str) -> bool:
 
 
 def die_with_parent() -> None:
-    """Set PDEATHSIG to SIGKILL. Never raises: nothing happens where that is not possible."""
+    """Set PDEATHSIG to SIGKILL. This never raises; if it is not possible, nothing happens."""
     arguments = (_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     try:
-        try:  # what ctypes is built on, at a quarter of its cost
+        try:  # the base of ctypes, at a quarter of its cost
             import _ctypes
 
             ourselves = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None is this process

@@ -1,9 +1,9 @@
-"""Arm this Python: watch for the modules that a hook waits for, and act right after their import.
+"""Prepare this Python: watch for the modules that hooks need, and act right after their import.
 
-Arming costs a wrapper in importlib and nothing else (no json, no re, no torch); SAFERUN_INJECT is
-parsed when a watched module is imported. Not armed: torchrun's agent, multiprocessing's resource
-tracker and fork server, inductor's compile workers. Children of
-`multiprocessing.spawn` are armed, since `torch.multiprocessing.spawn` makes ranks of them.
+That costs only a wrapper in importlib (no json, no re, no torch); SAFERUN_INJECT is parsed when a
+watched module is imported. torchrun's agent, multiprocessing's resource tracker and fork server,
+and inductor's compile workers are left alone. Children of `multiprocessing.spawn` are prepared,
+since `torch.multiprocessing.spawn` makes ranks of them.
 
 A process that torchrun's agent started as a rank writes one receipt at its start, and the kernel
 ends it when the agent ends.
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _AGENT_FILES = ("torchrun", "torch/distributed/run.py", "torch/distributed/launch.py")
 _HELPER_CODE = ("from multiprocessing.resource_tracker ", "from multiprocessing.forkserver ")
-_ATTEMPT = "SAFERUN_ATTEMPT"  # set only where saferun stays beside the job
-_WORKER = "SAFERUN_WORKER"  # set only under plain python, where a scheduler may export RANK
+_ATTEMPT = "SAFERUN_ATTEMPT"  # set only if saferun stays beside the job
+_WORKER = "SAFERUN_WORKER"  # set only with plain python, for which a scheduler may export RANK
 _COMPILE_WORKER = "torch._inductor.compile_worker"
 
-_text = ""  # SAFERUN_INJECT as it was at the start
+_text = ""  # SAFERUN_INJECT at the start
 
 
 def start() -> None:
-    """Arm this process, unless it is one that can never be a rank."""
+    """Prepare this process, unless it can never be a rank."""
     global _text
     _text = os.environ.get(contract.VARIABLE, "")
     has_rank = "RANK" in os.environ
@@ -52,11 +52,11 @@ def start() -> None:
 
 
 def settle() -> None:
-    """Do what must come after the user's own sitecustomize.
+    """Do the work that must follow the user's own sitecustomize.
 
-    Hook what was imported before us. In the processes that the launcher started: have a crash write
-    its Python stack. In ranks: write the rank's first receipt, and take sys.excepthook, which
-    Ubuntu's sitecustomize replaces without calling the one before it.
+    Modules that were imported before are hooked. In processes that the launcher started, a crash
+    will write its Python stack. A rank also writes its first receipt and takes sys.excepthook,
+    which Ubuntu's sitecustomize replaces without calling the previous one.
     """
     _settle_rank()
     if any(name in sys.modules for name in TARGETS):
@@ -99,7 +99,7 @@ def _hook_late_imports() -> None:
 
 
 def _write_last_states() -> None:
-    """Write to the receipt which watched modules this rank has loaded without the finder."""
+    """Write to the receipt which watched modules this rank loaded without the finder."""
     if any(name in sys.modules for name in TARGETS):
         try:
             from . import hook_runner
@@ -111,20 +111,20 @@ def _write_last_states() -> None:
 
 
 def _start_agent(argv: "Sequence[str]") -> None:
-    """Name this agent to its ranks, and have it skip the garbage collection at its end.
+    """Name this agent to its ranks, and skip the garbage collection at its end.
 
-    Among all objects that `import torch` made that collection takes 0.25 s and more, most of the
-    agent's exit, and the next attempt waits for it.
+    Over all objects that `import torch` made, that collection takes 0.25 s and more, which is most
+    of the agent's exit, and the next attempt waits for it.
     """
     import atexit
     import gc
 
     from . import agent
 
-    # The agent's workers are ranks of their own, even where a rank has started the agent.
+    # The agent's workers are ranks themselves, even if a rank has started the agent.
     os.environ.pop(contract.RANK_MARK, None)
     os.environ[contract.AGENT_MARK] = agent.mark(argv)
-    if _ATTEMPT in os.environ:  # else torchrun stands for itself (`--retries 0`)
+    if _ATTEMPT in os.environ:  # otherwise saferun is not beside torchrun (`--retries 0`)
         agent.outlive_user_signals()
     if "SAFERUN_NODES" in os.environ:
         from .node import node_agent
@@ -144,7 +144,7 @@ def _original_argv() -> "list[str]":
 
 
 def kind_of(argv: "Sequence[str]") -> str:
-    """Return "agent", "helper" or "job" for the command line that started a Python."""
+    """Return "agent", "helper" or "job" for a Python's command line."""
     option, value = _program(argv)
     if option == "-m":
         if value in _AGENT_MODULES:
@@ -158,7 +158,7 @@ def kind_of(argv: "Sequence[str]") -> str:
 
 
 def _program(argv: "Sequence[str]") -> "tuple[str, str]":
-    """Return ("-m", module), ("-c", code) or ("", script) of a Python command line."""
+    """Return ("-m", module), ("-c", code) or ("", script) for a Python command line."""
     arguments = iter(argv[1:])
     for word in arguments:
         if word in ("-", "--") or not word.startswith("-"):

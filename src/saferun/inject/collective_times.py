@@ -1,14 +1,15 @@
-"""Write the times of a rank's collectives to a file when `watch` asks for them by a signal.
+"""Write the times of a rank's collectives to a file when `watch` sends a signal.
 
 Target: torch's flight recorder (`torch._C._distributed_c10d._dump_nccl_trace`, `_dump_fr_trace`),
-which is on by default from torch 2.11 on and has gloo's collectives from 2.9 on.
-Reason: the recorder's own pipe prints an error's line on stderr for each dump ("preparing to dump
-debug info"), looks up the lines of the script, which holds the GIL for long, and knows NCCL alone.
-Delete when torch gives the times of a running job without that.
+which is on by default from torch 2.11 on and records gloo's collectives from 2.9 on.
+Reason: for each dump the recorder's own pipe prints an error line on stderr ("preparing to dump
+debug info"), and looks up the lines of the script, which holds the GIL for long. It supports only
+NCCL.
+Delete when torch gives the times of a running job without these effects.
 
-A signal costs a rank nothing until it comes, and then the dump, some 40 ms for 2000 entries, in the
-main thread between two instructions of Python. System calls go on (SA_RESTART), and Dynamo, which
-may look at any frame of that thread, is told to leave this one alone.
+Until the signal comes it costs a rank nothing. Then the dump takes some 40 ms for 2000 entries, in
+the main thread between two Python instructions. System calls continue (SA_RESTART), and Dynamo,
+which may examine any frame of that thread, is told to skip this one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _ASK = (contract.TIMES_SIGNAL, contract.TIMING_SIGNAL)
 
 
 def arm(c10d: ModuleType, context: Context) -> None:
-    """Have this rank answer the signals, if it can: in the main thread alone.
+    """Let this rank answer the signals, which is possible only in the main thread.
 
     Args:
         c10d: torch.distributed.distributed_c10d, whose group is initialised.
-        context: the process's.
+        context: the process's context.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -58,7 +59,7 @@ def _arm(c10d: ModuleType, context: Context) -> None:
                 if number == contract.TIMING_SIGNAL:
                     _time_collectives(c10d)
                 context.write_file(contract.TIMES, _dump(dumps))
-        except FileExistsError:  # the answer before this one has not been read: it will do
+        except FileExistsError:  # the previous answer was not read yet, and is enough
             pass
         except Exception as error:
             _give_up(error)
@@ -72,9 +73,9 @@ def _arm(c10d: ModuleType, context: Context) -> None:
 
 
 def _give_up(error: Exception) -> None:
-    """Say in one line that this rank answers no more; the watch asks who takes the signals.
+    """Report in a line that this rank answers no more; the watch checks who takes the signals.
 
-    The job may be in the middle of a line of its own: `sys.stderr` would raise.
+    The job may be writing its own line, so that `sys.stderr` would raise.
     """
     for number in _ASK:
         signal.signal(number, signal.SIG_IGN)
@@ -82,12 +83,12 @@ def _give_up(error: Exception) -> None:
     line = f"saferun: the watch for slow ranks gets no times from this rank ({what})\n"
     try:
         os.write(2, line.encode("utf-8", "replace"))
-    except OSError:  # nobody reads it
+    except OSError:  # stderr has no reader
         pass
 
 
 def _dump(dumps: list[Any]) -> bytes:
-    """Return NCCL's record where it has an entry, else the other one's, without stacks."""
+    """Return NCCL's record if it has an entry, else the other record; without stacks."""
     for dump in dumps[:-1]:
         content: bytes = dump(True, False, False)
         if b"nccl:" in content:
@@ -97,22 +98,23 @@ def _dump(dumps: list[Any]) -> bytes:
 
 
 def _time_collectives(c10d: Any) -> None:
-    """Have groups of NCCL time their collectives, unless kernels have to start in their order.
+    """Let NCCL groups measure their collectives, unless kernels must start in a fixed order.
 
-    Then timing keeps them from overlapping: https://github.com/pytorch/pytorch/issues/143890
+    In that case, measuring would keep the kernels from overlapping:
+    https://github.com/pytorch/pytorch/issues/143890
     """
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         return
     for group in list(c10d._world.pg_map):
         try:
             group._enable_collectives_timing()
-        except RuntimeError:  # gloo cannot
+        except RuntimeError:  # gloo cannot do this
             pass
 
 
 def _hide_from_dynamo(frames: Any, code: object) -> None:
-    """Have Dynamo run a function as it is; it compiles nothing that the function calls, either."""
-    if hasattr(frames, "skip_code"):  # before torch 2.7
+    """Make Dynamo run a function uncompiled, with everything that it calls."""
+    if hasattr(frames, "skip_code"):  # absent before torch 2.7
         frames.skip_code(code)
     else:
         skip = frames._FrameAction.SKIP

@@ -1,7 +1,7 @@
 """The context of the hooks of one process: their settings, their receipts, their messages.
 
-Receipts wait in memory until the process is *active*, which means that it joined a process group or
-compiled something. A DataLoader worker or a helper that only imports torch writes none.
+Receipts stay in memory until the process is *active*: it has joined a process group or compiled
+something. A DataLoader worker or a helper that only imports torch writes no receipt.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
     Entry = tuple[float, str, str, dict[str, object]]  # Unix seconds, hook, outcome, its facts
 
-_ERROR_CHARS = 200  # the report of a failed hook has so much of the error's first line
-_PENDING_LIMIT = 1000  # receipts kept by a process that never becomes active
+_ERROR_CHARS = 200  # characters of an error's first line in the report of a failed hook
+_PENDING_LIMIT = 1000  # most receipts kept by a process that never becomes active
 
 
 class Context:
-    """A process's settings and reports, for all of its hooks; it is made for the first one.
+    """A process's settings and reports for all of its hooks; the first hook creates it.
 
     Args:
-        text: SAFERUN_INJECT.
-        hook_late: hooks the watched modules that were imported past us meanwhile; never raises.
+        text: the value of SAFERUN_INJECT.
+        hook_late: function that hooks watched modules that were imported without the finder; never
+            raises.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class Context:
         self.hooks = _hook_settings(found["hooks"])
         self.mitigations = found["mitigations"]
         self.attempt = found["attempt"]
-        self.start = found["start"]  # what it goes on from, and how; None: as the script does
+        self.start = found["start"]  # checkpoint to resume from, and how; None: the script decides
         self._directory = found["receipts"]
-        self.state = found["state"]  # a directory that the processes of this run share; or None
-        self.previous = found["previous"]  # exit status of the attempt before; None: none failed
+        self.state = found["state"]  # a directory that this run's processes share; or None
+        self.previous = found["previous"]  # exit status of the previous attempt; None: not failed
         self.is_watched = bool(found["watch"])  # a watch may ask for the stacks
-        self._lists_imports = bool(found["imports"])  # the next start imports what it lists
-        self._listed_by = 0  # the process that has written it; what it forks has no list
+        self._lists_imports = bool(found["imports"])  # for the imports of the next start
+        self._listed_by = 0  # pid of the process that wrote the list; its forks have none
         self._reported: set[str] = set()
         self._pid = os.getpid()
         self._active = False
@@ -61,9 +62,10 @@ class Context:
         """Append one line to this process's receipt. Never raises: a full disk stops no job.
 
         Args:
-            hook: its name.
-            outcome: of the contract's: APPLIED, OBSERVED, ….
-            facts: what the hook adds; a value that JSON has no form for is written as its `repr`.
+            hook: the hook's name.
+            outcome: one of the contract's outcomes: APPLIED, OBSERVED, ….
+            facts: the hook's own facts; a value that JSON cannot represent is written as its
+                `repr`.
         """
         try:
             self._notice_fork()
@@ -75,21 +77,21 @@ class Context:
             self._pending = []
 
     def write_file(self, ending: str, content: bytes) -> None:
-        """Write a file of this process beside its receipt. Raises OSError where that fails."""
+        """Write a file of this process beside its receipt. Raises OSError on failure."""
         path = self._path_beside(ending)
         if path is not None:
             receipts.write_new(path, content)
 
     def recycle(self, why: str, *, kind: str = "", progress: int) -> bool:
-        """Ask the loop to replace this process once it ends with contract.RECYCLE_STATUS.
+        """Ask the loop to replace this process when it ends with contract.RECYCLE_STATUS.
 
         Args:
-            why: for people, in one line.
-            kind: of the failure that makes it unusable; "" where none does.
-            progress: pieces of work that this process has done for good, such as trials.
+            why: the reason, in one line for people.
+            kind: kind of the failure that makes the process unusable; "" for none.
+            progress: number of pieces of work that this process has completed, such as trials.
 
         Returns:
-            Whether the loop will know. Otherwise the process must go on.
+            Whether the request was written. If not, the process must continue.
         """
         import json
 
@@ -101,27 +103,27 @@ class Context:
         return self._directory is not None
 
     def hook_late_imports(self) -> None:
-        """Hook the watched modules that were imported past us meanwhile. Never raises."""
+        """Hook watched modules that were imported without the finder. Never raises."""
         self._hook_late(self)
 
     def set_target(self, name: str, state: str) -> None:
-        """Note what became of a watched module: contract.APPLIED, NOT_IMPORTED or MISSED."""
+        """Set the state of a watched module: contract.APPLIED, NOT_IMPORTED or MISSED."""
         if self._targets.get(name) != state:
             self._targets[name] = state
             if self._active:
                 self.receipt(contract.TARGETS, contract.OBSERVED, targets={name: state})
 
     def open_file(self, ending: str) -> int | None:
-        """Make a file of this process beside its receipt; return its descriptor, None without one.
+        """Create a file of this process beside its receipt; return its descriptor, or None.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the file cannot be created.
         """
         path = self._path_beside(ending)
         return None if path is None else receipts.open_to_append(path)
 
     def activate(self) -> None:
-        """Declare that this process is a rank or compiles: from now on its receipts are written."""
+        """Declare that this process is a rank or compiles; its receipts are written from now on."""
         try:
             self._notice_fork()
             if not self._active:
@@ -138,10 +140,10 @@ class Context:
             self._pending = []
 
     def list_imports(self, *, again: bool = False) -> None:
-        """Write for the next start what this process has imported, where that is asked.
+        """Write the list of this process's imports for the next start, if it is asked for.
 
         Args:
-            again: this process has written it, and more is there.
+            again: add the new imports to a list that this process has already written.
         """
         if self._lists_imports and self._listed_by == (os.getpid() if again else 0):
             self._listed_by = os.getpid()
@@ -154,7 +156,7 @@ class Context:
         say(text)
 
     def failed(self, hook: str, error: Exception) -> None:
-        """Report that a hook failed; under `hooks.required` this ends the process with 70."""
+        """Report that a hook failed; with `hooks.required` this ends the process with status 70."""
         text = str(error).strip().partition("\n")[0][:_ERROR_CHARS]
         what = f"{type(error).__name__}: {text}"
         self.receipt(hook, contract.FAILED, error=what)
@@ -172,15 +174,15 @@ class Context:
         _refuse()
 
     def guard(self, hook: str, step: Callable[..., Result], *args: Any) -> Result | None:
-        """Run a step of a hook: an exception in it becomes one line, and the job goes on.
+        """Run a step of a hook; an exception in it becomes one line, and the job continues.
 
         Args:
-            hook: its name, for the line.
-            step: called with `args`.
-            args: its arguments.
+            hook: the hook's name, for that line.
+            step: the function to call.
+            args: the function's arguments.
 
         Returns:
-            What it returned; None where it failed.
+            The function's result; None if it failed.
         """
         try:
             return step(*args)
@@ -189,7 +191,8 @@ class Context:
             return None
 
     def _notice_fork(self) -> None:
-        # A forked child is a process of its own: not active, and its parent writes the rest.
+        # A forked child is a separate process: it is not active, and its parent writes the pending
+        # receipts.
         if os.getpid() != self._pid:
             self._pid, self._active, self._pending = os.getpid(), False, []
 
@@ -197,7 +200,7 @@ class Context:
         return receipts.file_name(self.attempt, self._pid)
 
     def _path_beside(self, ending: str) -> str | None:
-        """Return the path of a file beside the receipt, in a directory that is there; or None."""
+        """Return the path of a file beside the receipt, in an existing directory; or None."""
         if not self._directory:
             return None
         receipts.make_directory(self._directory)
@@ -214,9 +217,9 @@ class Context:
 
 
 def _hook_settings(section: dict[str, Any]) -> HookSettings:
-    """Return the section `hooks`, whole and checked, with its keys as attributes.
+    """Return the complete, checked section `hooks`, with its keys as attributes.
 
-    They are declared in settings.py, which no rank loads; mypy reads them there.
+    The keys are declared in settings.py, which no rank loads; mypy reads them there.
     """
     found: Any = SimpleNamespace(**section)
     for name, value in section.items():
@@ -227,16 +230,16 @@ def _hook_settings(section: dict[str, Any]) -> HookSettings:
 
 
 def say(text: str) -> None:
-    """Write one `saferun:` line on stderr, in one write, so that lines of ranks do not mix."""
+    """Write one `saferun:` line to stderr in a single write, so that ranks' lines do not mix."""
     try:
         sys.stderr.write("saferun: " + " ".join(text.splitlines()) + "\n")
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # not what the job's signal handler raises
+    except (AttributeError, OSError, ValueError):  # but not exceptions of the job's signal handler
         pass
 
 
 def _refuse() -> NoReturn:
-    """End this process with 70, by the one way that no code of the job can catch."""
+    """End this process with status 70, in the only way that no code of the job can catch."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

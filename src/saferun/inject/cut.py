@@ -1,6 +1,6 @@
-"""Text that is cut for a record, before saferun masks the secrets in it.
+"""Cut text for a record, before saferun masks the secrets in it.
 
-Half a secret has no form by which it is recognised, so no word is cut in two.
+Half a secret cannot be recognised, so no word is cut in two.
 """
 
 
@@ -8,8 +8,8 @@ def beginning(text: str, most: int) -> str:
     """Return the whole words at the beginning of a text.
 
     Args:
-        text: of the job.
-        most: how many characters to keep.
+        text: text of the job.
+        most: most characters to keep.
     """
     if len(text) <= most:
         return text
@@ -21,7 +21,7 @@ def end(text: str, most: int) -> str:
     """Return the whole lines at the end of a text.
 
     Args:
-        text: of the job.
-        most: how many characters to keep.
+        text: text of the job.
+        most: most characters to keep.
     """
     return text if len(text) <= most else text[-most:].partition("\n")[2]

@@ -1,4 +1,4 @@
-"""Pure: durations as people are shown them, by saferun and by what runs inside the ranks."""
+"""Pure: durations as text for people, for saferun and for the code inside the ranks."""
 
 from __future__ import annotations
 

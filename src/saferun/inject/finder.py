@@ -1,12 +1,12 @@
 """Run hooks right after a watched module has been executed, whichever finder found it.
 
-Importlib asks `_bootstrap._find_spec` for the spec of each module that it loads; it is wrapped here
-(CPython 3.9 to 3.14 have it). A finder on `sys.meta_path` would not be asked where another one
-stands before it, as coverage, ddtrace and editable installs put theirs there.
-`sys.meta_path` stays as it is. No class of importlib.abc is used: importing that costs 15 ms.
+Importlib asks `_bootstrap._find_spec` for the spec of each module that it loads; this module wraps
+that function (CPython 3.9 to 3.14 have it). A finder on `sys.meta_path` is not asked if another one
+stands before it, and coverage, ddtrace and editable installs add theirs. `sys.meta_path` stays as
+it is. No class of importlib.abc is used: importing that costs 15 ms.
 """
 
-import _frozen_importlib  # importlib._bootstrap; importlib itself need not be loaded
+import _frozen_importlib  # this is importlib._bootstrap; importlib itself need not be loaded
 import _thread
 import sys
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-_finding: "set[tuple[int, str]]" = set()  # thread and module: a finder may ask for it once more
+_finding: "set[tuple[int, str]]" = set()  # (thread, module): a finder may ask for it again
 
 
 def install(text: str) -> None:
     """Watch the modules of TARGETS from now on; a second call does nothing.
 
     Args:
-        text: SAFERUN_INJECT, as it was at the start: a script may clear its environment.
+        text: the value of SAFERUN_INJECT at the start: a script may clear its environment.
 
     Raises:
         AttributeError: this Python's importlib has no such function.
@@ -42,11 +42,11 @@ def install(text: str) -> None:
 
 
 def watch(names: "Container[str]", act: "Callable[[str, ModuleType], None]") -> None:
-    """Call `act` right after one of these modules was executed; a second call does nothing.
+    """Call `act` right after a named module was executed; a second call of `watch` does nothing.
 
     Args:
-        names: of the modules.
-        act: gets the name and the module.
+        names: names of the modules.
+        act: function that gets the name and the module.
 
     Raises:
         AttributeError: this Python's importlib has no such function.
@@ -76,19 +76,19 @@ def watch(names: "Container[str]", act: "Callable[[str, ModuleType], None]") -> 
 
 
 class Loader:
-    """Execute a module by another finder's loader, which its spec and `__loader__` keep."""
+    """Execute a module by another finder's loader, which stays in its spec and `__loader__`."""
 
     def __init__(self, inner: "Any", act: "Callable[[str, ModuleType], None]") -> None:
         self._saferun_inner = inner
         self._saferun_act = act
 
     def __getattr__(self, name: str) -> "Any":
-        if name.startswith("_saferun_"):  # a copy that has no state yet
+        if name.startswith("_saferun_"):  # a copy without state so far
             raise AttributeError(name)
         return getattr(self._saferun_inner, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
-        """Return what the other loader makes, None where it leaves that to the import system."""
+        """Return the other loader's module; None if it leaves that to the import system."""
         create = getattr(self._saferun_inner, "create_module", None)
         module: ModuleType | None = None if create is None else create(spec)
         return module
@@ -108,5 +108,5 @@ class Loader:
             raise
         try:
             self._saferun_act(spec.name, sys.modules.get(spec.name, module))
-        except Exception as error:  # our files are gone: the import of a module must not fail
+        except Exception as error:  # our files are gone; the import must not fail
             sys.stderr.write(f"saferun: inject: {type(error).__name__}: {error}\n")

@@ -1,8 +1,8 @@
 """A digest of a batch or of a dataset's own fields, which ranks compare instead of their data.
 
-Nested tensors, arrays, text, bytes and numbers count, from the ends of large ones; of anything else
-only the type. Content that says nothing about where it comes from (one value throughout, as in
-synthetic data) gives no fingerprint.
+Nested tensors, arrays, text, bytes and numbers count (of large ones only the ends); of any other
+object only the type counts. Content that does not identify its source (a single repeated value, as
+in synthetic data) gives no fingerprint.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import hashlib
 import sys
 from typing import Any
 
-ENDS = 2048  # elements of a tensor, characters of a text, that count at each end
-ITEMS = 64  # so many items count at each end of a list or mapping
+ENDS = 2048  # elements of a tensor, or characters of a text, used at each end
+ITEMS = 64  # items of a list or mapping used at each end
 DEPTH = 6
 
 
 def fingerprint(value: object) -> str | None:
-    """Return a digest that equal values share; None where the value tells nothing.
+    """Return a digest that equal values share; None if the value does not identify data.
 
     Args:
-        value: a batch, or the `vars` of a dataset. It is read and not changed; a tensor on a GPU is
-            waited for. Where a part of it raises, being of a type that answers in its own way, it
-            tells nothing.
+        value: a batch, or the `vars` of a dataset, which is not changed. A tensor on a GPU is
+            waited for. If a part raises, because of its own type's methods, the result is None.
     """
     walk = _Walk(hashlib.blake2b(digest_size=12))
     try:
@@ -34,12 +33,12 @@ def fingerprint(value: object) -> str | None:
 
 
 class _Walk:
-    """Feeds a value to a hash, and notices whether there was anything to compare."""
+    """Feed a value to a hash, and note whether there was anything to compare."""
 
     def __init__(self, hash_: Any) -> None:
         self.hash = hash_
         self.tells = False
-        self._seen: set[int] = set()  # containers on the way: a value may hold itself
+        self._seen: set[int] = set()  # containers being visited: a value may contain itself
 
     def add(self, value: Any, depth: int) -> None:
         torch = sys.modules.get("torch")

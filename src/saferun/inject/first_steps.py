@@ -1,15 +1,15 @@
-"""Have ranks agree on the step that they train from: at the first steps of an optimizer.
+"""Compare the step from which ranks train, at the first steps of an optimizer.
 
-Target: torch.optim.Optimizer._optimizer_step_code, which torch >= 2.4 calls after each `step`. A
-step hook of torch's could not remove itself, since torch walks over them meanwhile.
-Reason: a rank that does not find the checkpoint which the others load begins at step 0 among them.
-Nothing fails, and the run ends well with wrong weights.
+Target: torch.optim.Optimizer._optimizer_step_code, which torch >= 2.4 calls after each `step`. One
+of torch's step hooks could not remove itself, since torch iterates over them at that time.
+Reason: a rank that does not find the checkpoint that the others load begins at step 0. Nothing
+fails, and the run succeeds with wrong weights.
 Delete when torch compares what ranks have loaded.
 
-Each rank states in the group's store how many steps its optimizer counts by now (Adam and those
-like it do); whoever comes later compares. Nobody waits: a rank may have no optimizer at all. Only
-optimizers of one class and size are compared, of the first parameter that has a state. The first
-step alone does not tell: torch.distributed.checkpoint makes one before it loads.
+Each rank writes its optimizer's step count (Adam and similar ones have one) to the group's store;
+ranks that come later compare. No rank waits: some may have no optimizer. Only optimizers of the
+same class and size are compared, by the first parameter with a state. The first step alone proves
+nothing: torch.distributed.checkpoint makes one before it loads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from . import contract, hidden_frames
 from .context import Context
 
-_STEPS = 8  # so many steps are compared, of all optimizers of a process
+_STEPS = 8  # number of steps that are compared, over all optimizers of a process
 
 
 def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
@@ -30,9 +30,9 @@ def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
 
     Args:
         c10d: torch.distributed.distributed_c10d, whose group is initialised.
-        rank: of this process.
-        agree: hooks.init.agree, "error" or "warn".
-        context: the process's.
+        rank: the rank of this process.
+        agree: value of hooks.init.agree, "error" or "warn".
+        context: the process's context.
     """
     torch = sys.modules["torch"]
     optimizers: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
@@ -64,7 +64,7 @@ def watch(c10d: ModuleType, rank: int, agree: str, context: Context) -> None:
 
 
 def _difference(torch: ModuleType, c10d: ModuleType, optimizer: Any, seen: int, rank: int) -> str:
-    """Return what this rank and another one differ in; "" if they agree, or no other has come."""
+    """Return how this rank and another differ; "" if they agree or no other rank has come."""
     counted = _counted(torch, optimizer)
     if counted is None:
         return ""
@@ -81,9 +81,9 @@ def _difference(torch: ModuleType, c10d: ModuleType, optimizer: Any, seen: int, 
 
 
 def _counted(torch: ModuleType, optimizer: Any) -> tuple[str, int] | None:
-    """Return which optimizer it is, and how many steps it counts; None where it counts none."""
+    """Return which optimizer it is and its step count; None if it counts no steps."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        return None  # a count on the GPU cannot be read now
+        return None  # a count on the GPU cannot be read here
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     for place, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter)

@@ -1,4 +1,4 @@
-"""Put functions of ours in the place of a library's, and keep their frames out of tracebacks."""
+"""Replace a library's functions by ours, and keep our frames out of tracebacks."""
 
 import os
 import sys
@@ -13,10 +13,11 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def hide(error: BaseException) -> None:
-    """Take our frames off the outer end of an exception's traceback, which so far ends here.
+    """Remove our frames from the outer end of an exception's traceback, which so far ends here.
 
-    For an `except BaseException as error:` that ends with a plain `raise`, which adds no new entry.
-    Python 3.9 and 3.10 put the entry back; there `hide_all` takes it off what ends the process.
+    It is for an `except BaseException as error:` that ends with a plain `raise`, which adds no new
+    entry. Python 3.9 and 3.10 put the entry back; there `hide_all` removes it from the exception
+    that ends the process.
     """
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
@@ -31,12 +32,12 @@ def wrapped(
 ) -> "Callable[..., Any]":
     """Return a function that calls `ours(original, *args, **kwargs)` and looks like `original`.
 
-    The traceback of an exception has no frame of ours.
+    The traceback of an exception has none of our frames.
 
     Args:
         original: a library's function.
-        ours: what stands in its place.
-        take_off: `hide_all` where the library calls other functions of ours in turn.
+        ours: our function that replaces it.
+        take_off: `hide_all` if the library calls more of our functions in turn.
     """
     import functools
 
@@ -54,13 +55,13 @@ def wrapped(
 def replace(
     holder: "Any", name: str, take_off: "Callable[[BaseException], None]" = hide
 ) -> "Callable[[Callable[..., Any]], Callable[..., Any]]":
-    """Return a decorator that puts a function of ours in the place of a library's.
+    """Return a decorator that replaces a library's function by ours.
 
-    The function gets the library's own as its first argument; see `wrapped`.
+    Our function gets the library's function as its first argument; see `wrapped`.
 
     Args:
         holder: the module or the class that has the library's function.
-        name: its name there.
+        name: the function's name there.
         take_off: as for `wrapped`.
     """
 
@@ -77,8 +78,8 @@ def follow(holder: "Any", name: str, act: "Callable[[Any, FrameType], object]") 
 
     Args:
         holder: the class.
-        name: of the method.
-        act: never raises.
+        name: the method's name.
+        act: function to call, which never raises.
     """
 
     @replace(holder, name)
@@ -91,12 +92,12 @@ def follow(holder: "Any", name: str, act: "Callable[[Any, FrameType], object]") 
 
 
 def caller() -> "FrameType":
-    """Return the frame that called the function in whose place the caller of this one stands."""
+    """Return the frame that called the replaced function; our replacement calls this."""
     return sys._getframe(3)
 
 
 def hide_all(error: BaseException) -> None:
-    """Take all frames of ours off an exception's traceback and those of what led to it."""
+    """Remove all our frames from the tracebacks of an exception and of its causes."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -109,7 +110,7 @@ def hide_all(error: BaseException) -> None:
 
 
 def without_ours(trace: "TracebackType | None") -> "TracebackType | None":
-    """Unlink the entries of our files from a traceback, and return its first entry then."""
+    """Unlink the entries of our files from a traceback, and return the new first entry."""
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next
     entry = trace

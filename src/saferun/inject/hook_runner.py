@@ -1,10 +1,10 @@
 """Run the hooks of watched modules, and keep the state of each: applied, not imported or missed.
 
-A module that importlib loads is hooked right after its execution (finder.py). One that came another
-way (before us, or executed by hand) is hooked by the next `hook_late_imports`: then a name that
-other modules took from it is replaced there, too. It was *missed* if it was in use before, if a
-hook could not be put in place, or if the script has put something in its place since. The receipt
-has the state of each target, so that a mitigation that did not hold is not taken for tried.
+A module that importlib loads is hooked right after its execution (finder.py). A module loaded in
+another way (before us, or executed by hand) is hooked by the next `hook_late_imports`, which also
+replaces names that other modules took from it. A module was *missed* if it was in use before, if a
+hook could not be put in place, or if the script has replaced the hook since. The receipt has the
+state of each target, so that a mitigation without effect does not count as tried.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .context import Context, say
 from .targets import MODULES, TARGETS
 
 _context: Context | None = None
-_is_unusable = False  # SAFERUN_INJECT could not be read, and that was reported
-_hooked: dict[str, ModuleType] = {}  # the module whose hooks have run
-_wrappers: dict[tuple[str, str], object] = {}  # (module, name) -> what a hook put there
+_is_unusable = False  # SAFERUN_INJECT could not be read, which was reported
+_hooked: dict[str, ModuleType] = {}  # name -> the module whose hooks have run
+_wrappers: dict[tuple[str, str], object] = {}  # (module, name) -> the wrapper that a hook put there
 
 
 def current(text: str) -> Context | None:
-    """Return the process's Context, made of SAFERUN_INJECT's `text` at the first call.
+    """Return the process's Context; the first call makes it from SAFERUN_INJECT's `text`.
 
-    None where the text cannot be read, which is reported once.
+    The result is None if the text cannot be read, which is reported once.
     """
     global _context, _is_unusable
     if _context is None and not _is_unusable:
@@ -43,7 +43,7 @@ def run_hooks(text: str, name: str, module: ModuleType) -> None:
     """Run the hooks of a watched module that has just been executed. Never raises.
 
     Args:
-        text: SAFERUN_INJECT.
+        text: the value of SAFERUN_INJECT.
         name: the module's name, a key of TARGETS.
         module: the module itself.
     """
@@ -56,12 +56,12 @@ def hook(context: Context, name: str, module: ModuleType) -> dict[str, tuple[obj
     """Run the hooks of a watched module that has just been executed. Never raises.
 
     Args:
-        context: the process's.
+        context: the process's context.
         name: the module's name, a key of TARGETS.
         module: the module itself.
 
     Returns:
-        The names in it that the hooks changed, with the old and the new value.
+        The names in the module that the hooks changed, with the old and the new value.
     """
     before = dict(vars(module))
     holds = True
@@ -86,7 +86,10 @@ def hook(context: Context, name: str, module: ModuleType) -> dict[str, tuple[obj
 
 
 def hook_late_imports(context: Context) -> None:
-    """Hook what was imported past us, and notice what the script has replaced. Never raises."""
+    """Hook modules imported without the finder, and find hooks that the script replaced.
+
+    Never raises.
+    """
     for name in TARGETS:
         try:
             module = sys.modules.get(name)
@@ -98,7 +101,7 @@ def hook_late_imports(context: Context) -> None:
 
 
 def at_exit(context: Context) -> None:
-    """Write the last state of each target; what no hook has seen until now was missed."""
+    """Write the last state of each target; a loaded module that no hook has seen was missed."""
     if rank.is_started_by_launcher():
         context.guard("start", context.list_imports)
     for name in TARGETS:
@@ -109,7 +112,7 @@ def at_exit(context: Context) -> None:
 
 
 def _is_complete(module: ModuleType) -> bool:
-    if type(module).__name__ == "_LazyModule":  # to ask it for anything would load it
+    if type(module).__name__ == "_LazyModule":  # reading any attribute would load it
         return False
     return not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
@@ -142,7 +145,7 @@ def _notice_replaced(context: Context) -> None:
 
 
 def _leads_to(function: object, wrapper: object) -> bool:
-    """Tell whether a function that a script put in our wrapper's place can still call it."""
+    """Return whether a function that replaced our wrapper can still call it."""
     seen = 0
     while function is not None and seen < 20:
         cells = getattr(function, "__closure__", None) or ()
@@ -161,7 +164,7 @@ def _leads_to(function: object, wrapper: object) -> bool:
 
 def _is_filled(cell: object) -> bool:
     try:
-        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018 - raises where it is empty
+        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018 - raises if it is empty
     except ValueError:
         return False
     return True

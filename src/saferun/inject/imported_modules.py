@@ -1,9 +1,9 @@
-"""List what a rank has imported when it joins its group, and a job's first Python when it ends.
+"""List the imports of a rank when it joins its group, and of a job's first Python at its end.
 
 The next start of the script imports these modules of installed packages ahead, in this order, and
-heeds the environment variables that the program has assigned so far (start/imports.py). A search
-lists them after its first trial. What brings a hook's target along later is added: `torch._dynamo`,
-which any optimizer imports at its first step.
+regards the environment variables that the program has assigned so far (start/imports.py). A search
+lists them after its first trial. Modules that a hook's target imports later are added:
+`torch._dynamo`, which any optimizer imports at its first step.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ENDING = ".imports"  # of the list, beside the rank's receipt
+ENDING = ".imports"  # suffix of the list, beside the rank's receipt
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
-born: dict[str, str] = {}  # the environment that this process's program began with
+born: dict[str, str] = {}  # the environment when this process's program began
 _listed: set[str] = set()
 
 
 def write(open_file: Callable[[str], int | None]) -> None:
-    """Write the list, or what is new; the first rank of a node does. Raises OSError.
+    """Write the list, or its new part; only the first rank of a node does. Raises OSError.
 
     Args:
-        open_file: opens a file with this ending beside the receipt, to append to it.
+        open_file: function that opens a file with this suffix beside the receipt, for appending.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0" and (fd := open_file(ENDING)) is not None:
         new = [line for line in (*_installed(), *_assigned()) if line not in _listed]

@@ -1,10 +1,10 @@
-"""Ranks that meet in a torch store: each checks in, one compares them, all read the one result.
+"""A meeting of ranks in a torch store: each checks in, one compares all, all read the result.
 
 One key wakes all of them, so a thousand ranks cost a few thousand small requests and no burst of
-polling: only the first to arrive looks repeatedly, seldom, until the time is up; then it compares
+polling. Only the first to arrive polls, at long intervals, until the time is over; then it compares
 the ranks that are there. (A blocking `wait` that times out writes two C++ warnings per rank.)
 
-Imports nothing of torch: the stores come from the caller.
+This module imports nothing of torch: the stores come from the caller.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Store(Protocol):
     def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None: ...
 
 
-# The wait between two looks grows with the time waited, a twentieth of it: 1 ms for who comes
-# together, at most 0.25 s, four requests a second for a store that a thousand ranks ask.
+# The wait between two looks is a twentieth of the time waited so far: 1 ms for ranks that come
+# together, at most 0.25 s, which is four requests a second to a store that a thousand ranks use.
 FIRST_LOOK_S, LAST_LOOK_S, LOOKS = 0.001, 0.25, 20
-EARLY_S = 0.5  # a wait that ends this long before its time has broken: it is timed on two clocks
-SLACK_S = 5.0  # the others wait this much longer, so that one rank compares and not all of them
-LINGER_S = 5.0  # the host of the store stays this long for the others to read the result
+EARLY_S = 0.5  # a wait that ends this long before its limit has broken: two clocks time it
+SLACK_S = 5.0  # the others wait this much longer, so that only one rank compares
+LINGER_S = 5.0  # the store's host stays this long for the others to read the result
 
 
 class NoResultError(RuntimeError):
-    """The rank that compares all facts has published no result; the store works."""
+    """The rank that compares all facts has published no result, but the store works."""
 
 
 def meet(
@@ -53,14 +53,14 @@ def meet(
 
     Args:
         store: a torch store whose keys belong to this one meeting.
-        rank: of this process.
+        rank: the rank of this process.
         size: the number of ranks.
-        facts: about this rank, JSON values only.
-        compare: facts by rank -> JSON values; called on one rank.
-        timeout_s: how long the first to arrive waits.
+        facts: facts about this rank, JSON values only.
+        compare: function from facts by rank to JSON values; called on one rank.
+        timeout_s: how long the first rank to arrive waits.
 
     Returns:
-        What `compare` returned, and the ranks that were not there (empty when all were).
+        The result of `compare`, and the missing ranks (empty if all came).
 
     Raises:
         NoResultError: no rank published a result in time.
@@ -75,10 +75,10 @@ def meet(
 
 
 def leave(store: Store, size: int, *, stays: bool) -> None:
-    """Say that this rank has read the result; the host of the store stays until all have.
+    """Report that this rank has read the result; the store's host stays until all have.
 
     Args:
-        store: that of the meeting.
+        store: the store of the meeting.
         size: the number of ranks.
         stays: this rank is the host, or may be.
     """
@@ -89,10 +89,10 @@ def leave(store: Store, size: int, *, stays: bool) -> None:
 
 
 def own_connection(store: Any) -> Any:
-    """Return a connection of our own: a request that hangs or blocks there stops nobody else's."""
+    """Return our own connection: a request that blocks on it does not block other requests."""
     try:
         return store.clone()
-    except Exception:  # torch < 2.8, a FileStore or a store of the script's own
+    except Exception:  # torch < 2.8, a FileStore or a store that the script made
         return store
 
 
@@ -100,9 +100,9 @@ def poll(store: Store, key: str, timeout_s: float) -> bool:
     """Return whether a key appeared in time; looks seldom, and never logs.
 
     Args:
-        store: where it may appear.
-        key: its name.
-        timeout_s: how long to look.
+        store: the store in which it may appear.
+        key: the key's name.
+        timeout_s: how long to look, in seconds.
     """
     start = time.monotonic()
     while not store.check([key]):
@@ -123,13 +123,13 @@ def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
         store.wait(["result"], datetime.timedelta(seconds=bound_s))
     except RuntimeError:
         if time.monotonic() - start < bound_s - EARLY_S:
-            raise  # the store broke; a wait that timed out is an answer
+            raise  # the store broke; a wait that merely timed out is an answer
         return False
     return True
 
 
 def _publish(store: Store, size: int, compare: Callable[[dict[int, Facts]], Result]) -> None:
-    """Compare and publish the result, unless another rank does: then wait for it."""
+    """Compare and publish the result, or wait for it if another rank does so."""
     if store.add("comparing", 1) > 1:
         if not poll(store, "result", SLACK_S):
             raise NoResultError("the rank that compares all ranks published no result")

@@ -1,4 +1,4 @@
-"""Pure: what ranks disagree on, and the text that reports it.
+"""Pure: the facts on which ranks disagree, and the text that reports them.
 
 Every rank that compares the same facts gets the same result.
 """
@@ -11,14 +11,14 @@ from typing import TypedDict, TypeVar
 
 from . import cut
 
-_MOST_RUNS = 8  # the text names so many runs of consecutive ranks
-_ARGUMENT = 400  # characters of an argument that are shown
+_MOST_RUNS = 8  # most runs of consecutive ranks that the text names
+_ARGUMENT = 400  # characters shown of an argument
 
 Value = TypeVar("Value")
 
 
 class RankFacts(TypedDict, total=False):
-    """The facts that a rank tells the others; a fact that it does not know is absent."""
+    """The facts that a rank tells the others; unknown facts are absent."""
 
     world_size: int
     torch: str
@@ -26,10 +26,10 @@ class RankFacts(TypedDict, total=False):
     nccl: str
     gpu: str
     mitigations: str
-    start: str  # what the attempt goes on from, and how
+    start: str  # checkpoint from which the attempt resumes, and how
     host: str
     barrier: str
-    argv: list[str]  # as `comparable_arguments` returns them
+    argv: list[str]  # the result of `comparable_arguments`
     local: str  # the text of LOCAL_RANK
 
 
@@ -64,17 +64,17 @@ _SECRET_PARTS = ("key", "token", "secret", "password")
 
 
 def compare(facts: Mapping[int, RankFacts]) -> Comparison:
-    """Return what is to be reported about the facts, which come by rank."""
+    """Return what must be reported about the facts, which come by rank."""
     return {"differences": differences(facts), "arguments": argument_difference(facts)}
 
 
 def is_reporter(rank: int, local_rank: int, missing: Collection[int]) -> bool:
-    """Return whether a rank is the lowest of its node that has come.
+    """Return whether a rank is the lowest one present on its node.
 
-    It writes on stderr what all raise. The ranks of a node follow each other.
+    That rank writes to stderr what all ranks raise. The ranks of a node have consecutive numbers.
 
     Args:
-        rank: of this process.
+        rank: the rank of this process.
         local_rank: its place among the ranks of its node.
         missing: the ranks that have not come.
     """
@@ -82,7 +82,7 @@ def is_reporter(rank: int, local_rank: int, missing: Collection[int]) -> bool:
 
 
 def differences(facts: Mapping[int, RankFacts]) -> list[str]:
-    """Return one clause for each thing that ranks disagree on, in a fixed order."""
+    """Return one clause for each fact on which ranks disagree, in a fixed order."""
     hosts = {rank: fact.get("host", "") for rank, fact in facts.items()}
     clauses = []
     for key, name in NAMES.items():
@@ -96,14 +96,14 @@ def differences(facts: Mapping[int, RankFacts]) -> list[str]:
 
 
 def _who(ranks: Collection[int], hosts: Mapping[int, str]) -> str:
-    """Return ranks in words, with their hosts where there are several."""
+    """Return ranks in words, with their hosts if there are several."""
     several = len(set(hosts.values())) > 1
     where = ", ".join(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
     return f"{ranks_text(ranks)} ({where})" if several else ranks_text(ranks)
 
 
 def argument_difference(facts: Mapping[int, RankFacts]) -> str:
-    """Return one line about ranks that were started with other arguments, or ""."""
+    """Return one line about ranks that were started with different arguments, or ""."""
     argvs = _without_ranks(facts)
     groups = _grouped({rank: _frozen(argvs.get(rank)) for rank in facts})
     if len(groups) < 2:
@@ -119,10 +119,10 @@ def argument_difference(facts: Mapping[int, RankFacts]) -> str:
 
 
 def comparable_arguments(argv: Sequence[str]) -> list[str]:
-    """Return a script's arguments as the comparison sees them.
+    """Return a script's arguments in the form that is compared.
 
-    Without those that tell a rank which one it is, the script by its file name alone (nodes may
-    keep it in different places), and with secrets masked.
+    Arguments that give a rank its number are left out, the script is reduced to its file name
+    (nodes may store it in different places), and secrets are masked.
     """
     kept = [argv[0].rpartition("/")[2]] if argv else []
     skip = secret = False
@@ -143,7 +143,7 @@ def comparable_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def _without_ranks(facts: Mapping[int, RankFacts]) -> dict[int, list[str]]:
-    """Return each rank's arguments; a word that differs by the rank's own number becomes "#"."""
+    """Return each rank's arguments; a word that differs only by the rank's number becomes "#"."""
     argvs = {rank: fact["argv"] for rank, fact in facts.items() if fact.get("argv") is not None}
     if len({len(argv) for argv in argvs.values()}) != 1:
         return argvs
@@ -163,7 +163,7 @@ def _without_ranks(facts: Mapping[int, RankFacts]) -> dict[int, list[str]]:
 
 
 def ranks_text(ranks: Collection[int]) -> str:
-    """Return "rank 3", "ranks 0-2, 5", of very many the first ones; "a process …" for none."""
+    """Return "rank 3", "ranks 0-2, 5", only the first of very many; "a process …" for none."""
     if not ranks:
         return "a process without a rank"
     runs: list[list[int]] = []
@@ -178,7 +178,7 @@ def ranks_text(ranks: Collection[int]) -> str:
 
 
 def _grouped(values: Mapping[int, Value | None]) -> list[tuple[Value, list[int]]]:
-    """Return [(value, ranks)], rarest first; unknown values (None) are left out."""
+    """Return [(value, ranks)], the rarest first; unknown values (None) are left out."""
     groups: dict[Value, list[int]] = {}
     for rank in sorted(values):
         value = values[rank]

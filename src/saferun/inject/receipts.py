@@ -1,4 +1,4 @@
-"""Receipt files of this process, and other files that it writes beside them."""
+"""Write this process's receipt files, and other files beside them."""
 
 import os
 
@@ -17,7 +17,7 @@ def write_bootstrap(text: str, outcome: str) -> None:
     An error in the contract is reported when the first hook needs the contract.
 
     Args:
-        text: SAFERUN_INJECT.
+        text: the value of SAFERUN_INJECT.
         outcome: contract.APPLIED at the start, contract.FINISHED at the end.
     """
     try:
@@ -52,19 +52,20 @@ def file_name(attempt: int, pid: int) -> str:
 
 
 def now() -> float:
-    """Return Unix seconds."""
+    """Return the present time in Unix seconds."""
     import time
 
     return time.time()
 
 
 def append(directory: str, name: str, lines: "Iterable[str]") -> None:
-    """Append lines to a file of the directory, in one write. Raises OSError where that fails.
+    """Append lines to a file of the directory in one write. Raises OSError on failure.
 
     Args:
-        directory: made with mode 0700 where it is missing.
-        name: of the file; it is made with mode 0600, and a link in its place is not followed.
-        lines: without their ends.
+        directory: the directory, created with mode 0700 if it is missing.
+        name: the file's name; it is created with mode 0600, and a link in its place is not
+            followed.
+        lines: the lines without newlines.
     """
     make_directory(directory)
     text = "".join(line + "\n" for line in lines)
@@ -72,12 +73,12 @@ def append(directory: str, name: str, lines: "Iterable[str]") -> None:
 
 
 def open_to_append(path: str) -> int:
-    """Return the descriptor of a file, made with mode 0600. Raises OSError where that fails."""
+    """Open a file for appending, with mode 0600 if new. Raises OSError on failure."""
     return os.open(path, _FLAGS | os.O_APPEND, 0o600)
 
 
 def append_bytes(path: str, content: bytes) -> int:
-    """Append to a file, made with mode 0600; return its size. Raises OSError where that fails."""
+    """Append to a file, with mode 0600 if new; return its size. Raises OSError on failure."""
     file = open_to_append(path)
     try:
         os.write(file, content)
@@ -87,11 +88,11 @@ def append_bytes(path: str, content: bytes) -> int:
 
 
 def write_new(path: str, content: bytes) -> None:
-    """Make a file with its whole content at once: a reader finds no file or all of the content.
+    """Create a file with its whole content at once: a reader finds no file or all of it.
 
     Raises:
-        FileExistsError: there is one.
-        OSError: it cannot be written.
+        FileExistsError: the file exists.
+        OSError: the file cannot be written.
     """
     draft = f"{path}.{os.getpid()}"
     file = os.open(draft, _FLAGS | os.O_EXCL, 0o600)
@@ -117,8 +118,8 @@ def write_new(path: str, content: bytes) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory, 0700, but no parent: a run's directory that was deleted stays so."""
+    """Create a directory, 0700, but no parent: a deleted run directory stays deleted."""
     try:
         os.mkdir(path, 0o700)
-    except FileExistsError:  # another rank may have made it meanwhile
+    except FileExistsError:  # another rank may have created it
         return

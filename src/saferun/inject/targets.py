@@ -1,7 +1,7 @@
 """The modules that hooks wait for, and the hooks that act on each, in order.
 
 A hook is a module of `hooks/` (MODULES) with `apply(name, module, context)`. It is called right
-after the module `name` has been executed and before any other code can take a name out of it, and
+after the module `name` has been executed, before any other code can take a name out of it, and
 again after `importlib.reload`. It returns nothing, reports through `context.receipt`, and imports
 nothing of torch or TensorFlow that is not loaded yet. An exception in it becomes one line on stderr
 (`context.failed`).
@@ -35,7 +35,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "tensorflow.python.distribute.mirrored_strategy": ("tensorflow",),
 }
 
-# The modules of hooks that have a folder; the module of every other hook has its name.
+# Modules of the hooks that have a folder; every other hook's module has the hook's name.
 MODULES = {
     "compile": "compile.hook",
     "cudagraph_markers": "compile.cudagraph_markers",
@@ -47,7 +47,7 @@ MODULES = {
     "tensorflow": "tensorflow.hook",
 }
 
-# The targets that a setting of a hook needs: where one was missed, the setting did not hold.
+# The targets that a setting of a hook needs: if one was missed, the setting had no effect.
 NEEDS: "dict[str, tuple[str, ...]]" = {
     "compile.enabled": ("torch",),
     "compile.autotune": ("torch._inductor.compile_fx", "torch._inductor.runtime.triton_heuristics"),
@@ -58,5 +58,5 @@ NEEDS: "dict[str, tuple[str, ...]]" = {
     "guards.embeddings": ("torch.nn.functional",),
     "guards.compiled": ("torch._inductor.compile_fx",),
 }
-NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # a setting of torch that the compile hook assigns
-NEEDS_DIRECTORIES = ("torch",)  # a cache directory for each rank
+NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # for a setting that the compile hook assigns
+NEEDS_DIRECTORIES = ("torch",)  # for a cache directory for each rank

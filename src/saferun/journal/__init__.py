@@ -1,1 +1,1 @@
-"""What a run leaves on disk: written, read, cleaned."""
+"""Write, read and clean what a run leaves on disk."""

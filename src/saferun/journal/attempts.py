@@ -1,4 +1,4 @@
-"""The attempts of one run, as far as its journal tells."""
+"""The attempts of one run, read from its journal."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from saferun.planning.own_variables import OF_ATTEMPT
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a run, with what it left on the disk."""
+    """One attempt of a run, with its files on disk."""
 
     begun: AttemptBegun
     outcome: AttemptOutcome
-    worker: int | None = None  # its number, where there are several
+    worker: int | None = None  # number of the worker, if there are several
     started_at: float | None = None  # seconds since the epoch
-    ready_at: float | None = None  # when all its ranks had met; None where that is not known
-    changed: tuple[str, ...] = ()  # against the attempt before it
+    ready_at: float | None = None  # when all its ranks had met; None if unknown
+    changed: tuple[str, ...] = ()  # differences from the previous attempt
     tails: tuple[tuple[str, int], ...] = ()  # (path, bytes)
-    hooks: tuple[str, ...] = ()  # messages about the hooks in it
-    ranks_started: str = ""  # how, where ranks may be warm
-    loss: str = ""  # what the watch of its loss has said
-    slow: str = ""  # what the watch for a slow rank has said
-    replaced: bool = False  # its process asked for another one in its place
+    hooks: tuple[str, ...] = ()  # messages about its hooks
+    ranks_started: str = ""  # how ranks were started, if they may be warm
+    loss: str = ""  # message of the watch on its loss
+    slow: str = ""  # message of the watch for a slow rank
+    replaced: bool = False  # its process asked to be replaced
 
     @property
     def number(self) -> int:
-        """The number of the attempt, from 1 on."""
+        """Return the number of the attempt, from 1 on."""
         return self.begun.attempt
 
     @property
     def lived_s(self) -> float | None:
-        """The seconds from its start to its end; None where it runs or its end is not known."""
+        """Return the seconds from its start to its end; None if it runs or its end is unknown."""
         return self.outcome.lived_s if self.outcome.has_ended else None
 
 
 def directory(run: Run, one: Attempt) -> str:
-    """Return where the files of an attempt lie: in the run's directory, or in its worker's."""
+    """Return the directory of an attempt's files: the run's directory, or its worker's."""
     return run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
 
 
 def on_rank(outcome: AttemptOutcome) -> str:
-    """Return " on rank 3", for the rank that failed first; "" where it is not known."""
+    """Return " on rank 3" for the rank that failed first; "" if unknown."""
     return "" if outcome.root_rank is None else f" on rank {outcome.root_rank}"
 
 
 def attempts(run: Run) -> list[Attempt]:
-    """Return the attempts of a run, in order, with what they left on the disk.
+    """Return the attempts of a run, in order, with their files on disk.
 
-    Those of each worker stand together.
+    The attempts of each worker stand together.
     """
     log = events.read(run.path)
     workers = sorted({event.worker for event in log if event.worker is not None})
@@ -108,7 +108,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
 
 
 def _bounded(outcome: AttemptOutcome) -> AttemptOutcome:
-    """Return an outcome as it is shown: no kind of failure for a success, a short stack."""
+    """Return an outcome for display: no kind of failure for a success, and a short stack."""
     found = outcome.diagnosis
     kind = "" if outcome.exit_code == 0 else found.kind
     shown = found._replace(kind=kind, stack=found.stack[: crash_stack.MOST])
@@ -124,7 +124,7 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
         except OSError:
             continue
     left = receipts.read(os.path.join(path, "receipts"), attempt.number)
-    # Whether ranks ran unguarded was known to the run alone, which has reported it.
+    # Only the run itself knew whether ranks ran unguarded, and it has reported that.
     hooks = receipts.judge(left, expects_hooks=injected, ranks_ran=False, no_python=True)
     return replace(
         attempt,
@@ -136,9 +136,9 @@ def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
 
 
 def changes(before: RecordedPlan, after: RecordedPlan) -> tuple[str, ...]:
-    """Return what a later attempt's plan sets otherwise, as text for people."""
+    """Return the differences in a later attempt's plan, as text for people."""
     if not before.raw or not after.raw:
-        return ()  # one of them was not written
+        return ()  # one of the plans was not written
     skipped = {contract.VARIABLE, *OF_ATTEMPT}
     names = [name for name in {**before.env, **after.env} if name not in skipped]
     found = [_change(name, before.env.get(name), after.env.get(name)) for name in names]

@@ -1,8 +1,9 @@
-"""Removal of old runs: one's own, those that are over, and nothing that a link leads to.
+"""Remove old runs: only one's own, only ended ones, and nothing that a link leads to.
 
-A run holds a lock while it lives (run_directory.LOCK_FILE). Cleaning takes that lock, without
-waiting, for as long as it removes a run, and spares a run whose lock is held: by the run itself,
-perhaps on another node, where the journal may not show that it lives, or by another cleaning.
+A run holds a lock while it lives (run_directory.LOCK_FILE). Cleaning tries to take that lock,
+without waiting, and keeps it while it removes the run. A run whose lock is held is spared: the run
+itself holds it, perhaps on another node, where the journal may not show that it lives, or another
+cleaning does.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from saferun.journal.reader import Run
 from saferun.journal.run_directory import LOCK_FILE
 from saferun.system import paths
 
-KEEP, OLDER_THAN_DAYS = 20, 14.0  # what `clean` spares by default
+KEEP, OLDER_THAN_DAYS = 20, 14.0  # spared by `clean` by default
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What `clean` did."""
+    """The result of `clean`."""
 
-    removed: tuple[tuple[Run, int], ...]  # with the bytes that it took
+    removed: tuple[tuple[Run, int], ...]  # with the freed bytes
     failed: tuple[tuple[Run, str], ...]  # with the reason
     kept: int
-    running: int  # kept since they are not over, or not known to be
-    others: int  # kept since they are another user's, or cannot be read
+    running: int  # number kept because they have not, or may not have, ended
+    others: int  # number kept because they are another user's or unreadable
 
 
 def clean(
@@ -43,13 +44,13 @@ def clean(
     keep: int | None = None,
     dry_run: bool = False,
 ) -> Cleaned:
-    """Remove the runs that are over, ours, and neither young nor among the newest.
+    """Remove our own ended runs that are neither young nor among the newest.
 
     Args:
         base: the directory of all runs.
         now_s: seconds since the epoch.
-        older_than_days: see `removable`; None: OLDER_THAN_DAYS.
-        keep: see `removable`; None: KEEP.
+        older_than_days: as for `removable`; None: OLDER_THAN_DAYS.
+        keep: as for `removable`; None: KEEP.
         dry_run: remove nothing.
 
     Raises:
@@ -69,7 +70,7 @@ def clean(
 def _remove_all(
     gone: Sequence[Run], *, dry_run: bool
 ) -> tuple[list[tuple[Run, int]], list[tuple[Run, str]], int]:
-    """Remove runs; return those removed, those that failed, and how many locks were held."""
+    """Remove runs; return the removed ones, the failed ones, and the number of held locks."""
     removed, failed, held = [], [], 0
     for run in gone:
         taken = size(run)
@@ -80,7 +81,7 @@ def _remove_all(
             removed.append((run, taken))
         except file_lock.HeldError:
             held += 1
-        except FileNotFoundError:  # somebody else cleans as well
+        except FileNotFoundError:  # another process is cleaning, too
             continue
         except OSError as error:
             failed.append((run, error.strerror or str(error)))
@@ -88,10 +89,10 @@ def _remove_all(
 
 
 def locked(run: Run) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which no process has this run's lock but ours.
+    """Return a context in which only our process has this run's lock.
 
-    Entering it raises HeldError where another process has the lock, and OSError where it cannot be
-    taken. A run that never made a lock file has none.
+    Entering it raises HeldError if another process has the lock, and OSError if it cannot be taken.
+    A run without a lock file has no lock.
     """
     path = os.path.join(run.path, LOCK_FILE)
     if not os.path.lexists(path):
@@ -100,10 +101,10 @@ def locked(run: Run) -> contextlib.AbstractContextManager[None]:
 
 
 def check_cleaned(done: Cleaned) -> None:
-    """Raise where something could not be removed.
+    """Raise if something could not be removed.
 
     Raises:
-        UnavailableError: names the first of them.
+        UnavailableError: the message names the first of them.
     """
     if done.failed:
         run, why = done.failed[0]
@@ -115,13 +116,13 @@ def check_cleaned(done: Cleaned) -> None:
 def removable(
     found: Sequence[Run], now_s: float, *, older_than_days: float, keep: int
 ) -> tuple[Run, ...]:
-    """Return the runs that are over and neither new nor among the newest.
+    """Return the ended runs that are neither young nor among the newest.
 
     Args:
-        found: newest first.
+        found: the runs, newest first.
         now_s: seconds since the epoch.
-        older_than_days: a run with an event since then stays.
-        keep: so many of the newest stay.
+        older_than_days: a run with an event in so many last days stays.
+        keep: number of the newest runs that stay.
     """
     return tuple(
         run
@@ -140,7 +141,7 @@ def mine(run: Run) -> bool:
 
 
 def size(run: Run) -> int:
-    """Return the bytes of the disk that a run's directory takes; no link is followed."""
+    """Return the disk space of a run's directory in bytes; links are not followed."""
     total = 0
     for place, directories, files in os.walk(run.path):
         for name in (*directories, *files):
@@ -154,16 +155,17 @@ def size(run: Run) -> int:
 def remove(run: Run) -> None:
     """Remove a run's directory and nothing that a link in it leads to.
 
-    What makes it a run goes last: one that could only be removed in part is still listed.
+    The files that mark it as a run go last, so a partly removed run is still listed.
 
     Raises:
-        OSError: it, or a part of it, cannot be removed; it is not ours or no longer a run's.
+        OSError: the directory, or a part of it, cannot be removed, is not ours or is no run's any
+            more.
     """
     paths.remove_dir(run.path, _empty)
 
 
 def _empty(descriptor: int) -> None:
-    """Remove what is in a run's open directory, wherever its name may lead by now."""
+    """Remove the content of a run's open directory, wherever its name now leads."""
     if os.fstat(descriptor).st_uid != os.geteuid():
         raise PermissionError(1, "it is another user's")
     names = os.listdir(descriptor)

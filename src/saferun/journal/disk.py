@@ -1,7 +1,7 @@
-"""Work on a disk that may not answer: done in a thread that is waited for a bounded time.
+"""Work on a disk that may not answer, done in a thread with a limited wait.
 
-No call of a dead NFS mount can be interrupted, so the thread may stay behind. It takes no signal
-and does not keep the process from ending.
+A call on a dead NFS mount cannot be interrupted, so the thread may stay. It handles no signal and
+does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Callable
 
 
 class BoundedDisk:
-    """Does one piece of work at a time and waits for it only so long."""
+    """Do one piece of work at a time, and wait for it only for a limited time."""
 
     def __init__(self) -> None:
         self._unfinished: _thread.LockType | None = None
 
     def busy(self) -> bool:
-        """Return whether work that was no longer waited for is still being done."""
+        """Return whether earlier work is still running after its wait ended."""
         if self._unfinished is not None and not self._unfinished.acquire(False):
             return True
         self._unfinished = None
         return False
 
     def do(self, work: Callable[[], None], limit_s: float) -> OSError | None:
-        """Return None where the work was done, else why not (ETIMEDOUT: it hangs)."""
+        """Do the work; return None if it was done, else the error (ETIMEDOUT: it hangs)."""
         if self.busy():
             return OSError(errno.ETIMEDOUT, "the disk does not answer")
         problems: list[OSError] = []
@@ -41,11 +41,11 @@ class BoundedDisk:
 
 
 def _start(work: Callable[[], None], problems: list[OSError], done: _thread.LockType) -> None:
-    """Start a thread with signals blocked: those are for the thread that waits for them."""
+    """Start a thread with signals blocked, so that only the main thread gets them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32))
     try:
         _thread.start_new_thread(_run, (work, problems, done))
-    except RuntimeError:  # no thread can be started: better unbounded than not at all
+    except RuntimeError:  # no thread can be started: better without a limit than not at all
         _run(work, problems, done)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -56,20 +56,20 @@ def _run(work: Callable[[], None], problems: list[OSError], done: _thread.LockTy
         work()
     except OSError as error:
         problems.append(error)
-    except Exception as error:  # our fault; the job matters more than its record
+    except Exception as error:  # our own fault; the job matters more than its record
         problems.append(OSError(errno.EIO, f"{type(error).__name__}: {error}"))
     finally:
         done.release()
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all of the content; write(2) may take less at a time."""
+    """Write the whole content; write(2) may write less at a time."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def close(descriptor: int) -> None:
-    """Close a descriptor; -1 stands for none."""
+    """Close a descriptor; -1 means none."""
     if descriptor >= 0:
         os.close(descriptor)

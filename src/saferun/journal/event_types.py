@@ -1,4 +1,4 @@
-"""The events of a run: what the writer is given, and what the reader returns, one type for each.
+"""The events of a run: input of the writer and result of the reader, one type for each kind.
 
 The fields stand in a line of events.jsonl under their names, in their order. A line of an
 AttemptOutcome has the names in _OF_OUTCOME: fields of its diagnosis and decision stand among its
@@ -22,20 +22,20 @@ class AttemptBegun(NamedTuple):
 
     attempt: int
     mitigations: tuple[str, ...]
-    by: ProcessRecord | None  # saferun's; None where it is missing
-    left: int | None = None  # attempts that can follow it without progress; None: not known
-    gpus: int | None = None  # this machine's, visible to the job; None where it is not known
-    price_per_gpu_hour: float | None = None  # as the profile has it
+    by: ProcessRecord | None  # saferun's process; None if missing
+    left: int | None = None  # attempts that can follow without progress; None: unknown
+    gpus: int | None = None  # GPUs of this machine that the job sees; None if unknown
+    price_per_gpu_hour: float | None = None  # from the profile
     versions: tuple[str, ...] = ()  # "saferun 1.0.0", "torch 2.13.0+cpu"
-    gpu_names: tuple[str, ...] = ()  # each once
-    checkpoint: str = ""  # the one that `retry.resume` has it go on from
+    gpu_names: tuple[str, ...] = ()  # each name once
+    checkpoint: str = ""  # the checkpoint from which `retry.resume` continues
 
 
 class WorkersBegun(NamedTuple):
     """The workers of a run are about to start."""
 
     count: int  # type: ignore[assignment]  # the word on disk; a tuple has a method of that name
-    by: ProcessRecord | None  # see AttemptBegun
+    by: ProcessRecord | None  # as in AttemptBegun
 
 
 class WorkerBegun(NamedTuple):
@@ -60,7 +60,7 @@ class Preflight(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """Something was done for the GPUs after a failure."""
+    """A recovery of the GPUs was made after a failure."""
 
     findings: tuple[Finding, ...]
 
@@ -69,7 +69,7 @@ class NodesMet(NamedTuple):
     """The nodes of a run agreed on an attempt: inject/node/node_agreement.Agreement."""
 
     action: str
-    attempt: int  # the one for which they met
+    attempt: int  # the attempt for which they met
     mitigations: list[str]
     root: Report | None
     why: str
@@ -87,7 +87,7 @@ class Hang(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Ranks wait for another one that is silent; or, without a line, they do so no more."""
+    """Ranks wait for a silent rank; without a line, they wait no more."""
 
     line: str  # who waits for whom, for people
     silent_s: float
@@ -95,28 +95,28 @@ class Stall(NamedTuple):
 
 
 class LossLost(NamedTuple):
-    """A training's loss is not a number any more: diagnosis/evidence.NoNumber."""
+    """A training's loss is not a number any more, as in diagnosis/evidence.NoNumber."""
 
     line: str  # for people
     value: str
     step: int | None
     good: str
     good_step: int | None
-    checkpoint: str | None  # the newest one of the run from before that
+    checkpoint: str | None  # the run's newest one from before that
 
 
 class SlowRank(NamedTuple):
-    """The others wait for one rank in nearly every collective: diagnosis/slow_rank.Slow."""
+    """The others wait for one rank in nearly every collective, as in diagnosis/slow_rank.Slow."""
 
     line: str  # for people
     rank: int
-    share: float  # of the job's time that it costs
-    collectives: int  # so many were compared
-    facts: tuple[str, ...]  # what its GPU and its CPU show beside the others'
+    share: float  # part of the job's time that it costs
+    collectives: int  # number of compared ones
+    facts: tuple[str, ...]  # differences of its GPU and CPU from the others'
 
 
 class Recycled(NamedTuple):
-    """The process of an attempt is replaced, as it asked: recycling.Request."""
+    """The process of an attempt is replaced at its own request, as in recycling.Request."""
 
     attempt: int
     why: str
@@ -125,22 +125,22 @@ class Recycled(NamedTuple):
 
 
 class PlanChanged(NamedTuple):
-    """The plan of a later attempt, as planning/view.as_json has it."""
+    """The plan of a later attempt, in the form of planning/view.as_json."""
 
     plan: dict[str, Any]
 
 
 class Fault(NamedTuple):
-    """A fault of saferun's own; the job goes on."""
+    """A fault of saferun itself; the job continues."""
 
     what: str
     traceback: str
 
 
 class RunEnded(NamedTuple):
-    """The run is over, or one of its workers is."""
+    """The run, or one of its workers, has ended."""
 
-    status: int | None  # exit status; None after a fault of saferun's own
+    status: int | None  # exit status; None after a fault of saferun itself
     reason: str
     advice: str = ""  # how often the job should save
     asked: bool = False  # a signal from outside ended it
@@ -196,7 +196,7 @@ EventFacts: TypeAlias = (
 
 
 def as_line(facts: EventFacts) -> dict[str, Any]:
-    """Return what a line has of an event, as JSON knows it."""
+    """Return the fields of an event's line, as values for JSON."""
     found = as_tree(facts)
     if isinstance(facts, AttemptOutcome):
         found |= found["diagnosis"] | found["decision"]

@@ -1,7 +1,8 @@
-"""The events of a run, as events.jsonl has them: read tolerantly, typed once.
+"""The events of a run, read tolerantly from events.jsonl and typed once.
 
-A journal may be cut, garbage, half of a full disk's, another user's or still being written. What a
-field does not hold in its type is unknown (None, "", empty), and nothing here fails for it.
+A journal may be cut, garbage, half written on a full disk, another user's or still being written. A
+field without a value of its type is unknown (None, "", empty), and nothing here fails because of
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from saferun.system.procfs import ProcessRecord
 T = TypeVar("T")
 
 FILE = "events.jsonl"
-_READ_PIECES = 64  # MiB of an events.jsonl that are read
+_READ_PIECES = 64  # most MiB of an events.jsonl that are read
 _MAX_AT = 253_402_214_400.0  # the year 9999: later times cannot be shown
 
 
@@ -41,13 +42,13 @@ class Event(NamedTuple):
     status: int | None  # exit status
     reason: str
     asked: bool  # a signal from outside ended the run
-    lost: int  # events before it that the disk did not take
-    worker: int | None  # the one of several; None for what concerns the whole run
+    lost: int  # number of events before it that the disk did not take
+    worker: int | None  # number of the worker; None if it concerns the whole run
     facts: EventFacts | None  # the fields of its kind; None for an unknown kind
 
 
 def read(run_path: str) -> tuple[Event, ...]:
-    """Return the events of the run in this directory, in the order in which they were written."""
+    """Return the events of the run in a directory, in the order in which they were written."""
     return tuple(_typed(raw) for raw in read_raw(os.path.join(run_path, FILE)))
 
 
@@ -89,19 +90,23 @@ def _readers(kind: Callable[..., object]) -> list[tuple[str, Callable[[object], 
 
 
 def read_raw(path: str) -> list[dict[str, Any]]:
-    """Return the events of an events.jsonl as JSON has them, whatever was cut off or mixed in.
+    """Return the events of an events.jsonl as JSON objects, whatever was cut off or mixed in.
 
-    Lines that are no event are skipped. Where a line was cut and another was appended to it, the
-    other one is read. A file that cannot be read, or is no regular file, has no events.
+    Lines that are no event are skipped. If another line was appended to a cut one, the appended
+    line is read. An unreadable file, or one that is no regular file, has no events.
     """
     events = (_event(line) for line in content(path).split(b"\n") if line)
     return [event for event in events if event is not None]
 
 
 def content(path: str, most: int = _READ_PIECES) -> bytes:
-    """Return what is in a file of anybody's journal: at most so many MiB.
+    """Return the content of a file in anybody's journal, up to a number of MiB.
 
-    Nothing is in one that cannot be read, is no regular file or is a link to one.
+    The content is empty if the file cannot be read, is no regular file or is a link.
+
+    Args:
+        path: the file's path.
+        most: the most MiB that are read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -151,7 +156,7 @@ def text(value: object) -> str:
 
 
 def strings(value: object) -> tuple[str, ...]:
-    """Return the texts of a list, else nothing."""
+    """Return the texts in a list, else ()."""
     return tuple(v for v in value if isinstance(v, str)) if isinstance(value, list) else ()
 
 
@@ -177,7 +182,7 @@ def _records(kind: Callable[..., T]) -> Callable[[object], tuple[T, ...]]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether it is a number, and not NaN."""
+    """Return whether a value is a number other than NaN."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
@@ -190,7 +195,7 @@ def _hosts(value: object) -> dict[str, str]:
 
 
 _KINDS: dict[str, Callable[..., EventFacts]] = {name: kind for kind, name in NAMES.items()}
-# How a field is read, by its type.
+# The reader of a field, by its type.
 _AS: dict[object, Callable[[object], object]] = {
     bool: lambda value: value is True,
     int: lambda value: count(value) or 0,

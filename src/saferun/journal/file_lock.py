@@ -1,15 +1,15 @@
-"""Locks between processes on files of ours, by the filelock package, with a bounded wait.
+"""Locks between processes on saferun's files, by the filelock package, with a limited wait.
 
-For what is written rarely and off the launch path (importing filelock takes 25 ms). Wherever torch
-is installed filelock is, too (torch depends on it), so the generated bash script may rely on it. On
-Linux a FileLock is an exclusive flock(2), which also holds between the nodes of an NFS mount. Where
-the file system has no flock(2) (Lustre mounted without `-o flock`: ENOSYS), the existence of a file
-with pid and host is the lock (SoftFileLock). filelock 4 breaks one on proof, by its own host (4.1,
-the last for Python 3.10, does not take it at once); where a machine went down with it, or with an
-older filelock, the file has to be removed by hand, and the error says so.
+They are for files that are written rarely and not during a launch (importing filelock takes 25 ms).
+torch depends on filelock, so the generated bash script may rely on it. On Linux a FileLock is an
+exclusive flock(2), which also works between the nodes of an NFS mount. If the file system has no
+flock(2) (Lustre mounted without `-o flock`: ENOSYS), the existence of a file with pid and host is
+the lock (SoftFileLock). On the host that made it, filelock 4 breaks a proven stale one (4.1, the
+last for Python 3.10, does not take it in the same attempt). If that machine has gone down, or with
+an older filelock, the file must be removed by hand, and the error says so.
 
-The GPU locks (gpu/lock/gpu_locks.py) and the claims on compile caches (gpu/orphans.py) have reasons
-of their own for using flock(2) directly; they stand there.
+The GPU locks (gpu/lock/gpu_locks.py) and the claims on compile caches (gpu/orphans.py) use flock(2)
+directly, for reasons that are given there.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:  # it imports asyncio, which a launch would wait for
 
 
 class HeldError(OSError):
-    """Another process has the lock, and had it for as long as we waited."""
+    """Another process held the lock during our whole wait."""
 
 
 @contextlib.contextmanager
 def exclusive(path: str, wait_s: float) -> Iterator[None]:
-    """Hold the lock on a file for the time of a `with` block.
+    """Hold the lock on a file during a `with` block.
 
     Args:
-        path: the lock file; made 0600 where it is missing, and left there.
-        wait_s: the most seconds to wait for another process; 0: one attempt.
+        path: the lock file; created with mode 0600 if it is missing, and left there.
+        wait_s: longest wait for another process, in seconds; 0: one attempt.
 
     Raises:
-        HeldError: another process has it.
-        OSError: there can be no lock here: a read-only file system, no permission.
+        HeldError: another process has the lock.
+        OSError: no lock is possible here: a read-only file system, no permission.
     """
     lock = _acquire(path, wait_s)
     try:
@@ -54,16 +54,16 @@ def exclusive(path: str, wait_s: float) -> Iterator[None]:
 def _acquire(path: str, wait_s: float) -> BaseFileLock:
     from filelock import FileLock, SoftFileLock, Timeout  # 25 ms: it imports asyncio
 
-    # A FileLock without flock(2) would empty what is there before it says so.
+    # Without flock(2) a FileLock would empty the existing file before it reports that.
     kind = FileLock if _has_flock(os.path.dirname(path) or ".") else SoftFileLock
     lock = kind(path, timeout=wait_s, mode=0o600)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # filelock warns of a lock that it breaks
+        warnings.simplefilter("ignore")  # filelock warns about a lock that it breaks
         for broken in (False, True):
             try:
                 lock.acquire()
                 break
-            except Timeout:  # filelock 4.1 may have broken it just now
+            except Timeout:  # filelock 4.1 may have just broken it
                 if broken or os.path.lexists(path):
                     raise HeldError(errno.EAGAIN, f"another process holds {path}", path) from None
     return lock
@@ -73,7 +73,7 @@ def _has_flock(directory: str) -> bool:
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return True  # the lock itself says what is wrong
+        return True  # the lock itself reports the error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

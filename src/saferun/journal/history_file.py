@@ -1,7 +1,7 @@
-"""A history of a user's: one small file below the state directory, read whole and replaced whole.
+"""A user's history: one small file in the state directory, read and replaced as a whole.
 
-Reading takes no lock: a reader sees the old file or the new one. Whoever changes it reads, changes
-and writes under one lock (file_lock.py), or what another run wrote in between would be lost. What
+Reading takes no lock: a reader sees the old file or the new one. A change reads, edits and writes
+under one lock (file_lock.py), since another run's write in between would be lost. A file that
 cannot be read or written fails no run.
 """
 
@@ -20,9 +20,9 @@ from saferun.model import as_tree
 from saferun.system import paths
 
 SCHEMA = 1
-ENTRIES = 500  # the newest are kept
-LOCK_S = 5.0  # the most seconds that a change waits for other processes' changes, which take ms
-DISK_S = 8.0  # … and that it waits for all of it: a dead NFS mount never answers
+ENTRIES = 500  # number of newest ones that are kept
+LOCK_S = 5.0  # longest wait of a change for other processes' changes, which take ms
+DISK_S = 8.0  # … and for the whole change: a dead NFS mount never answers
 
 
 class Dated(Protocol):
@@ -30,7 +30,7 @@ class Dated(Protocol):
 
     @property
     def at(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
 
 
 T = TypeVar("T", bound=Dated)
@@ -40,20 +40,21 @@ class HistoryFile(Generic[T]):
     """One history.
 
     Args:
-        name: of the file, without its ending, and of what it holds.
-        key: under which the file has the entries.
-        entry: makes one of what JSON has; raises ValueError, TypeError, KeyError or AttributeError.
+        name: name of the file, without its suffix, and of its content.
+        key: JSON key of the entries in the file.
+        entry: makes an entry from a JSON value; raises ValueError, TypeError, KeyError or
+            AttributeError.
     """
 
     def __init__(self, name: str, key: str, entry: Callable[[Mapping[str, Any]], T]) -> None:
         self._name, self._key, self._entry = name, key, entry
 
     def path(self, environ: Mapping[str, str]) -> str:
-        """Return where the user's history is kept."""
+        """Return the path of the user's history."""
         return os.path.join(paths.state_dir(environ), f"{self._name}.json")
 
     def load(self, environ: Mapping[str, str]) -> tuple[T, ...]:
-        """Return the whole history; nothing where the file is missing, cut or not ours."""
+        """Return the whole history; () if the file is missing, cut or not ours."""
         content = paths.read_private(self.path(environ))
         try:
             document = json.loads(content or b"null")
@@ -66,14 +67,14 @@ class HistoryFile(Generic[T]):
     def change(
         self, environ: Mapping[str, str], edit: Callable[[tuple[T, ...]], tuple[T, ...]]
     ) -> tuple[T, ...]:
-        """Read, change and write the history as one step that no other process divides.
+        """Read, change and write the history as one atomic step between processes.
 
         Args:
-            environ: tells where the history is kept.
-            edit: returns the entries to keep, of those that there are; called in another thread.
+            environ: variables that give the history's directory.
+            edit: function from all entries to those to keep; called in another thread.
 
         Returns:
-            The entries as they were before.
+            The entries before the change.
 
         Raises:
             OSError: nothing was changed: another process holds the lock (after LOCK_S), the
@@ -99,10 +100,10 @@ class HistoryFile(Generic[T]):
     def forget(
         self, environ: Mapping[str, str], edit: Callable[[tuple[T, ...]], tuple[T, ...]]
     ) -> tuple[T, ...]:
-        """Change the history since the user asked for it; arguments and result are those of change.
+        """Change the history at the user's request; arguments and result are those of `change`.
 
         Raises:
-            UnavailableError: it cannot be changed.
+            UnavailableError: the history cannot be changed.
         """
         try:
             return self.change(environ, edit)

@@ -1,7 +1,7 @@
-"""The history of mitigations: those that led to success, for the next start of the same script on
-the same machine.
+"""The history of mitigations that led to success.
 
-Without it, a run starts as the first one did.
+It serves the next start of the same script on the same machine. Without it, a run starts as the
+first one did.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from saferun.journal.history_file import HistoryFile
 from saferun.profile.schema import nearest
 from saferun.system.redact import Masker
 
-RETRY_WITHOUT_S = 7 * 24 * 3600.0  # a mitigation that costs is tried without again after this time
-KEPT_S = 3600.0  # so long after a mitigation was kept the same one is not kept again
+RETRY_WITHOUT_S = 7 * 24 * 3600.0  # after this time a run is tried without a mitigation that costs
+KEPT_S = 3600.0  # within this time the same mitigation is not stored again
 
 
 class Key(NamedTuple):
-    """What a mitigation holds for; with another value in any field it is not found."""
+    """The case of a mitigation; with another value in any field it is not used."""
 
-    script: str  # its real path, or a module's name
+    script: str  # real path, or a module's name
     gpu: str  # the GPUs' product names; "" without a GPU
-    torch: str  # "2.13.0+cpu"; "" where unknown
-    driver: str  # "570.86.15"; "" where unknown
+    torch: str  # "2.13.0+cpu"; "" if unknown
+    driver: str  # "570.86.15"; "" if unknown
 
 
 class Entry(NamedTuple):
@@ -53,14 +53,14 @@ path, load, change = HISTORY.path, HISTORY.load, HISTORY.change
 
 
 def keep(environ: Mapping[str, str], new: Iterable[Entry]) -> None:
-    """Add mitigations that helped, unless they have just been added: all nodes of a run do so.
+    """Add mitigations that helped, unless they were just added: all nodes of a run do so.
 
     Args:
-        environ: tells where the history is kept.
-        new: what helped, and when.
+        environ: variables that give the history's directory.
+        new: mitigations that helped, with their times.
 
     Raises:
-        OSError: they are not there, and cannot be added.
+        OSError: they are missing, and cannot be added.
     """
     entries = tuple(new)
 
@@ -71,7 +71,7 @@ def keep(environ: Mapping[str, str], new: Iterable[Entry]) -> None:
         return
     try:
         change(environ, with_them)
-    except OSError:  # the lock of a thousand nodes that end at once
+    except OSError:  # a thousand nodes that end at once compete for the lock
         if not _holds_all(load(environ), entries):
             raise
 
@@ -83,12 +83,12 @@ def _holds_all(known: Entries, new: Entries) -> bool:
 
 
 def recall(entries: Iterable[Entry], key: Key, arguments: tuple[str, ...], now_s: float) -> Entries:
-    """Return what is to be applied from the start, oldest first.
+    """Return the mitigations to apply from the start, oldest first.
 
     Args:
         entries: the history.
-        key: that of the run which starts.
-        arguments: its script's.
+        key: the case of the run that starts.
+        arguments: its script's arguments.
         now_s: seconds since the epoch.
     """
     return tuple(
@@ -103,12 +103,13 @@ def _holds(entry: Entry, arguments: tuple[str, ...], now_s: float) -> bool:
 
 
 def merge(entries: Iterable[Entry], new: Iterable[Entry]) -> Entries:
-    """Return the entries with the new ones in the place of those for the same case.
+    """Return the entries, in which new ones replace those for the same case.
 
     Args:
         entries: the history.
-        new: mitigations that were chosen in this run. One that was applied from the history is not
-            among them: it keeps its time, or one that costs would never be tried without again.
+        new: mitigations that were chosen in this run. They do not include those applied from the
+            history, which keep their times: otherwise a run would never be tried again without a
+            mitigation that costs.
     """
     kept = {(e.key, e.mitigation, e.arguments): e for e in entries}
     kept.update({(e.key, e.mitigation, e.arguments): e for e in new})
@@ -128,15 +129,15 @@ def listed(environ: Mapping[str, str]) -> Entries:
 
 
 def clear(environ: Mapping[str, str], script: str | None, cwd: str) -> Entries:
-    """Remove the mitigations of a script, or all of them; return what was removed.
+    """Remove the mitigations of a script, or all of them; return the removed ones.
 
     Args:
-        environ: tells where the history is kept.
-        script: its path, or a module's name; None for all.
-        cwd: where a relative path starts.
+        environ: variables that give the history's directory.
+        script: the script's path, or a module's name; None for all.
+        cwd: the directory that a relative path starts from.
 
     Raises:
-        UsageError: there is none for this script.
+        UsageError: there are none for this script.
         UnavailableError: the history cannot be changed.
     """
 

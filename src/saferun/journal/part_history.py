@@ -1,7 +1,7 @@
-"""The history of parts: which GPUs and hosts had failures of the machine in a user's last runs.
+"""The history of parts: GPUs and hosts whose failures ended a user's last runs.
 
-A bad card fails again and again, in whatever job gets it.
-A run is kept where a part of it failed; one that went well is kept where its parts failed before.
+A bad card fails repeatedly, in any job that gets it. A run is stored if one of its parts failed; a
+successful run is stored if one of its parts failed before.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from saferun.errors import UsageError
 from saferun.journal.history_file import HistoryFile
 from saferun.model import NOTE, Finding, Gpu
 
-LAST, BAD = 5, 2  # of its last five runs a part fails in two: it is named
-COUNTS_S = 60.0  # a run that went well counts from this length on: a typo says nothing of a GPU
-# Kinds of failures that are the machine's: of the GPU of the rank, where that is known, or of the
-# host. A hang is one where a single rank of several is elsewhere.
+LAST, BAD = 5, 2  # a part that fails in two of its last five runs is named
+COUNTS_S = 60.0  # a shorter successful run does not count: a typo proves nothing about a GPU
+# Kinds of failures that the machine causes: the rank's GPU, if known, or the host. A hang counts if
+# a single rank of several is elsewhere.
 OF_GPU = (
     *("gpu-ecc-uncorrectable", "gpu-lost", "gpu-link-failed", "gpu-p2p-corrupt"),
     *("cuda-launch-failure", "cuda-launch-timeout", "cuda-illegal-access-sporadic"),
@@ -33,8 +33,8 @@ class RunOfParts(NamedTuple):
     run: str
     at: float  # its end, in seconds since the epoch
     host: str
-    gpus: tuple[str, ...]  # UUIDs of those that it saw
-    failed: Mapping[str, str]  # UUID -> kind of the failure; "" for the host's
+    gpus: tuple[str, ...]  # UUIDs of the GPUs that it saw
+    failed: Mapping[str, str]  # UUID -> kind of the failure; "" for the host
 
 
 class Failure(NamedTuple):
@@ -50,17 +50,17 @@ class Part(NamedTuple):
 
     gpu: str  # UUID; "" for the host itself
     host: str
-    failures: tuple[Failure, ...]  # in its last runs, the oldest first
-    runs: int  # its last ones, LAST at the most
+    failures: tuple[Failure, ...]  # failures in its last runs, the oldest first
+    runs: int  # number of its last runs, at most LAST
 
     @property
     def name(self) -> str:
-        """The GPU's UUID, or the host's name."""
+        """Return the GPU's UUID, or the host's name."""
         return self.gpu or self.host
 
     @property
     def is_named(self) -> bool:
-        """Whether it has failed often enough to be named before a job begins."""
+        """Return whether it has failed often enough to be named before a job begins."""
         return len(self.failures) >= BAD
 
 
@@ -78,15 +78,15 @@ path, load, change = HISTORY.path, HISTORY.load, HISTORY.change
 
 
 def keep(environ: Mapping[str, str], ended: RunOfParts, lived_s: float) -> None:
-    """Add a run that has ended, where it tells something of its parts.
+    """Add an ended run if it proves something about its parts.
 
     Args:
-        environ: tells where the history is kept.
+        environ: variables that give the history's directory.
         ended: the run.
-        lived_s: how long its last attempt lived.
+        lived_s: how long its last attempt lived, in seconds.
 
     Raises:
-        OSError: it cannot be added.
+        OSError: the run cannot be added.
     """
     if not ended.failed and (lived_s < COUNTS_S or not of(load(environ), ended.host, ended.gpus)):
         return
@@ -94,9 +94,9 @@ def keep(environ: Mapping[str, str], ended: RunOfParts, lived_s: float) -> None:
 
 
 def of(known: Iterable[RunOfParts], host: str, gpus: Collection[str]) -> list[Part]:
-    """Return the parts of a machine that have failed in their last runs, GPUs first.
+    """Return the parts of a machine that failed in their last runs, GPUs first.
 
-    A failure of a GPU that is to be named is not counted for its host as well.
+    The failures of a GPU that is named do not count for its host, too.
 
     Args:
         known: the history.
@@ -120,11 +120,11 @@ def _part(gpu: str, host: str, runs: Sequence[RunOfParts], guilty: Collection[st
 
 
 def sentence(part: Part, number: int | None = None) -> str:
-    """Return what is said of a part before a job begins.
+    """Return the message about a part before a job begins.
 
     Args:
-        part: it is named.
-        number: the GPU's index in nvidia-smi; None where it is not known.
+        part: a part that is named.
+        number: the GPU's index in nvidia-smi; None if unknown.
     """
     times = [
         f"{one.kind} on {time.strftime('%Y-%m-%d', time.localtime(one.at))} (run {one.run})"
@@ -137,11 +137,11 @@ def sentence(part: Part, number: int | None = None) -> str:
 
 
 def findings(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]:
-    """Return a note for each part of this machine that has failed again and again.
+    """Return a note for each part of this machine that has failed repeatedly.
 
     Args:
-        environ: tells where the history is kept.
-        gpus: those that a job would see.
+        environ: variables that give the history's directory.
+        gpus: the GPUs that a job would see.
     """
     if not os.path.exists(path(environ)):
         return []
@@ -162,14 +162,14 @@ def listed(known: Runs) -> list[Part]:
 
 
 def clear(environ: Mapping[str, str], name: str | None) -> Runs:
-    """Forget the failures of a GPU or a host, or all of them; return the runs that had them.
+    """Forget the failures of a GPU or a host, or all of them; return the runs that had any.
 
     Args:
-        environ: tells where the history is kept.
+        environ: variables that give the history's directory.
         name: the GPU's UUID or its beginning, or the host's name; None for all.
 
     Raises:
-        UsageError: nothing of it is in the history.
+        UsageError: the history has nothing about it.
         UnavailableError: the history cannot be changed.
     """
 

@@ -1,8 +1,8 @@
-"""What ranks wrote for the journal, masked: exceptions, receipts, requests and finished trials.
+"""The ranks' files in the journal, masked: exceptions, receipts, requests and finished trials.
 
-A rank knows no secrets but its own, so it writes what it has as it is. At the attempt's end, before
-anything is concluded from the files, they are masked where they are: whole texts, since a single
-line does not show that the lines above it named a password.
+A rank knows only its own secrets, so it writes without masking. At the attempt's end, before any
+use of the files, they are masked in place: as whole texts, since a single line does not show that
+the lines above it named a password.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from saferun.inject import contract
 from saferun.system import paths
 
 _NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}(\.[a-z.]+)", re.ASCII)
-RECEIPTS, ERRORS = ".jsonl", ".error.json"  # how names end
-MAX_BYTES = 1 << 20  # the most of each file; what is longer is cut
-_ERROR_FILES = 256  # the most that are read: enough for the earliest exceptions of a large job
+RECEIPTS, ERRORS = ".jsonl", ".error.json"  # suffixes of names
+MAX_BYTES = 1 << 20  # limit for each file; longer ones are cut
+_ERROR_FILES = 256  # most files that are read: enough for the earliest exceptions of a large job
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -30,16 +30,16 @@ class RankFile(NamedTuple):
 
     name: str
     restart: int  # torchrun's own restarts within the attempt
-    rank: int | None  # None: no rank of a group
+    rank: int | None  # None: not a rank of a group
 
 
 def of_attempt(directory: str | None, attempt: int, *endings: str) -> list[RankFile]:
-    """Return the files that the processes of an attempt have left.
+    """Return the files that the processes of an attempt left.
 
     Args:
-        directory: the one of the receipts; None where there is none.
+        directory: the directory of the receipts; None if there is none.
         attempt: the number of the attempt.
-        endings: of the names that count.
+        endings: suffixes of the wanted names.
     """
     try:
         names = os.listdir(directory) if directory else []
@@ -54,12 +54,12 @@ def of_attempt(directory: str | None, attempt: int, *endings: str) -> list[RankF
 
 
 def mask(directory: str | None, attempt: int, masked: Callable[[str], str]) -> None:
-    """Mask what the ranks of an attempt wrote; a file that cannot be masked is removed.
+    """Mask the files of an attempt's ranks; a file that cannot be masked is removed.
 
     Args:
-        directory: the one of the receipts; None where there is none.
+        directory: the directory of the receipts; None if there is none.
         attempt: the number of the attempt.
-        masked: returns a text without secrets.
+        masked: function that returns a text without secrets.
     """
     for file in of_attempt(directory, attempt, RECEIPTS, ERRORS, contract.RECYCLE):
         path = os.path.join(directory or "", file.name)
@@ -70,14 +70,14 @@ def mask(directory: str | None, attempt: int, masked: Callable[[str], str]) -> N
 
 
 def mask_trials(state: str | None, masked: Callable[[str], str], start: int) -> int:
-    """Mask the finished trials that an attempt has added; return where the next one's begin.
+    """Mask the finished trials that an attempt has added; return where the next ones begin.
 
     Args:
-        state: the directory that the run's processes share; None where there is none.
-        masked: returns a text without secrets.
-        start: what comes before has been masked, in bytes.
+        state: the directory that the run's processes share; None if there is none.
+        masked: function that returns a text without secrets.
+        start: offset in bytes up to which the file is masked.
     """
-    from saferun.journal import trials  # loads the journal's events, which `plan` does without
+    from saferun.journal import trials  # imports the journal's events, which `plan` does not need
 
     path = os.path.join(state or "", trials.FILE)
     if state is None or not os.path.lexists(path):
@@ -90,10 +90,10 @@ def mask_trials(state: str | None, masked: Callable[[str], str], start: int) -> 
 
 
 def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
-    """Read the exceptions that ranks wrote to error files, those of their last restart only.
+    """Read the exceptions that ranks wrote to error files, only those of their last restart.
 
     Args:
-        directory: the one of the error files; None where there is none.
+        directory: the directory of the error files; None if there is none.
         attempt: the number of the attempt whose files are read.
     """
     files = of_attempt(directory, attempt, ERRORS)
@@ -109,14 +109,14 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
 
 
 def _mask(path: str, masked: Callable[[str], str], start: int, most: int) -> int:
-    """Rewrite a file in its place, which a full disk allows: what is masked is no longer.
+    """Rewrite a file in place, which works on a full disk: masked text is not longer.
 
     Returns:
-        Its size.
+        The file's size.
 
     Raises:
-        OSError: it cannot be opened or written.
-        ValueError: it is not ours, or is not a file.
+        OSError: the file cannot be opened or written.
+        ValueError: the file is not ours, or not a regular file.
     """
     descriptor = os.open(path, _FLAGS)
     try:
@@ -135,7 +135,7 @@ def _mask(path: str, masked: Callable[[str], str], start: int, most: int) -> int
 
 
 def _clean(content: bytes, masked: Callable[[str], str]) -> bytes:
-    """Return lines of JSON with every text in them masked; what is no JSON is masked as a text."""
+    """Return JSON lines with every text in them masked; any other line is masked as a text."""
     lines = content.split(b"\n")
     trees = list(map(_tree, lines))
     if all(isinstance(tree, bytes) for tree in trees):
@@ -148,13 +148,13 @@ def _clean(content: bytes, masked: Callable[[str], str]) -> bytes:
 
     _walk(trees, collected)
     whole = "\n".join(texts)
-    if masked(whole) == whole:  # nearly always, and 20 times as fast as text by text
+    if masked(whole) == whole:  # nearly always true, and 20 times as fast as masking each text
         return content
     return b"\n".join(_line(*one, masked) for one in zip(lines, trees, strict=True))
 
 
 def _tree(line: bytes) -> Any:
-    """Return what a line means; the line itself where it is no JSON."""
+    """Return the JSON value of a line; the line itself if it is not JSON."""
     try:
         return json.loads(line)
     except ValueError:
@@ -184,4 +184,4 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        return  # it is gone, or not ours
+        return  # the file is gone, or not ours

@@ -1,4 +1,4 @@
-"""Pure: what the ranks of an attempt have left, one row a rank, or a row for those alike."""
+"""Pure: the results of an attempt's ranks, one row for each rank or for equal ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from saferun.inject.rank_differences import ranks_text
 from saferun.journal.receipts import Receipt
 from saferun.system.printable import shortened
 
-_EACH = 16  # up to so many ranks have a row each
+_EACH = 16  # up to so many ranks get a row each
 _ROWS = 40
-_CHARS = 400  # the longest message of an exception, or error of a hook
+_CHARS = 400  # longest message of an exception, or error of a hook
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank, or ranks that are alike."""
+    """One rank, or several equal ranks."""
 
     ranks: str  # "rank 3", "ranks 0-7"
-    pids: tuple[int, ...]  # known of a rank that has a row of its own
-    finished: bool  # its script came to its end
-    error: str  # its exception, as it was recorded; "" for none
+    pids: tuple[int, ...]  # known for a rank with its own row
+    finished: bool  # its script ran to its end
+    error: str  # its recorded exception; "" for none
     hooks: tuple[str, ...]  # "init applied", "compile failed: …"
 
 
@@ -37,11 +37,11 @@ class Ranks:
 
 
 def ranks(receipts: Sequence[Receipt], failures: Iterable[RankFailure]) -> Ranks:
-    """Return what ranks have left; those with an exception first.
+    """Return the ranks' results; ranks with an exception come first.
 
     Args:
-        receipts: the attempt's.
-        failures: the exceptions that its ranks recorded.
+        receipts: the attempt's receipts.
+        failures: exceptions that its ranks recorded.
     """
     latest = max((one.restart for one in receipts if one.rank is not None), default=0)
     by_rank: dict[int, list[Receipt]] = {}

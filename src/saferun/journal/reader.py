@@ -1,7 +1,7 @@
-"""The runs that left a journal: found, named and read.
+"""Find, name and read the runs that have left a journal.
 
-Reads what writer.py writes, by way of events.py: what a broken journal does not tell stays unknown,
-and nothing here fails for it.
+This module reads writer.py's files through events.py: facts missing from a broken journal stay
+unknown, and nothing fails because of them.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ OK, FAILED, RUNNING, INTERRUPTED, UNKNOWN = "ok", "failed", "running", "interrup
 FINISHED = (OK, FAILED, INTERRUPTED)
 LAST = "last"
 DAY_S = 24 * 3600.0
-QUIET_S = DAY_S  # a run whose process is not recorded is over after so long without an event
-MARKS = (events.FILE, "plan.json")  # a directory with one of them is a run's
+QUIET_S = DAY_S  # a run without a recorded process counts as ended after so long without an event
+MARKS = (events.FILE, "plan.json")  # a directory with one of these is a run's
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, as far as its journal tells."""
+    """One run, as far as its journal shows."""
 
     id: str
     path: str
     outcome: str
-    kind: str  # the kind of the failure; "" where none is known
+    kind: str  # kind of the failure; "" if unknown
     status: int | None  # exit status; None while there is none
-    reason: str  # why it was not tried again
+    reason: str  # why no further attempt was made
     started_at: float | None  # seconds since the epoch
-    took_s: float | None  # until now where it runs
-    last_at: float  # seconds since the epoch; when it was last heard of
+    took_s: float | None  # up to now if it is running
+    last_at: float  # time of its last sign of life, in seconds since the epoch
     attempts: int
-    mitigations: tuple[str, ...]  # those of the last attempt
+    mitigations: tuple[str, ...]  # of the last attempt
     script: str
     script_args: tuple[str, ...]
-    process: ProcessRecord  # saferun's; may be empty
-    lost: int  # events that the disk did not take
+    process: ProcessRecord  # saferun's process; may be empty
+    lost: int  # number of events that the disk did not take
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
-    """A plan, as far as its record tells."""
+    """A plan, as far as its record shows."""
 
-    raw: Mapping[str, Any]  # as JSON has it; empty where it cannot be read
+    raw: Mapping[str, Any]  # the JSON object; empty if it cannot be read
     profile: str
     launcher: str
     command: tuple[str, ...]
     script: str
     script_args: tuple[str, ...]
-    env: Mapping[str, Any]  # the values of the variables that it sets
+    env: Mapping[str, Any]  # values of the variables that it sets
     hooks: Mapping[str, Any]
 
 
@@ -71,14 +71,14 @@ class RecordedPlan:
 
 
 def find(base: str, now_s: float) -> tuple[list[Run], int]:
-    """Return all runs, newest first, and how many directories may not be read.
+    """Return all runs, newest first, and the number of directories that may not be read.
 
     Args:
-        base: the directory of all runs; where it is missing there are none.
+        base: the directory of all runs; if it is missing, there are none.
         now_s: seconds since the epoch.
 
     Raises:
-        UnavailableError: it cannot be read.
+        UnavailableError: the directory cannot be read.
     """
     found, closed = [], 0
     for name in names(base):
@@ -93,17 +93,17 @@ def find(base: str, now_s: float) -> tuple[list[Run], int]:
 
 
 def named(base: str, word: str, now_s: float) -> Run:
-    """Return the run with this id, or whose id alone begins so, or the newest for `last`.
+    """Return the run with this id, the only run whose id begins so, or the newest for `last`.
 
     Args:
         base: the directory of runs.
-        word: what the user gave. A path leads to the run's own directory: such is what a failed run
-            says last.
-        now_s: Unix seconds.
+        word: the user's choice. It may be the path of a run's directory, which a failed run prints
+            last.
+        now_s: the present time in Unix seconds.
 
     Raises:
-        UsageError: there is none, or more than one.
-        UnavailableError: it cannot be read.
+        UsageError: there is no such run, or more than one.
+        UnavailableError: the run cannot be read.
     """
     if os.sep in word:
         base, word = os.path.split(word.rstrip(os.sep))
@@ -125,7 +125,7 @@ def named(base: str, word: str, now_s: float) -> Run:
 
 
 def names(base: str) -> list[str]:
-    """Return what may be a run: directories, not hidden, not by a link.
+    """Return the names that may be runs: directories, but no hidden ones and no links.
 
     Raises:
         UnavailableError: the directory of runs cannot be read.
@@ -167,12 +167,12 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 
 
 def read(base: str, name: str, now_s: float) -> Run | None:
-    """Return what a run's journal tells; None for a directory that is no run's.
+    """Return a run from its journal; None if the directory is no run's.
 
     Args:
         base: the directory of runs.
         name: the run's directory in it.
-        now_s: Unix seconds.
+        now_s: the present time in Unix seconds.
 
     Raises:
         PermissionError: the directory may not be read.
@@ -210,7 +210,7 @@ def read(base: str, name: str, now_s: float) -> Run | None:
 
 
 def _attempts(log: Sequence[Event]) -> int:
-    """Return the number of attempts of all workers; replacing a process begins none."""
+    """Return the number of attempts of all workers; a replaced process does not count as one."""
     last: dict[int | None, int] = {}
     for event in log:
         last[event.worker] = max(last.get(event.worker, 0), event.attempt or 0)
@@ -221,7 +221,7 @@ def is_run(path: str) -> bool:
     """Return whether a directory holds a run's journal.
 
     Raises:
-        PermissionError: it may not be looked into.
+        PermissionError: the directory may not be read.
     """
     for mark in MARKS:
         try:
@@ -235,7 +235,7 @@ def is_run(path: str) -> bool:
 
 
 def read_plan(path: str) -> RecordedPlan:
-    """Return the plan of the first attempt of the run in this directory."""
+    """Return the plan of the first attempt of the run in a directory."""
     return recorded(_raw_plan(path))
 
 
@@ -254,11 +254,11 @@ def _raw_plan(path: str) -> Mapping[str, object]:
 
 
 def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
-    """Return how a run ended, and the event that says so."""
+    """Return how a run ended, and the event that shows it."""
     ended, last = _last(log, "end"), _last(log, "ended")
     if ended is None and last is not None and isinstance(last.facts, AttemptOutcome):
         over = last.facts.decision.action in (retry_policy.STOP, retry_policy.DONE)
-        ended = last if over else None  # all that is missing is the event `end`
+        ended = last if over else None  # only the event `end` is missing
     if ended is not None:
         if ended.status == 0:
             return OK, ended
@@ -307,7 +307,7 @@ def _last_begun(log: Sequence[Event]) -> AttemptBegun:
 
 
 def _alive_at(path: str, by: ProcessRecord | None, started_at: float | None) -> float | None:
-    """Return when a run noted last that it lives, in seconds since the epoch; None: not known.
+    """Return when a run last noted that it lives, in seconds since the epoch; None: unknown.
 
     The note is in clock ticks since boot, as the start of its process is.
     """

@@ -1,10 +1,10 @@
-"""The receipts of an attempt's ranks: whether our hooks ran in them, and which failed.
+"""The receipts of an attempt's ranks show whether our hooks ran in them, and which failed.
 
-`-I`, `-E` and `-S` skip `sitecustomize` silently, and so does any program that is no Python. Each
-process that was started as a rank writes a line at its start (inject/bootstrap.py), so that the
-user of a job that ran unguarded gets a message. `read` reads the files; the rest is pure.
+`-I`, `-E` and `-S` skip `sitecustomize` silently, and so does any program that is not Python. Each
+process that was started as a rank writes a line at its start (inject/bootstrap.py), so that users
+learn if their job ran unguarded. `read` reads the files; the rest is pure.
 
-Imported at an attempt's end, never before one starts.
+This module is imported at an attempt's end, never before one starts.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ from saferun.journal.rank_files import RankFile
 from saferun.system import paths
 from saferun.system.printable import printable
 
-MAX_FILE_BYTES = 1 << 16  # read of each file: a rank's own receipt is its first line
-MAX_BYTES = 1 << 26  # read of all files together: a thousand full ones
+MAX_FILE_BYTES = 1 << 16  # most read of each file: a rank's own receipt is its first line
+MAX_BYTES = 1 << 26  # most read of all files together: a thousand full ones
 MAX_LINES = 20_000
 MAX_REPORTED = 3
-_MAX_LOCAL = 4096  # ranks of one machine; beyond that the line cannot be true
-_MAX_ERROR = 200  # characters of one error that are repeated
+_MAX_LOCAL = 4096  # ranks of one machine; a line with more cannot be true
+_MAX_ERROR = 200  # characters of an error that are shown
 _HEAD = ("at", "pid", "rank", "hook", "outcome")
 
 
 class Receipt(NamedTuple):
-    """One line of one process."""
+    """One line of one process's receipt."""
 
     pid: int
-    rank: int | None  # None: no rank of a group
+    rank: int | None  # None: not a rank of a group
     restart: int  # torchrun's own restarts within the attempt
     at: float  # Unix seconds
     hook: str  # "bootstrap", "compile", …
     outcome: str  # contract.APPLIED, …
-    facts: Mapping[str, object]  # what the hook added: open, and written by the job
+    facts: Mapping[str, object]  # the hook's own facts: open, and written by the job
 
 
 # --- reading -----------------------------------------------------------------------------------
 
 
 def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
-    """Return the receipts of an attempt, sorted by restart, rank and pid, then as written.
+    """Return the receipts of an attempt, sorted by restart, rank and pid, then in written order.
 
-    Files that cannot be read or are not ours (links, other users' files) and lines that are no
-    receipts are left out. At most MAX_LINES, MAX_BYTES and MAX_FILE_BYTES of each file are read.
+    Unreadable files, files that are not ours (links, other users' files) and lines that are no
+    receipts are left out. At most MAX_LINES and MAX_BYTES in all, and MAX_FILE_BYTES of each file,
+    are read.
 
     Args:
-        directory: the one of the receipts; None where nothing could be written.
+        directory: the directory of the receipts; None if nothing could be written.
         attempt: the number of the attempt, from 1 on.
     """
     found: list[Receipt] = []
     lines, bytes_left = MAX_LINES, MAX_BYTES
-    # The latest restart first: it is the one that ended the attempt.
+    # The latest restart comes first, since it ended the attempt.
     files = rank_files.of_attempt(directory, attempt, rank_files.RECEIPTS)
     for file in sorted(files, key=lambda file: (-file.restart, file.name)):
         if lines <= 0 or bytes_left <= 0:
@@ -74,9 +75,9 @@ def read(directory: str | None, attempt: int) -> tuple[Receipt, ...]:
 
 
 def started(receipts: Iterable[Receipt]) -> str:
-    """Return how ranks were started where they may be warm; "" where nothing was noted.
+    """Return how ranks were started, if they may be warm; "" if nothing was noted.
 
-    The receipt has what the job's own processes wrote (contract.py, "start").
+    The job's own processes wrote this to the receipt (contract.py, "start").
     """
     texts = [one.facts.get("start") for one in receipts if one.hook == contract.BOOTSTRAP]
     how, _, rest = next((printable(text) for text in texts if isinstance(text, str)), "").partition(
@@ -94,7 +95,7 @@ def started(receipts: Iterable[Receipt]) -> str:
 
 
 def met_at(receipts: Iterable[Receipt]) -> float | None:
-    """Return when the last rank had joined the first process group; None where there was none."""
+    """Return when the last rank had joined the first process group; None if there was none."""
     first: dict[int, float] = {}
     joined = (one for one in receipts if (one.hook, one.outcome) == ("init", contract.APPLIED))
     for one in joined:
@@ -104,9 +105,9 @@ def met_at(receipts: Iterable[Receipt]) -> float | None:
 
 
 def nccl(receipts: Iterable[Receipt]) -> tuple[str, int]:
-    """Return the version of the ranks' NCCL and the size of the job; ("", 0) where that is unknown.
+    """Return the version of the ranks' NCCL and the size of the job; ("", 0) if unknown.
 
-    It is where a rank runs elsewhere: another saferun decides on its variables there.
+    It counts as unknown if a rank runs on another machine, whose saferun decides on its variables.
     """
     seen = {
         one.rank: (one.facts.get("nccl"), one.facts.get("world_size"))
@@ -119,7 +120,7 @@ def nccl(receipts: Iterable[Receipt]) -> tuple[str, int]:
 
 
 def unwritten(directory: str | None, attempt: int) -> bool:
-    """Return whether a receipt is empty since the disk was full: the hooks ran in its process."""
+    """Return whether a receipt is empty because the disk was full: the hooks ran in its process."""
     files = rank_files.of_attempt(directory, attempt, rank_files.RECEIPTS)
     return any(not _content(directory, file, 1) for file in files)
 
@@ -156,7 +157,7 @@ def _is_time(value: object) -> TypeGuard[float]:
 
 
 def finished(receipts: Iterable[Receipt]) -> bool:
-    """Return whether the scripts of all local ranks ended, in the last restart.
+    """Return whether the scripts of all local ranks ran to their end in the last restart.
 
     They ended without an exception, but perhaps by `sys.exit` with any status.
     """
@@ -169,10 +170,10 @@ def finished(receipts: Iterable[Receipt]) -> bool:
 
 
 def missed(receipts: Iterable[Receipt]) -> dict[str, set[int]]:
-    """Return the watched modules that ranks of the last restart loaded past their hooks.
+    """Return the watched modules that ranks of the last restart loaded without their hooks.
 
     Returns:
-        The ranks by module; the set is empty where only processes without a rank did.
+        The ranks by module; the set is empty if only processes without a rank did so.
     """
     receipts = tuple(receipts)
     latest = max((receipt.restart for receipt in receipts), default=0)
@@ -201,15 +202,15 @@ def judge(
     no_python: bool,
     needed: Container[str] = (),
 ) -> tuple[str, ...]:
-    """Return messages for the user about the hooks of an attempt: at most three lines.
+    """Return messages for the user about an attempt's hooks: at most three lines.
 
     Args:
-        receipts: what `read` returned.
-        expects_hooks: hooks were requested for the attempt.
-        ranks_ran: torchrun is known to have started its ranks, and long enough ago (a second) for
-            receipts: when one fails at once, torchrun ends those that have not begun yet.
-        no_python: the ranks need not be Pythons (--no-python, or another program in PYTHON_EXEC):
-            missing receipts are not reported unless some rank left one.
+        receipts: the result of `read`.
+        expects_hooks: whether hooks were requested for the attempt.
+        ranks_ran: whether torchrun certainly started its ranks, early enough (a second) for
+            receipts: if one rank fails immediately, torchrun ends those that have not begun.
+        no_python: the ranks may be other programs than Python (--no-python, or PYTHON_EXEC):
+            missing receipts are reported only if some rank left one.
         needed: the watched modules that a setting in force depends on.
     """
     if not expects_hooks:
@@ -244,7 +245,7 @@ def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
 def _expected(receipts: tuple[Receipt, ...]) -> set[int]:
     """Return all ranks of the machines with receipts: one machine's ranks are consecutive.
 
-    A script may have set another LOCAL_RANK by its end, so what it says then does not count.
+    A script may have changed LOCAL_RANK by its end, so the value at the end does not count.
     """
     ranks: set[int] = set()
     for receipt in receipts:
@@ -277,7 +278,7 @@ def _hooks(target: str) -> tuple[str, ...]:
 
 
 def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, ...]:
-    """Return one line about modules that were loaded past their hooks; those that failed have one.
+    """Return one line about modules that were loaded without their hooks.
 
     A hook that failed is not named again.
     """
@@ -299,6 +300,6 @@ def _past(receipts: tuple[Receipt, ...], needed: Container[str]) -> tuple[str, .
 
 
 def _one_line(text: str) -> str:
-    """Return text of a job as one short line without control characters."""
+    """Return a job's text as one short line without control characters."""
     line = " ".join(text.split())[:_MAX_ERROR]
     return printable(line)

@@ -1,4 +1,4 @@
-"""A process's request to be replaced, and the progress that it counted: inject/contract.py."""
+"""A process's request to be replaced, and the progress that it counted (inject/contract.py)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WHY_CHARS = 300
 
 
 class Request(NamedTuple):
-    """What a process wrote before it ended with contract.RECYCLE_STATUS."""
+    """The request that a process wrote before it ended with contract.RECYCLE_STATUS."""
 
     why: str
-    kind: str  # the failure that made it unusable; "" where none did
-    progress: int  # pieces of work that it has done for good
+    kind: str  # the failure that made it unusable; "" for none
+    progress: int  # number of completed pieces of work
 
 
 def request(receipts: str | None, attempt: int) -> Request | None:
-    """Return the request that a process of an attempt has left; None where there is none.
+    """Return the request that a process of an attempt left; None if there is none.
 
     Args:
-        receipts: directory of the receipts; None where nothing could be written.
+        receipts: directory of the receipts; None if nothing could be written.
         attempt: the number of the attempt.
     """
     for file in sorted(rank_files.of_attempt(receipts, attempt, contract.RECYCLE)):
@@ -52,7 +52,7 @@ def _parse(content: bytes | None) -> Request | None:
 
 
 def progress(state: str | None) -> int:
-    """Return how many pieces of work the processes that share a directory have counted.
+    """Return how many pieces of work were counted by the processes that share a directory.
 
     Args:
         state: the directory; None for none.

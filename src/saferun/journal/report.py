@@ -1,6 +1,6 @@
-"""A run as one value for its report: what happened, why, and what it cost. Reads the journal.
+"""A run as one value for its report, from the journal: what happened, why, and its cost.
 
-What is shown is bounded, whatever the journal holds; what is left out is counted.
+The amount shown is limited, whatever the journal contains; what is left out is counted.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from saferun.journal.trials import Trial
 from saferun.planning import mitigation_catalog
 from saferun.planning.mitigation_catalog import Mitigation
 
-FIRST, _LAST = 5, 25  # attempts that are shown of a run that has more
-_PLACES, _STACKS = 16, 8  # ranks of a hang, and those whose stacks are shown
-_STACK_CHARS = 6000  # the most of each stack
+FIRST, _LAST = 5, 25  # attempts that are shown of a longer run
+_PLACES, _STACKS = 16, 8  # ranks of a hang, and ranks with stacks
+_STACK_CHARS = 6000  # longest stack
 _STACKS_FILE = re.compile(r"hang-\d{1,4}\.txt", re.ASCII)
 _HOUR_S = 3600.0
-_SHOWN_S = 0.05  # a shorter time is shown as 0
-_WORTH_SAVING_S = 60.0  # of work done again because nothing was saved
+_SHOWN_S = 0.05  # shorter times are shown as 0
+_WORTH_SAVING_S = 60.0  # repeated work because nothing was saved
 _NAMED = 3  # kinds of failures in the headline
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What is known of a kind of failure."""
+    """The knowledge about a kind of failure."""
 
     explanation: str
     advice: str
@@ -68,7 +68,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A mitigation that an attempt has and the one before it had not."""
+    """A mitigation that an attempt has and the previous one did not have."""
 
     name: str
     sets: str
@@ -91,7 +91,7 @@ class AttemptReport:
     """One attempt."""
 
     attempt: Attempt
-    begins_s: float  # since the start of the run
+    begins_s: float  # seconds since the start of the run
     spent: Spent
     last_step: int | None
     loss: str
@@ -102,13 +102,13 @@ class AttemptReport:
     ranks: Ranks
     tails: tuple[Excerpt, ...]
     hangs: tuple[Silence, ...]
-    trials: tuple[Trial, ...]  # those that ended its process
-    notes: tuple[str, ...]  # about the machine, the nodes, and faults of saferun's own
+    trials: tuple[Trial, ...]  # trials that ended its process
+    notes: tuple[str, ...]  # notes on the machine, the nodes, and faults of saferun itself
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What saferun knows of the words in a journal."""
+    """saferun's knowledge about the terms in a journal."""
 
     kinds: Mapping[str, Kind]
     mitigations: Mapping[str, Mitigation]
@@ -116,7 +116,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a part of a run's time cost on this machine."""
+    """The cost of a part of a run's time on this machine."""
 
     s: float
     gpu_hours: float
@@ -125,11 +125,11 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run has used on this machine, and for what."""
+    """The resources that a run has used on this machine, by purpose."""
 
-    gpus: int  # 0 where it had none, or where that is not known
+    gpus: int  # 0 if it had none, or if unknown
     price_per_gpu_hour: float | None
-    used: Amount  # the three that follow together
+    used: Amount  # the sum of the next three
     useful: Amount
     done_again: Amount
     starts_and_waits: Amount
@@ -142,26 +142,26 @@ class RunReport:
     headline: str
     run: Run
     plan: RecordedPlan
-    versions: tuple[str, ...]  # saferun's and torch's in the last attempt
+    versions: tuple[str, ...]  # of saferun and torch in the last attempt
     gpu_names: tuple[str, ...]
     cost: Cost
     attempts: tuple[AttemptReport, ...]
-    left_out: int  # attempts, behind the first ones that are shown (FIRST)
-    replaced: int  # attempts whose process was replaced as it asked; they are not shown
+    left_out: int  # number of attempts after the first ones shown (FIRST)
+    replaced: int  # attempts whose process asked to be replaced; they are not shown
     hosts: tuple[str, ...]  # one for each node
     trials: tuple[Trial, ...]
-    replacements: Mapping[str, int]  # by reason
+    replacements: Mapping[str, int]  # reason -> count
     made_at: float
-    next_time: str  # what to do otherwise, or what saferun will; "" for nothing
+    next_time: str  # what to change, or what saferun will change; "" for nothing
 
 
 def read_report(run: Run, now_s: float, price: float | None = None) -> RunReport:
     """Return the report of a run.
 
     Args:
-        run: what its journal tells.
+        run: the run, as read from its journal.
         now_s: seconds since the epoch.
-        price: what a GPU costs for an hour; None: what the run's profile says.
+        price: the price of a GPU for an hour; None: the price in the run's profile.
     """
     log = events.read(run.path)
     every = attempts(run)
@@ -216,7 +216,7 @@ def _attempt(
     place = directory(run, one)
     own = os.path.join(place, "receipts")
     tails = [(path.rpartition(".")[2], events.content(path, 1)) for path, _ in one.tails]
-    if [stream for stream, _ in tails] == ["stdout"]:  # both, where they are one pipe
+    if [stream for stream, _ in tails] == ["stdout"]:  # both streams, if they share one pipe
         tails = [("output", tails[0][1])]
     left = receipts.read(own, one.number)
     ended = [trial for trial in finished if trials.ended_its_process(trial)]
@@ -242,7 +242,7 @@ def _attempt(
 
 
 def _saved(one: Attempt, made: Steps, end_s: float) -> tuple[Point, ...]:
-    """Return the checkpoints that were on the disk at its end; else the last before its failure."""
+    """Return the checkpoints on disk at its end; else the last one before its failure."""
     lost = one.outcome.lost_work
     found = [(saved.s, saved.step) for saved in one.outcome.saved]
     if not found and lost is not None and lost.checkpoint and lost.s <= end_s:
@@ -332,7 +332,7 @@ def _headline(
     library: Library,
     finished: Sequence[Trial],
 ) -> str:
-    """Return the run as one sentence: how it ended, why, and what the failures cost."""
+    """Return the run as one sentence: its end, the reason, and the cost of the failures."""
     tried = [one for one, _ in kept]
     last = tried[-1] if tried else None
     number = last.number if last else 0
@@ -364,7 +364,7 @@ def _headline(
 
 
 def _again(cost: Cost, left_s: float) -> str:
-    """Return the work that was done again, and that which is left to be."""
+    """Return the work that was repeated, and the work that still must be."""
     done_s, used = cost.done_again.s - left_s, seconds(cost.used.s)
     if cost.done_again.s < _SHOWN_S:
         return "no work done again"
@@ -376,7 +376,7 @@ def _again(cost: Cost, left_s: float) -> str:
 
 
 def _sentence(kind: str, last: Attempt | None, library: Library) -> str:
-    """Return a kind of failure in words, with its name: nobody has to know that."""
+    """Return a kind of failure in words, with its name, which few people know."""
     rank = "" if last is None else on_rank(last.outcome)
     known = library.kinds.get(kind)
     first, _ = failure_report.in_words(known.explanation if known else "")
@@ -390,7 +390,7 @@ def _next_time(
     library: Library,
     noted: Notes,
 ) -> str:
-    """Return what the next run can have better; "" where nothing is known."""
+    """Return what the next run can do better; "" if nothing is known."""
     kinds = {one.outcome.kind for one, _ in tried}
     found = []
     if "port-in-use" in kinds and "--standalone" not in plan.command:
@@ -411,7 +411,7 @@ def _next_time(
 
 
 def _remembered(run: Run, plan: RecordedPlan) -> list[str]:
-    """Return the mitigations of a run that the history has kept for the next one."""
+    """Return the mitigations of a run that the history has stored for the next one."""
     since = (run.started_at or run.last_at) - mitigation_history.KEPT_S
     script = os.path.basename(plan.script)
     kept = {

@@ -1,14 +1,14 @@
-"""The directory of one run: made, locked and written through its own descriptor.
+"""The directory of one run: created, locked and written through its own descriptor.
 
-A planted link, or a directory swapped underneath, gets nothing. Every function here may raise
-OSError and may hang with its file system: writer.py calls them by way of disk.py.
+A planted link, or a directory that is swapped under its name, gets nothing. Every function here may
+raise OSError and may hang with its file system: writer.py calls them through disk.py.
 
-The run holds LOCK_FILE in its directory as long as it lives, so that `saferun runs clean`
-(cleanup.py) spares it on every machine that shares the file system, whatever the journal says.
-Cleaning takes that lock with filelock's FileLock, which on Linux is an exclusive flock(2) on the
-file (filelock 4.2, `_unix.py`); the run takes the same flock(2) itself, by its own descriptor.
-Where the file system has no flock(2), the file names pid and host in the form of
-filelock's SoftFileLock, which file_lock.py uses there.
+The run holds LOCK_FILE in its directory while it lives, so that `saferun runs clean` (cleanup.py)
+spares it on every machine that shares the file system, whatever the journal says. Cleaning takes
+that lock with filelock's FileLock, which on Linux is an exclusive flock(2) on the file (filelock
+4.2, `_unix.py`); the run itself takes the same flock(2) on its own descriptor. If the file system
+has no flock(2), the file contains pid and host in the format of filelock's SoftFileLock, which
+file_lock.py uses in that case.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from saferun.journal.disk import close, write_all
 from saferun.system import paths, procfs, trust
 
 LOCK_FILE = "run.lock"
-ALIVE_FILE = "alive"  # when the run last lived, in clock ticks since boot (procfs.now)
-STEPS_FILE = "attempt-{}.steps"  # how far an attempt's steps have come (training_steps.py)
-NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # where a file system has none
-NAMES = 10  # directories tried for one run id before it gets a word of its own
+ALIVE_FILE = "alive"  # time of the run's last sign of life, in clock ticks since boot (procfs.now)
+STEPS_FILE = "attempt-{}.steps"  # the attempt's steps over time (training_steps.py)
+NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # from a file system without flock(2)
+NAMES = 10  # directory names tried for one run id before a random word is added
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -40,23 +40,23 @@ class RunDirectory:
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        self._real: str | None = path  # without links; None where others can replace it
+        self._real: str | None = path  # without links; None if others can replace it
         self._directory = self._of_events = descriptor
         self._events = self._lock = self._alive = -1
         self._shared = False  # other processes append to the events, too
-        self._torn = False  # the last line has no end: the next one begins with a newline
-        self._parts: dict[str, int] = {}  # descriptors of directories in it, by name
+        self._torn = False  # the last line is incomplete: the next one begins with a newline
+        self._parts: dict[str, int] = {}  # name -> descriptor of a directory in it
 
     @classmethod
     def make(cls, base: str, run: str) -> RunDirectory:
-        """Make `<base>/<run>`, or where that exists `<base>/<run>-2`, …; lock it.
+        """Create and lock `<base>/<run>`, or, if that exists, `<base>/<run>-2`, ….
 
         Args:
-            base: where all runs lie; made with its parents, 0700, where it is missing.
+            base: the directory of all runs; created with its parents, 0700, if it is missing.
             run: the run's id.
 
         Raises:
-            OSError: it cannot be made or written.
+            OSError: the directory cannot be created or written to.
         """
         base = paths.absolute(base)
         parent = _open_base(base)
@@ -75,16 +75,16 @@ class RunDirectory:
         return made
 
     def prepare(self) -> None:
-        """Lock the directory and make what it holds from the start."""
+        """Lock the directory and create its initial content."""
         self._hold()
         os.mkdir("receipts", 0o700, dir_fd=self._directory)
         self._open_events()
 
     def for_worker(self, number: int) -> RunDirectory:
-        """Make the directory of one worker, in a process of its own: the events are shared.
+        """Create the directory of one worker, in the worker's process: the events are shared.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be created.
         """
         name = f"worker-{number}"
         os.mkdir(name, 0o700, dir_fd=self._directory)
@@ -101,7 +101,7 @@ class RunDirectory:
         self._shared = True
 
     def _hold(self) -> None:
-        """Take the run's lock; without it, cleaning judges by the journal alone."""
+        """Take the run's lock; without it, cleaning judges only by the journal."""
         self._lock = os.open(LOCK_FILE, _FILE | os.O_EXCL, 0o600, dir_fd=self._directory)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +110,7 @@ class RunDirectory:
                 write_all(self._lock, f"{os.getpid()}\n{os.uname().nodename}\n".encode())
 
     def append(self, line: bytes) -> None:
-        """Append a line to events.jsonl, whole or nothing of it."""
+        """Append a complete line to events.jsonl, or nothing."""
         if self._events >= 0 and os.fstat(self._events).st_nlink == 0:  # somebody deleted it
             close(self._events)
             self._events = -1
@@ -126,49 +126,49 @@ class RunDirectory:
         self.mark()
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a file in one step; a link planted under its name is replaced, not followed."""
+        """Write a file atomically; a link planted under its name is replaced, not followed."""
         temporary = f".{name}.tmp"
         descriptor = self._new(temporary)
         try:
             try:
                 write_all(descriptor, content)
             finally:
-                os.close(descriptor)  # a network file system may report here
+                os.close(descriptor)  # a network file system may report errors here
             os.rename(temporary, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError:
             self._unlink(temporary)
             raise
 
     def mark(self) -> None:
-        """Note that the run lives now: what begins later may not be of the run (gpu/orphans.py)."""
+        """Note that the run lives now: later processes may not be of the run (gpu/orphans.py)."""
         if self._alive < 0:
             self._alive = os.open(ALIVE_FILE, _FILE | os.O_EXCL, 0o600, dir_fd=self._directory)
         os.pwrite(self._alive, f"{procfs.now():020d}\n".encode(), 0)
 
     def flush(self) -> None:
-        """Bring the events and the directory to the disk."""
+        """Flush the events and the directory to disk."""
         for descriptor in (self._events, self._directory):
             if descriptor >= 0:
-                own = os.dup(descriptor)  # `close` may come while this hangs
+                own = os.dup(descriptor)  # `close` may be called while this hangs
                 try:
                     os.fsync(own)
                 finally:
                     os.close(own)
 
     def check_receipts(self) -> None:
-        """Fail unless the path leads to the directory that this run made, and not by a link."""
+        """Fail unless the path leads, without links, to the directory that this run created."""
         if self._real is None:
-            return  # `part` does not go by the path
+            return  # `part` does not use the path
         ours = os.stat("receipts", dir_fd=self._directory, follow_symlinks=False)
         by_path = os.lstat(os.path.join(self.path, "receipts"))
         if not stat.S_ISDIR(ours.st_mode) or not os.path.samestat(ours, by_path):
             raise OSError(errno.ESTALE, "another directory was put in its place")
 
     def part(self, name: str) -> str:
-        """Return the path of a directory in this one, for what the job's processes write.
+        """Return the path of a subdirectory for the files of the job's processes.
 
-        Where somebody else can put another directory in this one's place the path leads to ours by
-        a descriptor of this process, whatever the name leads to.
+        If another user can replace this directory, the path leads to ours by a descriptor of this
+        process, wherever the name leads.
         """
         if self._real is not None:
             return os.path.join(self._real, name)
@@ -177,13 +177,13 @@ class RunDirectory:
         return f"/proc/{os.getpid()}/fd/{self._parts[name]}"
 
     def make_state(self) -> None:
-        """Make the directory that the processes of the run share."""
+        """Create the directory that the run's processes share."""
         os.mkdir("state", 0o700, dir_fd=self._directory)
 
     def make_flight(self) -> None:
-        """Make the directory for torch's flight records, where named pipes can be made in it.
+        """Create the directory for torch's flight records if named pipes are possible in it.
 
-        Not every file system has them, and torch ends a rank that cannot make its own.
+        Not every file system has them, and torch ends a rank that cannot create its pipe.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir("flight", 0o700, dir_fd=self._directory)
@@ -208,7 +208,7 @@ class RunDirectory:
             raise OSError(errno.EEXIST, "something else was put in its place")
 
     def _take_back(self, size: int) -> None:
-        """Cut off the part of a line that was written, unless others may have written after it."""
+        """Cut off a partly written line, unless others may have written after it."""
         if self._shared:
             self._torn = True
             return
@@ -228,7 +228,7 @@ class RunDirectory:
         try:
             os.unlink(name, dir_fd=self._directory)
         except OSError:
-            return  # what matters is why it could not be written
+            return  # the original error matters, not this one
 
 
 def _file_name(run: str) -> str:
@@ -237,10 +237,11 @@ def _file_name(run: str) -> str:
 
 
 def _open_base(base: str) -> int:
-    """Open the directory of all runs; make it where it is missing.
+    """Open the directory of all runs; create it if it is missing.
 
     Raises:
-        OSError: it cannot be made or opened, or it is a link that somebody else has planted.
+        OSError: the directory cannot be created or opened, or is a link that another user has
+            planted.
     """
     paths.make(base)
     status = os.lstat(base)
@@ -250,10 +251,10 @@ def _open_base(base: str) -> int:
 
 
 def _new_directory(parent: int, run: str) -> str:
-    """Make a directory that nobody had before and return its name.
+    """Create a new directory and return its name.
 
     mkdir(2) is exclusive on every file system, NFS included: two runs, or two nodes of one run,
-    never share a directory. Pods begin with the same pid: where a thousand of them begin within a
+    never share a directory. Pods begin with the same pid: if a thousand of them begin within a
     second, each would try all names that the others have taken.
     """
     numbered = [run, *(f"{run}-{number}" for number in range(2, NAMES + 1))]
@@ -267,10 +268,10 @@ def _new_directory(parent: int, run: str) -> str:
 
 
 def remove_empty(path: str) -> None:
-    """Remove the directory of a run in which no attempt has left anything.
+    """Remove the directory of a run in which no attempt has left a file.
 
     Raises:
-        OSError: something is in it after all, or it cannot be removed.
+        OSError: the directory is not empty, or cannot be removed.
     """
     paths.remove_dir(path, _empty)
 

@@ -1,4 +1,4 @@
-"""Pure: what a journal tells beside the attempts themselves: hangs, nodes, GPUs, own faults."""
+"""Pure: notes in a journal besides the attempts: hangs, nodes, GPUs, faults of saferun itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saferun.journal.event_types import (
 from saferun.journal.events import Event
 from saferun.model import OK
 
-_LINES = 12  # the most for one attempt
+_LINES = 12  # most lines for one attempt
 _HANGS = 4
 _HOSTS = 256
 
@@ -31,25 +31,25 @@ Key = tuple["int | None", int]  # worker and attempt
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a journal has to tell, by attempt and of the whole run."""
+    """The notes of a journal, for each attempt and for the whole run."""
 
     lines: dict[Key, list[str]]
     hangs: dict[Key, list[Hang]]
     hosts: tuple[str, ...]
     worker_gpus: frozenset[str]  # UUIDs
     begun: AttemptBegun | None  # the last attempt
-    advice: str  # how often the job should save, as the run has said it
+    advice: str  # the run's advice on how often the job should save
 
 
 def read(log: Sequence[Event]) -> Notes:
-    """Return the notes; what lies between two attempts belongs to the later one."""
+    """Return the notes; a note between two attempts belongs to the later one."""
     lines: dict[Key, list[str]] = {}
     hangs: dict[Key, list[Hang]] = {}
-    hosts: dict[str, str] = {}  # by node
+    hosts: dict[str, str] = {}  # node -> host
     gpus: set[str] = set()
     begun, advice = None, ""
-    stalls: dict[int | None, Stall] = {}  # the last one, by worker
-    numbers: dict[int | None, int] = {}  # the attempt that runs, or is next
+    stalls: dict[int | None, Stall] = {}  # worker -> last stall
+    numbers: dict[int | None, int] = {}  # worker -> the running or next attempt
     for event in log:
         facts, worker = event.facts, event.worker
         number = numbers.get(worker, 1)

@@ -1,4 +1,4 @@
-"""Pure: the part of an attempt's tail that a person reads, with the line that decided marked."""
+"""Pure: the part of an attempt's tail for people, with the deciding line marked."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from saferun.system.printable import shortened
 _BEFORE, _AFTER, _END = 24, 8, 16  # lines around the deciding one, and at the end
 _LINE_CHARS = 400
 _SUMMARY_LINES = 400
-# What torchrun prints of its own: a remark at its start; when a rank has failed a traceback of
-# itself, and a summary between two rules of `=`.
+# torchrun's own output: a remark at its start; after a rank's failure its own traceback, and a
+# summary between two rules of `=`.
 _BANNER = re.compile(r"torch/distributed/run\.py:\d+\]\s*$|\*{20}")
 _STARS = re.compile(r"\*{20}")
 _AGENT = re.compile(r"torch/distributed/\S+\] failed \(exitcode: -?\d+\) local_rank: ")
 _RULE = re.compile(r"(?<!=)={40,}\s*$")
-# A frame of a traceback in what is no code of the user's.
+# A frame of a traceback outside the user's code.
 _FRAME = re.compile(
     r"\s*File \"[^\"]*(?:/site-packages/|/dist-packages/|/lib/python3\.\d+/|<frozen )[^\"]*\", line"
 )
-_LEAST = 12  # characters of a deciding line that are looked for inside of others
+_LEAST = 12  # characters of a deciding line that is searched for inside other lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +34,25 @@ class Row:
     text: str
     decides: bool
     skipped: int  # lines left out before it
-    fold: str = ""  # what it is a part of, where few want to read that; "" for what is shown
+    fold: str = ""  # title of a part that few people read; "" for lines that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
     """Some lines of one stream of an attempt."""
 
-    stream: str  # "stdout", "stderr", "output" where there is one file
+    stream: str  # "stdout", "stderr", "output" if both are one file
     rows: tuple[Row, ...]
-    lines: int  # how many the whole tail has
+    lines: int  # number of lines in the whole tail
 
 
 def excerpt(stream: str, data: bytes, line: str) -> Excerpt:
-    """Return the lines around the one that decided, and the last ones.
+    """Return the lines around the deciding one, and the last ones.
 
     Args:
-        stream: its name.
-        data: its end, as the journal keeps it.
-        line: the one that decided; "" where none did.
+        stream: the stream's name.
+        data: the stream's end, as stored in the journal.
+        line: the deciding line; "" if none.
     """
     lines = [one for one in log_reader.read((data,)).lines if one.raw.strip()]
     folds = _folds(lines)
@@ -70,7 +70,7 @@ def excerpt(stream: str, data: bytes, line: str) -> Excerpt:
 
 
 def _folds(lines: Sequence[Line]) -> list[str]:
-    """Return what each line is a part of that few want to read; "" for the others."""
+    """Return the title of the rarely read part that each line belongs to; "" for other lines."""
     folds = [""] * len(lines)
     at = 0
     while at < len(lines):
@@ -83,7 +83,7 @@ def _folds(lines: Sequence[Line]) -> list[str]:
 
 
 def _fold(lines: Sequence[Line], at: int) -> tuple[str, int] | None:
-    """Return the part that begins at a line, and where it ends; None where none begins."""
+    """Return the title of a part that begins at a line, and where it ends; None if none begins."""
     text, raw = lines[at].text, lines[at].raw
     if _BANNER.search(raw) and any("OMP_NUM_THREADS" in one.raw for one in lines[at : at + 3]):
         end = next((n for n in range(at + 1, at + 6) if _is_stars(lines, n)), at)
@@ -114,9 +114,9 @@ def _indent(text: str) -> int:
 
 
 def _deciding(lines: Sequence[Line], folds: Sequence[str], line: str) -> int | None:
-    """Return the index of the line that decided: whole, else without prefixes, else inside.
+    """Return the index of the deciding line: whole, else without prefixes, else inside a line.
 
-    One that is shown comes before one in torchrun's summary, which repeats it far from its cause.
+    A shown line comes before one in torchrun's summary, which repeats it far from its cause.
     """
     wanted = line.strip()
     bare = log_reader.strip_prefixes(wanted)[1].strip()

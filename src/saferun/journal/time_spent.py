@@ -1,8 +1,8 @@
-"""Where the time of a run went: useful work, work done again, starts and waits.
+"""How the time of a run was spent: useful work, repeated work, starts and waits.
 
-Done again is what a failure cost, whether a later attempt has done it again or none did. The three
-parts of an attempt are together the time since the end of the one before it, those of a run the
-time that it took.
+Repeated work is what a failure cost, whether or not a later attempt has done it again. The three
+parts of an attempt add up to the time since the end of the previous one; those of a run to the
+run's duration.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from saferun.journal.training_steps import Point, Steps
 from saferun.journal.trials import Trial
 
 _NOTHING_SAVED, _NOTHING_KNOWN = "nothing was saved", "all of it: no checkpoint is known"
-UNSAVED = (_NOTHING_SAVED, _NOTHING_KNOWN)  # values of `why` where all work is done again
+UNSAVED = (_NOTHING_SAVED, _NOTHING_KNOWN)  # values of `why` for which all work is repeated
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where a time went, in seconds."""
+    """The parts of a time, in seconds."""
 
     useful_s: float = 0.0
     done_again_s: float = 0.0
     starts_and_waits_s: float = 0.0
     waited_s: float = 0.0  # the part of these before the attempt
-    why: str = ""  # how it is known what was done again
+    why: str = ""  # how the repeated work is known
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Where the time of a run went."""
+    """The parts of a run's time."""
 
-    took_s: float  # by the run so far
+    took_s: float  # duration of the run so far
     whole: Spent
-    attempts: tuple[Spent, ...]  # with the wait before each
+    attempts: tuple[Spent, ...]  # each with the wait before it
 
 
 def read(run: Run, every: Sequence[Attempt], now_s: float) -> Times:
-    """Return where the time of a run went.
+    """Return the parts of a run's time.
 
     Args:
         run: the run.
-        every: all its attempts, replaced processes too; those of each worker stand together.
+        every: all its attempts, including replaced processes; those of each worker stand together.
         now_s: seconds since the epoch.
     """
     took_s = run.took_s
     if took_s is None:
         took_s = max(0.0, run.last_at - (run.started_at or run.last_at))
     parts = _of_attempts(run, every, trials.read(run.path), now_s)
-    workers = len({one.worker for one in every}) or 1  # they share the run's time
+    workers = len({one.worker for one in every}) or 1  # the workers share the run's time
     useful_s = min(took_s, sum(part.useful_s for part in parts) / workers)
     again_s = min(took_s - useful_s, sum(part.done_again_s for part in parts) / workers)
     return Times(took_s, Spent(useful_s, again_s, took_s - useful_s - again_s), parts)
@@ -84,14 +84,14 @@ def _of_attempts(
 
 
 def _neighbour(every: Sequence[Attempt], at: int, step: int) -> Attempt | None:
-    """Return the attempt of the same worker before or after one."""
+    """Return the same worker's attempt before or after one."""
     there = at + step
     found = every[there] if 0 <= there < len(every) else None
     return found if found and found.worker == every[at].worker else None
 
 
 def _end(run: Run, one: Attempt, after: Attempt | None, now_s: float) -> float:
-    """Return when an attempt ended, or until when it is known to have run."""
+    """Return when an attempt ended, or the last time at which it is known to have run."""
     if one.outcome.has_ended:
         return (one.started_at or 0.0) + one.outcome.lived_s
     if after is not None and after.started_at is not None:
@@ -106,14 +106,14 @@ def _is_of(trial: Trial, one: Attempt, begun: float, end: float) -> bool:
 
 
 def _ready_at(one: Attempt, trials: Sequence[Trial]) -> float:
-    """Return when the work of an attempt began; its start where that is not known."""
+    """Return when the work of an attempt began; its start if that is unknown."""
     if trials:
         return min(trial.at - (trial.seconds or 0.0) for trial in trials)
     return one.ready_at or one.started_at or 0.0
 
 
 def _has_worked(one: Attempt, trials: Sequence[Trial]) -> bool:
-    """Return whether an attempt of a run whose ranks meet came to any work."""
+    """Return whether an attempt, in a run whose ranks meet, did any work."""
     runs = not one.outcome.has_ended or one.outcome.exit_code == 0
     return bool(trials) or runs or (one.ready_at, one.outcome.first_step) != (None, None)
 
@@ -126,7 +126,7 @@ def _done_again(
     end: float,
     kept_at: float | None,
 ) -> tuple[float, str]:
-    """Return the seconds of an attempt's work that are done again, and how that is known.
+    """Return the seconds of an attempt's work that are repeated, and how that is known.
 
     Args:
         run: the run.
@@ -134,7 +134,7 @@ def _done_again(
         after: the next one.
         ready: when its work began.
         end: when it ended.
-        kept_at: until when the study has its trials; None where there is no search.
+        kept_at: until when the study has its trials; None if there is no search.
     """
     ended, lost = one.outcome.has_ended, one.outcome.lost_work
     goes_on = after is None and not ended and run.outcome == RUNNING
@@ -148,7 +148,7 @@ def _done_again(
         saved = f"since {lost.checkpoint}" if lost.checkpoint else _NOTHING_SAVED
         return lost.s, steps + saved if lost.checkpoint else saved
     if after is None and ended and run.outcome == INTERRUPTED:
-        return 0.0, ""  # the user who asked it to end may have what was wanted
+        return 0.0, ""  # the user who ended it may have the wanted result
     resumed = steps_of(run, after, 0.0, 0.0).began if after else None
     if resumed:
         begun = one.started_at or 0.0
@@ -161,13 +161,13 @@ def _done_again(
 
 
 def steps_of(run: Run, one: Attempt, ready_s: float, end_s: float) -> Steps:
-    """Return the steps of an attempt, as far as its files tell.
+    """Return the steps of an attempt, as far as its files show.
 
     Args:
         run: the run.
         one: the attempt.
         ready_s: when its work began, in seconds since its start.
-        end_s: when it ended, or until when it is known to have run.
+        end_s: when it ended, or the last time at which it is known to have run.
     """
     noted = training_steps.read(directory(run, one), one.number)
     tails = [events.content(path, 1) for path, _ in one.tails]

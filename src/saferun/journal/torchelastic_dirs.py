@@ -1,9 +1,9 @@
-"""torchrun's directories for error files, removed with what saferun's hooks left in them.
+"""Remove torchrun's directories for error files, with the files that saferun's hooks left there.
 
 Without `--log-dir` torchrun makes `<temporary directory>/torchelastic_XXXXXXXX` and in it
 `<rendezvous id>_XXXXXXXX/attempt_N/RANK` (torch/distributed/elastic/multiprocessing/api.py, 2.4 to
-2.13), and never removes them. A rank names its own in its first receipt. What anybody else left
-there stays: logs of `--redirects` and `--tee`, and what `@record` wrote.
+2.13), and never removes them. A rank names its directory in its first receipt. Files of others
+stay: logs of `--redirects` and `--tee`, and the output of `@record`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from saferun.system import paths
 _FILE = re.compile(
     r"(/(?:[^\0]{1,4000}/)?torchelastic_[a-z0-9_]{8})/[^/]{1,255}/attempt_\d{1,9}/\d{1,9}/error\.json"
 )
-_OWN = b'"time_s"'  # inject/hooks/excepthook.py writes it, torch does not
-_MOST_BYTES = 1 << 20  # read of an error file
+_OWN = b'"time_s"'  # written by inject/hooks/excepthook.py, but not by torch
+_MOST_BYTES = 1 << 20  # most read of an error file
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def remove(receipts: Iterable[Receipt]) -> None:
-    """Remove the directories that the ranks' receipts name and that hold only saferun's own files.
+    """Remove directories named in the ranks' receipts that contain only saferun's own files.
 
-    The directory of a job that was detached on purpose, and so lives on, stays.
+    The directory of a job that was detached on purpose, and so is still running, stays.
     """
     named = [(path, receipt.pid) for receipt in receipts if (path := _place(receipt))]
     used = {path for path, pid in named if os.path.exists(f"/proc/{pid}")}
@@ -45,10 +45,10 @@ def _place(receipt: Receipt) -> str | None:
 
 
 def _empty(top: int) -> None:
-    """Remove what is empty, and our own files.
+    """Remove our own files and the directories that are then empty.
 
     Raises:
-        PermissionError: the directory is not ours alone.
+        PermissionError: others can write to the directory.
     """
     status = os.fstat(top)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:

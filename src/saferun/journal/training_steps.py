@@ -1,8 +1,8 @@
 """The training steps of an attempt over time: what it printed, and when.
 
-While an attempt runs its supervisor notes now and then how far the output has come
-(supervise/watch/step_samples.py); a tail of the output has more steps, and no times. Steps between
-two whose times are known are held to be equally long.
+While an attempt runs, its supervisor samples the steps in the output
+(supervise/watch/step_samples.py). A tail of the output has more steps, but no times. Steps between
+two known times are assumed to be equally long.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from saferun.diagnosis.reading import progress
 from saferun.journal import events
 from saferun.journal.run_directory import STEPS_FILE
 
-_SHOWN = 160  # points of an attempt
+_SHOWN = 160  # most points of an attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step, and when the output had it."""
+    """A step, and when it appeared in the output."""
 
-    s: float  # since the start of the attempt
+    s: float  # seconds since the start of the attempt
     step: int
-    loss: float | None = None  # None where the line has none, or one that is no number
+    loss: float | None = None  # None if the line has none, or one that is not a number
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of one attempt."""
 
-    began: int | None = None  # how many were done before its first one; None: not known
-    last: int | None = None  # the last one that it printed
-    points: tuple[Point, ...] = ()  # with growing times and steps
+    began: int | None = None  # number of steps done before its first one; None: unknown
+    last: int | None = None  # the last step that it printed
+    points: tuple[Point, ...] = ()  # with increasing times and steps
 
 
 def as_text(points: Sequence[Point]) -> str:
@@ -44,11 +44,11 @@ def as_text(points: Sequence[Point]) -> str:
 
 
 def read(run_path: str, number: int) -> tuple[Point, ...]:
-    """Return what the supervisor of an attempt has noted.
+    """Return the samples of an attempt's supervisor.
 
     Args:
         run_path: the run's directory, or the worker's.
-        number: the attempt's.
+        number: the attempt's number.
     """
     found: list[Point] = []
     for line in events.content(f"{run_path}/{STEPS_FILE.format(number)}", 1).split(b"\n"):
@@ -78,12 +78,12 @@ def steps(
     """Return the steps of an attempt.
 
     Args:
-        noted: what its supervisor has noted.
-        tails: the ends of its streams.
-        first: the first step in its output; None where that is not known.
+        noted: its supervisor's samples.
+        tails: the ends of its output streams.
+        first: the first step in its output; None if unknown.
         ready_s: when its work began, in seconds since its start.
-        end_s: when it ended, or until when it is known to have run.
-        saved: its checkpoints, which tell when it had done their steps.
+        end_s: when it ended, or the last time at which it is known to have run.
+        saved: its checkpoints, which show when it had done their steps.
     """
     told = max((progress.reports(data) for data in tails), key=lambda r: r[-1:], default=[])
     last = max([step for step, _ in told[-1:]] + [point.step for point in noted[-1:]], default=None)
@@ -106,7 +106,7 @@ def steps(
 
 
 def _with_saved(noted: Sequence[Point], saved: Sequence[Point]) -> list[Point]:
-    """Return both, without a checkpoint that does not fit: its name may count something else."""
+    """Return both, except checkpoints that do not fit: the name may count something else."""
     timed = list(noted)
     for point in saved:
         at = bisect_left([one.step for one in timed], point.step)
@@ -119,7 +119,7 @@ def _with_saved(noted: Sequence[Point], saved: Sequence[Point]) -> list[Point]:
 
 
 def number(loss: str) -> float | None:
-    """Return a loss as progress.reports has it; None where there is none, or it is no number."""
+    """Return a loss from progress.reports as a number; None if there is none or it is not one."""
     return _finite(float(loss)) if loss else None
 
 

@@ -1,7 +1,7 @@
-"""The trials that a run has finished: read from what its processes recorded, and summed up.
+"""The finished trials of a run, read from the records of its processes, and their summary.
 
-The hook `optuna` appends them (inject/hooks/optuna/state.py), so that they are known where the
-study's storage is gone. Lines that are no trial are skipped.
+The hook `optuna` writes them (inject/hooks/optuna/state.py), so they are known even if the study's
+storage is gone. Lines that are no trial are skipped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from saferun.system import paths
 
 FILE = "trials.jsonl"
 MAX_BYTES = 65 << 20  # the hook stops at 64 MiB
-_BINS = 4  # regions of a parameter that holds many numbers
-_FEW = 8  # numbers, each of which is a region
-_MAX_VALUES = 20  # regions of a parameter that holds words
+_BINS = 4  # regions of a parameter with many numbers
+_FEW = 8  # up to so many numbers, each one is a region
+_MAX_VALUES = 20  # most regions of a parameter with words
 _NUMBER = re.compile(r"^\d+ ")
 _LEAST = 2  # failed trials that make a region worth showing
 
@@ -33,30 +33,30 @@ class Trial(NamedTuple):
     number: int
     state: str  # COMPLETE, PRUNED, FAIL
     cause: str  # why it was pruned or failed
-    params: Mapping[str, Any]  # open: what the user's search suggests
+    params: Mapping[str, Any]  # open: defined by the user's search
     values: tuple[float, ...]
     seconds: float | None
     worker: str
-    attempt: int | None  # the one in which it ran
-    at: float = 0.0  # when it was finished, in seconds since the epoch; 0 where that is not known
-    again: bool = False  # its process ended, or was replaced for it: it is run again
-    direction: str = ""  # minimize or maximize; "" where the study has several objectives
+    attempt: int | None  # the attempt in which it ran
+    at: float = 0.0  # when it finished, in seconds since the epoch; 0 if unknown
+    again: bool = False  # its process ended or was replaced in it, so it is run again
+    direction: str = ""  # minimize or maximize; "" if the study has several objectives
 
 
 class Region(NamedTuple):
-    """A part of the values of one parameter, and what became of its trials."""
+    """A part of one parameter's values, and the results of its trials."""
 
     param: str
     low: float | None  # the bounds of a region of numbers
     high: float | None
     value: str  # the word, in a region of words
     trials: int
-    failed: int  # pruned for an error included
+    failed: int  # includes trials pruned for an error
     causes: tuple[tuple[str, int], ...]
 
 
 def read(run_path: str) -> tuple[Trial, ...]:
-    """Return the trials of a run, in the order in which each of its workers finished them."""
+    """Return the trials of a run, in the order in which each worker finished them."""
     found: list[Trial] = []
     try:
         workers = sorted(name for name in os.listdir(run_path) if name.startswith("worker-"))
@@ -70,19 +70,19 @@ def read(run_path: str) -> tuple[Trial, ...]:
 
 
 def replaced(run_path: str) -> dict[str, int]:
-    """Return how often a process of the run was replaced, by reason without its numbers."""
+    """Return how often a process of the run was replaced, by reason without numbers."""
     asked = [event.facts for event in events.read(run_path)]
     whys = [facts.why for facts in asked if isinstance(facts, Recycled)]
     return dict(Counter(_NUMBER.sub("", why.partition(" in trial ")[0]) for why in whys))
 
 
 def headline(trials: Sequence[Trial], crashed: int, replaced: int) -> str:
-    """Return a search as one line: "60 trials, best 1.0018; 1 process crashed, 4 replaced".
+    """Return a search in one line: "60 trials, best 1.0018; 1 process crashed, 4 replaced".
 
     Args:
-        trials: the run's.
-        crashed: processes that failed.
-        replaced: processes that were replaced as they asked.
+        trials: the run's trials.
+        crashed: number of processes that failed.
+        replaced: number of processes that asked to be replaced.
     """
     line = number_of(trials)
     if found := best(trials):
@@ -94,7 +94,7 @@ def headline(trials: Sequence[Trial], crashed: int, replaced: int) -> str:
 
 
 def number_of(trials: Sequence[Trial]) -> str:
-    """Return text such as "60 trials, 2 of them run twice": one that was run again counts once."""
+    """Return text such as "60 trials, 2 of them run twice": a repeated trial counts once."""
     last: dict[str, int] = {}
     for trial in trials:
         if not trial.again:
@@ -139,35 +139,36 @@ def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
 
 
 def by_cause(trials: Iterable[Trial], state: str) -> tuple[tuple[str, int], ...]:
-    """Return how many trials ended in a state, by cause, the most frequent first."""
+    """Return the number of trials that ended in a state, by cause, the most frequent first."""
     return tuple(Counter(trial.cause for trial in trials if trial.state == state).most_common())
 
 
 def ran_in(trial: Trial, number: int, worker: int | None) -> bool:
-    """Tell whether a trial ran in an attempt.
+    """Return whether a trial ran in an attempt.
 
     Args:
-        trial: one of the run.
-        number: the attempt's.
-        worker: its worker; None where the run has one process.
+        trial: a trial of the run.
+        number: the attempt's number.
+        worker: the attempt's worker; None if the run has one process.
     """
     return trial.attempt == number and (worker is None or trial.worker == str(worker))
 
 
 def ended_its_process(trial: Trial) -> bool:
-    """Tell whether a trial's process died in it, or was replaced for it."""
+    """Return whether a trial's process died in it, or was replaced because of it."""
     return trial.again or trial.cause.startswith("SIG")
 
 
 def is_bad(trial: Trial) -> bool:
-    """Tell whether an error ended a trial: a pruner's decision is none."""
+    """Return whether an error ended a trial; a pruner's decision is no error."""
     return trial.state == "FAIL" or (trial.state == "PRUNED" and trial.cause != "pruner")
 
 
 def regions(trials: Sequence[Trial]) -> tuple[Region, ...]:
     """Return the parts of the parameters' values in which trials fail more often than elsewhere.
 
-    A parameter that holds more than eight numbers is cut into four parts with as many trials each.
+    The values of a parameter with more than eight numbers are divided into four parts with equally
+    many trials.
 
     Returns:
         The regions with at least two failed trials, the largest share of failures first.

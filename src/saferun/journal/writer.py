@@ -1,22 +1,22 @@
-"""What a run leaves on disk, in `<base>/<run>/`; a convenience that never stops or slows a job.
+"""Write a run's files to `<base>/<run>/`, optionally: this never stops or slows a job.
 
     plan.json           the first attempt's plan
     events.jsonl        one JSON object a line: {"at": unix s, "s": s since begin, "event": name, …}
     attempt-N.stdout    the tails of an attempt's streams; an empty one leaves no file
     attempt-N.stderr
-    attempt-N.steps     how far its steps have come over time (training_steps.py)
-    receipts/           what ranks report about themselves (written by them)
-    alive               when the run last lived
-    state/              what processes under plain python keep for those that replace them
+    attempt-N.steps     its steps over time (training_steps.py)
+    receipts/           the ranks' reports about themselves (which they write)
+    alive               time of the run's last sign of life
+    state/              files of plain python processes for those that replace them
     run.lock            held while the run lives (run_directory.py)
     worker-K/           the same for one of several workers, whose events have "worker": K
 
-All of it is masked (system/redact.py), 0700 or 0600. One process writes it, but for the receipts,
-which are masked when the attempt has ended (rank_files.py). Each worker's supervisor writes a
-directory of its own and appends whole lines to the events.
+Everything is masked (system/redact.py), and has mode 0700 or 0600. One process writes it all,
+except for the receipts, which are masked when the attempt has ended (rank_files.py). Each worker's
+supervisor writes its own directory and appends complete lines to the events.
 
-The disk may be full, read-only, gone, or a network file system whose server is dead: one line says
-so for the whole run, and each later write tries again (disk.py bounds the time).
+The disk may be full, read-only, gone, or a network file system whose server is dead. One line
+reports that for the whole run, and each later write tries again (disk.py limits the time).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from saferun.journal.run_directory import STEPS_FILE, RunDirectory, remove_empty
 from saferun.system.redact import Masker
 from saferun.system.secret_names import is_secret
 
-BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # the most that the run waits for the disk, each time
+BEGIN_S, WRITE_S, SYNC_S = 5.0, 2.0, 2.0  # longest waits for the disk, each time
 
 
 class Journal:
-    """The record of one run. Made by `begin`; no method raises for the disk's sake.
+    """The record of one run, created by `begin`. No method raises because of the disk.
 
     Attributes:
-        path: the run's directory, absolute; None where nothing can be written.
+        path: the run's directory, absolute; None if nothing can be written.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Journal:
         self._began = clock()
         self._files: RunDirectory | None = None
         self._worker: int | None = None
-        self._lost = 0  # events that the disk did not take
-        self._hangs = 0  # how many have left stacks
+        self._lost = 0  # number of events that the disk did not take
+        self._hangs = 0  # number of hangs with stored stacks
         self._planned = self._complained = False
         self._disk, self._syncing = BoundedDisk(), BoundedDisk()
 
@@ -72,16 +72,16 @@ class Journal:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> Journal:
-        """Make the run's directory, `<base>/<run>` or where that exists `<base>/<run>-2`, ….
+        """Create the run's directory: `<base>/<run>`, or, if that exists, `<base>/<run>-2`, ….
 
         Args:
-            base: where runs keep their journals; made with its parents, 0700, where it is missing.
-                It may be a link of the user's own or of root's, and anybody's directory.
+            base: the directory of all journals; created with its parents, 0700, if it is missing.
+                It may be a link of the user or of root, and anybody's directory.
             run: the run's id.
-            masker: keeps secrets from the disk.
-            say: writes one line for people; called at most once for the whole run.
-            now: seconds since the epoch.
-            clock: seconds that never jump.
+            masker: removes secrets before anything is written.
+            say: function that writes one line for people; called at most once for the whole run.
+            now: function that returns seconds since the epoch.
+            clock: function that returns seconds that never jump.
         """
         journal = cls(masker, say, now, clock)
         problem = journal._disk.do(lambda: journal._make(base, run), BEGIN_S)
@@ -93,8 +93,8 @@ class Journal:
         """Return the journal of one of several workers; call it in the worker's own process.
 
         Args:
-            number: the worker's.
-            say: writes one line for people; called at most once.
+            number: the worker's number.
+            say: function that writes one line for people; called at most once.
         """
         journal = Journal(self._mask, say, self._now, self._clock)
         journal._began, journal._worker = self._began, number
@@ -111,19 +111,20 @@ class Journal:
 
     @property
     def run_path(self) -> str | None:
-        """The run's directory, also for the journal of a worker."""
+        """Return the run's directory, even for a worker's journal."""
         return os.path.dirname(self.path) if self.path and self._worker is not None else self.path
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a run's, and not one worker's."""
+        """Return whether this journal is a run's, not one worker's."""
         return self._worker is None
 
     def plan(self, document: Mapping[str, Any]) -> None:
-        """Write plan.json, once: what a later attempt has for a plan is an event.
+        """Write plan.json, once; the plan of a later attempt becomes an event.
 
         Args:
-            document: `plan.view.as_json(plan)`; the values in `env` are masked by their names too.
+            document: the result of `plan.view.as_json(plan)`; values in `env` are also masked by
+                their names.
         """
         clean = {key: self._clean(value) for key, value in document.items() if key != "env"}
         clean["env"] = self._environment(document.get("env", {}))
@@ -136,9 +137,9 @@ class Journal:
     def event(self, facts: EventFacts, worker: int | None = None) -> None:
         """Append one line to events.jsonl. Text in `facts` is masked, command lines word by word.
 
-        What JSON does not know is written as its `repr`. Where earlier events were lost, `lost`
-        says how many. `worker` is of several, the one that is concerned; a journal of one worker
-        writes of that one.
+        A value that JSON cannot represent is written as its `repr`. If earlier events were lost,
+        `lost` has their number. `worker` is the worker concerned, if there are several; a worker's
+        journal uses its own.
         """
         head = {"at": round(self._now(), 3), "s": round(self._clock() - self._began, 3)}
         name, worker = NAMES[type(facts)], self._worker if worker is None else worker
@@ -150,10 +151,10 @@ class Journal:
         self._lost = 0 if written else self._lost + 1
 
     def tails(self, attempt: int, out: bytes, err: bytes) -> None:
-        """Keep the ends of an attempt's two streams, masked; an empty one leaves no file.
+        """Store the ends of an attempt's two streams, masked; an empty one leaves no file.
 
         Args:
-            attempt: its number, from 1.
+            attempt: the attempt's number, from 1.
             out: the end of stdout.
             err: the end of stderr.
         """
@@ -162,22 +163,22 @@ class Journal:
                 self._put(f"attempt-{attempt}.{name}", self._mask.data(data))
 
     def steps(self, attempt: int, text: str) -> None:
-        """Keep how far an attempt's steps have come; it replaces what was kept before.
+        """Store an attempt's steps so far; this replaces what was stored before.
 
         Args:
-            attempt: its number, from 1.
-            text: of training_steps.as_text.
+            attempt: the attempt's number, from 1.
+            text: the result of training_steps.as_text.
         """
         self._put(STEPS_FILE.format(attempt), text.encode())
 
     def stacks(self, text: str) -> str | None:
-        """Keep the stacks of the ranks of a job that hangs, masked.
+        """Store the stacks of a hanging job's ranks, masked.
 
         Args:
-            text: what py-spy prints.
+            text: py-spy's output.
 
         Returns:
-            The file's name in the run's directory; None where it could not be written.
+            The file's name in the run's directory; None if it could not be written.
         """
         self._hangs += 1
         file = f"hang-{self._hangs}.txt"
@@ -192,14 +193,14 @@ class Journal:
         return self._mask.data(data)
 
     def alive(self) -> None:
-        """Note that the run lives; each event does, too."""
+        """Note that the run lives; each event does so, too."""
         self._try("alive", lambda: self._directory().mark())
 
     def sync(self) -> None:
-        """Bring what was written to the disk; returns after 2 s whether it is there or not.
+        """Flush everything to disk; returns after 2 s even if that is not finished.
 
-        A disk that is busy with a checkpoint takes longer at times: that is no fault and is not
-        reported; events go on meanwhile.
+        A disk that is busy with a checkpoint may take longer: that is no error and is not reported,
+        and events are still written.
         """
         if self.path:
             problem = self._syncing.do(self._directory().flush, SYNC_S)
@@ -207,15 +208,15 @@ class Journal:
                 self._complain(self.path, problem)
 
     def receipts(self) -> str | None:
-        """Return the directory for the ranks' receipts; None where there is none any more."""
+        """Return the directory for the ranks' receipts; None if it is gone."""
         return self._part("receipts", self._directory().check_receipts) if self.path else None
 
     def state(self) -> str | None:
-        """Make the directory that the run's processes share, 0700; None where that fails."""
+        """Create the directory that the run's processes share, 0700; None if that fails."""
         return self._part("state", self._directory().make_state) if self.path else None
 
     def flight(self) -> str | None:
-        """Make the directory for torch's flight records; None where that fails."""
+        """Create the directory for torch's flight records; None if that fails."""
         return self._part("flight", self._directory().make_flight) if self.path else None
 
     def _part(self, name: str, prepare: Callable[[], None]) -> str | None:
@@ -228,13 +229,13 @@ class Journal:
         return None if self._disk.do(work, WRITE_S) else found[0]
 
     def took_receipts(self) -> bool:
-        """Return whether the disk will have taken what ranks wrote: it took all else."""
+        """Return whether the disk will have taken the ranks' files: it took everything else."""
         return not self._complained and self.receipts() is not None
 
     def close(self) -> None:
-        """End the journal; what comes after it is dropped."""
+        """End the journal; later events are dropped."""
         self.path = None
-        if self._files and not self._disk.busy():  # else a thread still uses the descriptors
+        if self._files and not self._disk.busy():  # otherwise a thread still uses the descriptors
             self._disk.do(self._files.close, WRITE_S)
             self._files = None
 
@@ -262,7 +263,7 @@ class Journal:
     # What users are told
 
     def _try(self, name: str, work: Callable[[], None]) -> bool:
-        """Do what touches the disk; say so the first time that it fails."""
+        """Do work on the disk; report its first failure."""
         if self.path is None:
             return False
         problem = self._disk.do(work, WRITE_S)
@@ -284,7 +285,7 @@ class Journal:
     # Masking
 
     def _clean(self, value: Any) -> Any:
-        """Return a value as JSON knows it, its text masked."""
+        """Return a value for JSON, with its text masked."""
         if value is None or isinstance(value, (bool, int)):
             return value
         if isinstance(value, float) and abs(value) < float("inf"):

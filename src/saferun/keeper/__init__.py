@@ -1,1 +1,1 @@
-"""The small process beside the job: it owns the processes and carries the output."""
+"""The small process beside the job, which owns the job's processes and copies its output."""

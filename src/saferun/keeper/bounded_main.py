@@ -1,9 +1,9 @@
-"""The program of a process that runs one command for a bounded time and leaves nothing of it.
+"""The program of a process that runs one command for a limited time and leaves nothing of it.
 
     bounded(SECONDS, ARGV...)   a line on stdin becomes the command's stdin; a report goes to stdout
 
-The end of stdin ends the command: saferun has died, or does not wait for it any more. Standard
-library only, as keeper_main.py.
+The end of stdin ends the command: saferun has died, or no longer waits for it. Like keeper_main.py,
+this module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import time
 from saferun.keeper import process_tree, protocol
 from saferun.keeper.job import KEEPER_IGNORES, start_program
 
-_LOOK_S = 0.05  # between two looks at whether the command has ended
-_KEPT_BYTES = 4096  # so much of the end of its output is kept
+_LOOK_S = 0.05  # between two checks whether the command has ended
+_KEPT_BYTES = 4096  # bytes kept of the end of its output
 
 
 def bounded(limit_s: float, *argv: str) -> None:
-    """Run a command; the report is why it failed, or nothing. The process leads a session.
+    """Run a command; report why it failed, or nothing. This process leads a session.
 
     Args:
-        limit_s: seconds after which it, and all that it started, is killed.
+        limit_s: seconds after which the command, and all that it started, is killed.
         argv: the command.
     """
     process_tree.become_subreaper()
@@ -69,7 +69,7 @@ def _run(argv: list[str], lifeline: int, limit_s: float) -> str:
 
 
 def _read(descriptor: int, output: bytes) -> bytes:
-    """Return the end of the output, with what can be read now."""
+    """Return the end of the output, with all that can be read now."""
     try:
         while piece := os.read(descriptor, 1 << 16):
             output = (output + piece)[-_KEPT_BYTES:]

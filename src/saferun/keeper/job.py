@@ -1,6 +1,6 @@
 """Execute a program as the keeper's child, so that it dies with the keeper.
 
-Standard library only.
+This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from saferun.keeper import process_tree, protocol
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-# Signals that a keeper ignores; the job ignores those of `Start.ignored` alone.
+# Signals that a keeper ignores; the job ignores only those of `Start.ignored`.
 KEEPER_IGNORES = (
     *DEATH_SIGNALS,
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH),
 )
 _SET_PDEATHSIG = 1  # linux/prctl.h
-_NOT_EXECUTED = 127  # the status of a child that never became the program
+_NOT_EXECUTED = 127  # status of a child that could not execute the program
 
 
 def start_program(
@@ -29,15 +29,15 @@ def start_program(
     """Fork and execute a program.
 
     Args:
-        program: what is executed, and how its process differs from the keeper's.
-        files: become its descriptors 1 and 2.
-        inherited: the descriptors beyond these that it gets.
+        program: the program, and the differences of its process from the keeper's.
+        files: descriptors that become its 1 and 2.
+        inherited: further descriptors that it gets.
 
     Returns:
-        Its pid.
+        The program's pid.
 
     Raises:
-        OSError: it could not be executed.
+        OSError: the program could not be executed.
     """
     reading, writing = os.pipe()
     keeper = os.getpid()
@@ -80,7 +80,7 @@ def _execute(
 
 
 def _raise_open_files(wanted: int) -> None:
-    import resource  # only where a mitigation asks for it
+    import resource  # only if a mitigation needs it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -89,7 +89,7 @@ def _raise_open_files(wanted: int) -> None:
 
 
 def release_inherited() -> None:
-    """Let go of stdin and the directory: whoever waits until they are free waits for the job."""
+    """Release stdin and the directory: a process that waits for them waits for the job."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

@@ -1,17 +1,17 @@
-"""The process between saferun and one attempt's job, which leaves nothing of the job behind.
+"""The process between saferun and one attempt's job; it leaves nothing of the job behind.
 
     saferun -> keeper -> torchrun -> ranks -> DataLoader workers, compile workers, …
 
-The keeper leads a session of its own and a *subreaper*: whatever the job leaves without a parent
-becomes the keeper's child, also what has changed its session or its group. When the job ends, or
-when the pipe from saferun closes because saferun died, the keeper freezes all descendants (a
-frozen process makes no new ones), kills them, and reports. Should the keeper itself be killed,
-saferun is the next subreaper and does the same (supervise/attempt/keeper_loss.py).
+The keeper leads its own session and is a *subreaper*: any process of the job that loses its parent
+becomes the keeper's child, even if it has changed its session or its group. When the job ends, or
+when the pipe from saferun closes because saferun died, the keeper freezes all descendants (a frozen
+process makes no new ones), kills them, and reports. If the keeper itself is killed, saferun is the
+next subreaper and does the same (supervise/attempt/keeper_loss.py).
 
-It also carries the job's output (output_relay.py), because that must go on while saferun is
-stopped by Ctrl-Z: torchrun's ranks go on then, too.
+It also copies the job's output (output_relay.py), since that must continue while Ctrl-Z has stopped
+saferun: torchrun's ranks then continue, too.
 
-keeper_main.py starts it. Standard library only.
+keeper_main.py starts it. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from saferun.keeper.output_relay import Streams
 from saferun.keeper.state_machine import StateMachine, Table, rows
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # needed ahead of an attempt only
+if TYPE_CHECKING:  # needed only before an attempt
     from saferun.keeper.warm_agent import WarmAgent
 
 # States.
 WAITING = "waiting"  # no `Start` has come
-STARTING = "starting"  # the command is executed, or a warm agent is becoming it
+STARTING = "starting"  # the command is being executed, or a warm agent is becoming it
 SIGNALLED = "signalled"  # the same, and a signal has been sent to the process
 RUNNING = "running"  # the command runs
-EXITED = "exited"  # the command has exited; what it left is ended and the output carried
-HURRIED = "hurried"  # saferun died, or wants the job to be killed: all is ended, nothing waited for
-LINGERING = "lingering"  # reported; somebody whom the job detached may still write
+EXITED = "exited"  # the command has exited; its leftovers are ended and the output is copied
+HURRIED = "hurried"  # saferun died, or wants the job killed: everything is ended without waiting
+LINGERING = "lingering"  # reported; a process that the job detached may still write
 GONE = "gone"  # there is no job
 UNREPORTED = (STARTING, SIGNALLED, RUNNING, EXITED, HURRIED)
 WITH_JOB = (*UNREPORTED, LINGERING)
 
-# Events, beside the commands of protocol.py.
-SIGNAL_RANKS = "signal for ranks"  # a `Signal` that is for them
+# Events, in addition to the commands of protocol.py.
+SIGNAL_RANKS = "signal for ranks"  # a `Signal` for the ranks
 CLOSED = "closed"  # saferun died, or has read all reports that it waits for
 BORN = "born"  # the command runs
 FAILED = "failed"  # the command could not be executed
 EXIT = "exit"  # the command has exited
-LINGER = "linger"  # only output of detached processes is left to carry
+LINGER = "linger"  # only detached processes' output is left to copy
 
-_RELAY_S = 0.05  # between two looks for what the agent has written: a person sees it at once
-_DEATH_S = 5.0  # from the end of a warm process's last descriptor to its own
+_RELAY_S = 0.05  # between two checks of the agent's output: a person notices no delay
+_DEATH_S = 5.0  # from the closing of a warm process's last descriptor to its end
 _ENDED, _LATE = "the process that imported ahead has ended", "it still imports ahead"
-_HANDOVER_S = 300.0  # a warm agent may still import from a cold disk; then we start afresh
+_HANDOVER_S = 300.0  # a warm agent may import from a cold disk; then a new process is started
 
 
 class Keeper(StateMachine):
-    """Runs one job and ends what is left of it.
+    """Run one job and end what is left of it.
 
     Args:
-        streams: carry its output.
-        inbox: where saferun's commands arrive.
-        reports: descriptor that reports are written to.
-        held: descriptors that nobody else may get while the job lives.
+        streams: the streams that copy its output.
+        inbox: the inbox for saferun's commands.
+        reports: descriptor to which reports are written.
+        held: descriptors that no other process may get while the job lives.
         wake: descriptor that is readable when a child has died or a channel has made progress.
     """
 
@@ -86,13 +86,13 @@ class Keeper(StateMachine):
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._agent: WarmAgent | None = None
-        self._cold = ""  # why it did not become the command
+        self._cold = ""  # why the warm agent did not become the command
         self._own_group = True
         self._gpu_prefix = ""
         self._released: set[int] = set()  # outputs whose channel has ended
 
     def serve(self) -> None:
-        """Handle commands until the job has ended and its output has been carried."""
+        """Handle commands until the job has ended and its output has been copied."""
         while self.state == WAITING:
             self._obey(self._inbox.first())
         if self.state == GONE:
@@ -105,7 +105,8 @@ class Keeper(StateMachine):
                 self.step(EXIT)
         self._report(protocol.Exited(time.monotonic() - began, self._family.status))
         killed, unkillable = self._end_the_rest()
-        # Asked before the drain: who writes and ends during it must be waited for, too.
+        # This is checked before the drain: a process that writes and ends during it must be waited
+        # for.
         writers = self._family.reap() and bool(self._family.living())
         self._drain()
         self._report_end(killed, unkillable, writers)
@@ -115,8 +116,8 @@ class Keeper(StateMachine):
     # --- events ----------------------------------------------------------------------------
 
     def _turn(self, limit_s: float | None = None) -> None:
-        """Wait for something to happen and handle it."""
-        waiting = self._inbox.waiting()  # they came together with `Start`
+        """Wait for an event and handle it."""
+        waiting = self._inbox.waiting()  # commands that came together with `Start`
         for message in waiting:
             self._obey(message)
         limit_s = 0 if waiting else limit_s
@@ -160,13 +161,13 @@ class Keeper(StateMachine):
         self._unwatch(self._inbox.fd)
 
     def _release_pipe_and_held(self) -> None:
-        """Close the report pipe and the held descriptors: from here on only output is carried."""
+        """Close the report pipe and the held descriptors: from now on only output is copied."""
         for fd in (self._reports, *self._held):
             os.close(fd)
 
     def _signal_command(self, message: protocol.Signal) -> None:
         if self._family.status is None:
-            os.kill(self._family.first, message.number)  # not reaped: the number is still its own
+            os.kill(self._family.first, message.number)  # not reaped, so the pid is still its own
 
     def _signal_ranks(self, message: protocol.Signal) -> None:
         living, number = self._family.living(), message.number
@@ -179,11 +180,11 @@ class Keeper(StateMachine):
             os.kill(self._family.first, signal.SIGWINCH)  # the kernel's came before the new size
 
     def _prepare(self, message: protocol.Prepare) -> None:
-        """Start a warm agent; where it cannot be started the job will start without."""
+        """Start a warm agent; if that fails, the job will start without one."""
         if self._agent:
             return
         try:
-            from saferun.keeper import warm_agent  # needed ahead of an attempt only
+            from saferun.keeper import warm_agent  # needed only before an attempt
         except ImportError:  # our files are gone
             return
         if message.own_group and os.getsid(0) != os.getpid():
@@ -194,7 +195,7 @@ class Keeper(StateMachine):
             return
 
     def _dismiss(self) -> None:
-        """End a warm agent that is not wanted."""
+        """End a warm agent that is not needed."""
         agent, self._agent = self._agent, None
         if agent:
             self._family.end()
@@ -230,13 +231,13 @@ class Keeper(StateMachine):
             self._family.first = start_program(self._cold_program(message), self._streams.files)
             self._report_start()
         if not message.own_group:
-            os.setsid()  # the job stays in the group that it was born in
+            os.setsid()  # the job stays in the process group in which it started
 
     def _report_start(self) -> None:
         self._report(protocol.Started(self._family.first, self._streams.exact, self._cold))
 
     def _cold_program(self, message: protocol.Start) -> protocol.Start:
-        """Return what a new process executes; its environment says why no warm one became it."""
+        """Return the program for a new process; its environment says why no warm one became it."""
         told = {message.mark: f"spawn {self._cold}"} if message.mark and self._cold else {}
         return message._replace(env={**message.env, **told})
 
@@ -245,7 +246,7 @@ class Keeper(StateMachine):
     def _hand_over(self, agent: WarmAgent, message: protocol.Start) -> None:
         """Make the warm agent the job, or start another process if it has died.
 
-        A signal that comes meanwhile is meant for the job: an agent that dies of it was the job.
+        A signal during that time is meant for the job: an agent that dies of it counts as the job.
         """
         self._family.first = agent.pid
         self._streams.release()
@@ -255,8 +256,8 @@ class Keeper(StateMachine):
         over = self.state == HURRIED or signalled
         if over or answer == b"r":
             agent.pass_output_on()
-            # Our parent passes on the keys that come until then: this one goes on only afterwards,
-            # since what it gets itself must not come twice.
+            # Our parent passes on keys that come before the report. The agent continues only after
+            # it, since signals that it gets itself must not come twice.
             self._report_start()
             if not over:
                 agent.go()
@@ -273,9 +274,9 @@ class Keeper(StateMachine):
             os.close(file)
 
     def _await_answer(self, agent: WarmAgent) -> bytes | None:
-        """Return what the agent answers; b"" if it has died, None if it does not come in time.
+        """Return the agent's answer; b"" if the agent has died, None if no answer comes in time.
 
-        That is "r" if it is ready, else why it cannot become the command.
+        The answer is "r" if the agent is ready, else the reason why it cannot become the command.
         """
         answer: list[bytes] = []
         self._watch(agent.answers, lambda: answer.append(os.read(agent.answers, 4096)))
@@ -287,7 +288,7 @@ class Keeper(StateMachine):
         return answer[0] if answer else None
 
     def _died_of_key(self) -> bool:
-        """Return whether the terminal has ended it: keys reach the agent as they reach a job."""
+        """Return whether a key at the terminal ended the agent, which gets keys like a job."""
         limit = time.monotonic() + _DEATH_S
         while self._family.status is None and time.monotonic() < limit:
             self._turn(_RELAY_S)
@@ -297,18 +298,18 @@ class Keeper(StateMachine):
     # --- the end ---------------------------------------------------------------------------
 
     def _end_the_rest(self) -> tuple[int, list[int]]:
-        """End what the command left; return how many were killed and which pids live on."""
+        """End the command's leftovers; return the number killed and the pids that live on."""
         mine = self._family
         if not mine.reap():
             return 0, []
         if mine.status == 0 and self.state == EXITED:
-            # The job detached the others on purpose, and torchrun would leave them.
+            # The job detached the others on purpose, and torchrun would leave them, too.
             return mine.end_openers(self._gpu_prefix)
         return mine.end()
 
     def _drain(self) -> None:
-        """Carry the rest of the output; in a hurry only as long as its reader takes it at once."""
-        # Whoever wrote has ended: once a channel has been empty, all has been carried.
+        """Copy the rest of the output; when HURRIED, only while its reader takes it immediately."""
+        # All writers have ended: once a channel has been empty, everything has been copied.
         self._streams.flush()
         limit = None
         while not self._streams.settled():
@@ -339,8 +340,8 @@ class Keeper(StateMachine):
         protocol.send(self._reports, report)
 
 
-# (state, event) -> (action, next state). Commands may be late: what saferun has sent before it
-# read a report is still taken in the state after that report.
+# (state, event) -> (action, next state). Commands may be late: a command that saferun sent before
+# it read a report is still accepted in the state after that report.
 TABLE: Table = {
     (WAITING, protocol.Prepare): (Keeper._prepare, WAITING),
     (WAITING, protocol.Start): (Keeper._start, STARTING),

@@ -2,8 +2,8 @@
 
     under_saferun(ENDS, False, IN, OUT)   commands come in on IN, reports go out on OUT
 
-Standard library only: it is a process of its own without site-packages. Only this room is imported
-there.
+It uses only the standard library, since it is a process without site-packages, and imports only
+this room.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SET_NAME = 15  # linux/prctl.h
 
 
 def _set_up() -> tuple[int, int]:
-    """Ignore all signals but the end of children; return both ends of the pipe that reports it."""
+    """Ignore all signals but SIGCHLD; return both ends of the pipe that reports it."""
     process_tree.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
     process_tree.become_subreaper()
     reading, writing = os.pipe()
@@ -39,14 +39,14 @@ def _no_op(number: int, frame: object) -> None:
 
 
 def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: int) -> None:
-    """Run the attempt that comes in on `commands`, to its end; the process ends with it.
+    """Run the attempt that arrives on `commands` to its end; the process ends with it.
 
     Args:
-        ends: of what stands between the job and our output (`output_ends.encode`).
+        ends: pipes and terminals between the job and our output (`output_ends.encode`).
         shared: other jobs write to the same output.
         commands: descriptor to read commands from.
         reports: descriptor to write reports to.
-        held: descriptors that stay open here, and only here, until nothing of the job lives.
+        held: descriptors that stay open only in this process until nothing of the job lives.
     """
     for fd in (commands, reports, *held):
         os.set_inheritable(fd, False)
@@ -56,4 +56,4 @@ def under_saferun(ends: str, shared: bool, commands: int, reports: int, *held: i
     if inbox.wait():
         streams = output_relay.Streams(found, 0, notify, shared)
         Keeper(streams, inbox, reports, held, wake).serve()
-    os._exit(0)  # with carriers that may be stuck in a write
+    os._exit(0)  # there may be threads that are stuck in a write

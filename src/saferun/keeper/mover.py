@@ -1,10 +1,10 @@
-"""Moving the job's output so that no byte of it is lost, whenever the keeper is killed.
+"""Move the job's output so that no byte is lost, whenever the keeper is killed.
 
-What a process has read and not yet written dies with it. Here the kernel moves the bytes from the
-job's pipe to our output in one step (splice(2)) after a look at them (tee(2)): what has not arrived
-is in the pipe still, which saferun holds, too.
+The bytes that a process has read but not yet written die with it. Here the kernel moves the bytes
+from the job's pipe to our output in one step (splice(2)) after a look at them (tee(2)): bytes that
+have not arrived are still in the pipe, which saferun holds, too.
 
-Standard library only: the keeper uses it.
+This module uses only the standard library, since the keeper uses it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable
 
 from saferun.keeper.output_ends import OutputPipes
 
-_MOST_BYTES = 1 << 20  # one look shows at most so many; the pipe for it holds less
+_MOST_BYTES = 1 << 20  # most bytes that one look shows; the pipe for it holds less
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK of fcntl.h
-# A read of a terminal returns 4 KiB at most: after one of this size there is probably more.
+# A read of a terminal returns at most 4 KiB: after one of this size there is probably more.
 _FULL_READ_BYTES, _GATHER_READS = 2048, 8
 _REFUSALS = (errno.EINVAL, errno.ENOSYS, errno.EPERM)
 
 
 class Mover:
-    """Moves what the job writes to our output.
+    """Move the job's output to our output.
 
     Args:
         ends: the job's pipe or terminal, and our output.
@@ -40,7 +40,7 @@ class Mover:
         self._tee = ctypes.CDLL(None, use_errno=True).tee
 
     def works(self) -> bool:
-        """Return whether the kernel does it for these ends, to which nobody has written yet."""
+        """Return whether the kernel can do this for these ends, which must still be empty."""
         steps: list[Callable[[], object]] = [
             self._copy,
             lambda: self._splice(self._source, self._target, 1),
@@ -50,15 +50,15 @@ class Mover:
         return not any(_refused(step) for step in steps)
 
     def close(self) -> None:
-        """Close what this has opened."""
+        """Close what this object has opened."""
         for fd in (self._peek_out, self._peek_in):
             os.close(fd)
 
     def peek(self) -> bytes:
-        """Return the bytes that come next, which stay in the job's pipe; b"" at the end.
+        """Return the next bytes, which stay in the job's pipe; b"" at the end.
 
         Raises:
-            BlockingIOError: there is nothing now.
+            BlockingIOError: there are no bytes now.
             OSError: the job has closed its terminal.
         """
         if self._stage_in >= 0:
@@ -86,7 +86,7 @@ class Mover:
         return count
 
     def _gather(self) -> None:
-        """Fetch what the job's terminal has."""
+        """Read what the job's terminal has."""
         for reads in range(_GATHER_READS):
             try:
                 count = self._splice(self._job, self._stage_in, 2 * _FULL_READ_BYTES)
@@ -103,10 +103,10 @@ class Mover:
 
 
 def mover(ends: OutputPipes) -> Mover | None:
-    """Return what moves a channel's bytes; None where the kernel does not do it.
+    """Return an object that moves a channel's bytes; None if the kernel cannot do it.
 
-    Not for a socket: a writer to a pipe could not be killed while the pipe is being emptied to one
-    that takes nothing.
+    It is not used for a socket: a writer to a pipe could not be killed while the pipe is emptied
+    into a socket that takes nothing.
     """
     if not hasattr(os, "splice") or stat.S_ISSOCK(os.fstat(ends.outer).st_mode):
         return None

@@ -1,9 +1,9 @@
-"""Our outputs, and the pipes and terminals that the job gets in their place.
+"""Our outputs, and the pipes and terminals that the job gets instead.
 
-saferun makes them and keeps the reading ends, too: what a keeper that was killed has left in them
-is not lost, and no writer gets an EPIPE of our making. The keeper carries what comes.
+saferun creates them and keeps the reading ends, too: bytes that a killed keeper left in them are
+not lost, and no writer gets an EPIPE because of us. The keeper copies the output.
 
-Standard library only: the keeper uses it, too.
+This module uses only the standard library, since the keeper uses it, too.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import termios
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-PIPE_BYTES = 1 << 20  # the largest that an unprivileged user may ask for by default
+PIPE_BYTES = 1 << 20  # most that an unprivileged user may request by default
 _SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10
-_TIOCGDEV = 0x80045432  # which terminal stands behind /dev/tty or /dev/console
+_TIOCGDEV = 0x80045432  # returns the terminal behind /dev/tty or /dev/console
 
 TERMINAL, PIPE, FILE, DEVICE = "terminal", "pipe", "file", "device"
 
 
 class OutputPipes(NamedTuple):
-    """The descriptors between the job and one of our outputs; -1 for one that is not there."""
+    """The descriptors between the job and one of our outputs; -1 for an absent one."""
 
     outer: int  # our output: 1 or 2
-    ours: int  # what the job writes is read here
-    inner: int  # what the job gets
-    # A pipe between a pseudo-terminal and our terminal, since the kernel moves bytes between pipes
-    # and what is not a pipe, and nothing else, in one step.
+    ours: int  # from which the job's output is read
+    inner: int  # the one that the job gets
+    # A pipe between a pseudo-terminal and our terminal: the kernel moves bytes in one step only if
+    # one end is a pipe.
     stage_out: int = -1
     stage_in: int = -1
 
     def kept(self) -> OutputPipes:
-        """Close what only the job and the keeper need; return what is left."""
+        """Close the descriptors that only the job and the keeper need; return the rest."""
         for fd in (self.inner, self.stage_in):
             _close(fd)
         for fd in (self.ours, self.stage_out):
@@ -43,7 +43,7 @@ class OutputPipes(NamedTuple):
         return self._replace(inner=-1, stage_in=-1)
 
     def close(self) -> None:
-        """Close what is open, except our output."""
+        """Close all open descriptors except our output."""
         for fd in self[1:]:
             _close(fd)
 
@@ -54,12 +54,12 @@ def _close(fd: int) -> None:
 
 
 def make(*, shared: bool) -> list[OutputPipes]:
-    """Make ends for our stdout and stderr; one for both where they are the same.
+    """Create ends for our stdout and stderr; one pair for both if they are the same.
 
-    A regular file and a device are the job's own.
+    The job gets a regular file or a device directly.
 
     Args:
-        shared: other jobs write there, too: a file is not handed to the job.
+        shared: other jobs write there, too, so the job does not get a file directly.
     """
     kinds = (TERMINAL, PIPE, FILE) if shared else (TERMINAL, PIPE)
     found = []
@@ -67,7 +67,7 @@ def make(*, shared: bool) -> list[OutputPipes]:
         if kind(fd) in kinds:
             try:
                 found.append(_ends_of(fd))
-            except OSError:  # no pseudo-terminal left: a job without a kept tail beats none
+            except OSError:  # no pseudo-terminal left: a job without a tail is better than none
                 continue
     return found
 
@@ -85,12 +85,12 @@ def _ends_of(outer: int) -> OutputPipes:
 
 
 def encode(ends: Iterable[OutputPipes]) -> str:
-    """Return ends as one argument of a command line."""
+    """Return ends as one command-line argument."""
     return ",".join(str(fd) for one in ends for fd in one)
 
 
 def decode(text: str) -> Sequence[OutputPipes]:
-    """Return the ends that `encode` wrote; no program that is started here inherits them."""
+    """Return the ends from `encode`'s result; programs started here do not inherit them."""
     numbers = [int(word) for word in text.split(",") if word]
     size = len(OutputPipes._fields)
     for fd in numbers:
@@ -100,7 +100,7 @@ def decode(text: str) -> Sequence[OutputPipes]:
 
 
 def kind(fd: int) -> str:
-    """Return what `fd` is: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
+    """Return the type of `fd`: a terminal, a pipe (or socket, or /dev/null), a file, a device."""
     mode = os.fstat(fd)
     if os.isatty(fd):
         return TERMINAL
@@ -133,10 +133,10 @@ def _pipe(outer: int) -> tuple[int, int]:
 
 
 def enlarge(pipe: int) -> None:
-    """Have a pipe hold PIPE_BYTES, where the kernel allows it."""
+    """Let a pipe hold PIPE_BYTES if the kernel allows it."""
     try:
         fcntl.fcntl(pipe, _SET_PIPE_BYTES, PIPE_BYTES)
-    except OSError:  # a socket, /dev/null, or this user's share of pipe memory is used up
+    except OSError:  # a socket, /dev/null, or this user's pipe memory is used up
         return
 
 
@@ -150,7 +150,7 @@ def _pty(outer: int) -> tuple[int, int]:
 
 
 def copy_size(source: int, target: int) -> None:
-    """Give a terminal the window size of another."""
+    """Give a terminal the window size of another one."""
     try:
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)

@@ -1,12 +1,13 @@
-"""The relay of a job's output: every byte, unchanged, without delay; both ends of it are kept.
+"""Copy a job's output: every byte, unchanged, without delay; keep both ends of it.
 
-Descriptors 1 and 2 have a channel each; where both lead to one terminal or one pipe they share a
-channel, since two would lose the order of the lines. A terminal stays a terminal (a raw pty of
-ours in front of it), a pipe stays a pipe (enlarged), a regular file is handed to the job itself
-and its end is read back. A slow reader slows the job. When a reader goes away we close our end, so
-that the job gets the EPIPE or EIO that it would have got without us.
+Descriptors 1 and 2 have a channel each. If both lead to one terminal or one pipe they share a
+channel, since two would lose the order of the lines. A terminal stays a terminal (with our raw pty
+in front of it), a pipe stays a pipe (enlarged), and the job gets a regular file directly, whose end
+is read back. A slow reader slows the job. When a reader goes away we close our end, so the job gets
+the EPIPE or EIO that it would get without us.
 
-It runs in the keeper: standard library only, and no import that would delay the start of a job.
+It runs in the keeper: it uses only the standard library, and no import that would delay the start
+of a job.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from saferun.keeper.output_ends import FILE, TERMINAL, OutputPipes, copy_size, k
 from saferun.keeper.output_tail import MEMORY, FileTail, Tail
 
 CHUNK_BYTES = 1 << 20
-_FLUSH_BYTES = 4 << 20  # after so much a channel is flushed although somebody goes on writing
-LINE_S, LINE_BYTES = 0.2, 1 << 16  # how long, and how much, of a line is waited for
+_FLUSH_BYTES = 4 << 20  # after so many bytes a channel counts as flushed even if writing continues
+LINE_S, LINE_BYTES = 0.2, 1 << 16  # time and size up to which the end of a line is awaited
 _READER_GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 class Channel:
-    """Carries what the job writes to one of our outputs.
+    """Copy the job's output to one of our outputs.
 
     Args:
-        ends: of the pipe or the terminal between them.
-        tail_bytes: how much of the end to keep.
-        notify: a descriptor that gets a zero byte when this is flushed or done.
+        ends: the ends of the pipe or terminal between them.
+        tail_bytes: how many bytes of the end to keep.
+        notify: descriptor that gets a zero byte when this is flushed or done.
         shared: other jobs write there, too: lines that come within LINE_S stay whole.
     """
 
@@ -43,25 +44,25 @@ class Channel:
         self.outer, self._ours, self.inner = ends.outer, ends.ours, ends.inner
         self._notify = notify
         self._shared = shared
-        self._rest = b""  # the beginning of a line that a shared output waits for
+        self._rest = b""  # incomplete line of a shared output
         self.tail = Tail(tail_bytes, f"{MEMORY}{self.outer}")
         self.is_terminal = kind(self.outer) == TERMINAL
-        os.set_blocking(self._ours, False)  # no need to poll while the job is faster than we are
+        os.set_blocking(self._ours, False)  # no poll is needed while the job is faster than we are
         self._mover = None if shared else mover(ends)
         self._buffer = memoryview(b"")
         self._watch_reader = self.is_terminal or not _named_fifo(self.outer)
         self._wake, self._waker = os.pipe()
-        self._flushing = -1  # bytes carried since a flush was asked for; -1: nobody asked
+        self._flushing = -1  # bytes copied since a flush was requested; -1: no request
         self.flushed = False
-        self.done = False  # the job closed its end, or the reader went away
+        self.done = False  # the job closed its end, or the reader has gone
 
     @property
     def exact(self) -> bool:
-        """True where a death of this process loses nothing."""
+        """Return whether nothing is lost if this process dies."""
         return self._mover is not None
 
     def start(self) -> None:
-        """Carry from now on, in a thread.
+        """Start copying in a thread.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -69,16 +70,16 @@ class Channel:
         _thread.start_new_thread(self._run, ())
 
     def release(self) -> None:
-        """Close `inner`, which the job has by now."""
+        """Close `inner`, which the job now has."""
         os.close(self.inner)
 
     def flush(self) -> None:
-        """Ask for `flushed`, which becomes true when all that has been written is carried."""
+        """Request `flushed`, which becomes true when all written bytes are copied."""
         self.flushed, self._flushing = False, 0
         os.write(self._waker, b"f")
 
     def resize(self) -> None:
-        """Give the job's terminal the window size of ours."""
+        """Give the job's terminal our window size."""
         if self.is_terminal and not self.done:
             copy_size(self.outer, self._ours)
 
@@ -117,7 +118,7 @@ class Channel:
                 going_on = bool(chunk)
 
     def _next(self) -> bytes | memoryview | None:
-        """Return what the job has written; nothing at the end, None where there is none now."""
+        """Return the job's next bytes; empty at the end, None if there are none now."""
         try:
             if self._mover:
                 return self._mover.peek()
@@ -127,7 +128,7 @@ class Channel:
         return self._buffer[:count]
 
     def _pass_on(self, chunk: memoryview) -> None:
-        """Deliver a chunk; of a shared output only as far as the last end of a line."""
+        """Write a chunk; for a shared output only up to the last end of a line."""
         if not self._shared:
             self._deliver(chunk)
             return
@@ -150,7 +151,7 @@ class Channel:
         if ready.get(self.outer, 0) & _READER_GONE:
             return False
         if self._wake in ready and self._ours not in ready:
-            os.read(self._wake, 64)  # a flush was asked for, and all has been carried
+            os.read(self._wake, 64)  # a flush was requested, and everything is copied
             self._report_flushed()
         return True
 
@@ -160,7 +161,7 @@ class Channel:
         while chunk:
             try:
                 chunk = chunk[os.write(self.outer, chunk) :]
-            except BlockingIOError:  # somebody has made the descriptor non-blocking
+            except BlockingIOError:  # another process has made the descriptor non-blocking
                 select.select([], [self.outer], [])
         self._count(count)
 
@@ -179,8 +180,8 @@ class Streams:
     """The job's descriptors 1 and 2, and the channels behind them.
 
     Args:
-        ends: of the channels.
-        tail_bytes: how much of the end of each stream to keep.
+        ends: the ends of the channels.
+        tail_bytes: how many bytes of the end of each stream to keep.
         notify: a descriptor that gets a zero byte when a channel is flushed or done.
         shared: other jobs write to the same output.
     """
@@ -191,7 +192,7 @@ class Streams:
         self._released = False
         self.merged = same(1, 2)
         self.channels = [Channel(one, tail_bytes, notify, shared) for one in ends]
-        self.files = [1, 2]  # what becomes descriptors 1 and 2 of the job
+        self.files = [1, 2]  # these become descriptors 1 and 2 of the job
         self._tails: list[Tail | FileTail | None] = [None, None]
         for channel in self.channels:
             self.files[channel.outer - 1] = channel.inner
@@ -204,11 +205,11 @@ class Streams:
 
     @property
     def exact(self) -> bool:
-        """True where a death of this process loses nothing of what the channels carry."""
+        """Return whether nothing in the channels is lost if this process dies."""
         return all(channel.exact for channel in self.channels)
 
     def renew(self, tail_bytes: int) -> None:
-        """Update what may have changed since these were made: file offsets, the window's size."""
+        """Update values that may have changed since the creation: file offsets, window size."""
         for tail in self._tails:
             if tail:
                 tail.limit = tail_bytes
@@ -217,7 +218,7 @@ class Streams:
         self.resize()
 
     def start(self) -> None:
-        """Begin to carry, before there is a job: the system may refuse a thread.
+        """Start copying before there is a job: the system may refuse a thread.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -226,24 +227,24 @@ class Streams:
             channel.start()
 
     def release(self) -> None:
-        """Leave the job's ends to it, unless that was done; call it when it has them."""
+        """Leave the job's ends to the job, once; call it when the job has them."""
         if not self._released:
             self._released = True
             for channel in self.channels:
                 channel.release()
 
     def resize(self) -> None:
-        """Copy the terminal's window size to the job's."""
+        """Copy our terminal's window size to the job's."""
         for channel in self.channels:
             channel.resize()
 
     def flush(self) -> None:
-        """Ask for all that has been written; `settled` becomes true when it is carried."""
+        """Request that all written bytes are copied; `settled` then becomes true."""
         for channel in self.channels:
             channel.flush()
 
     def settled(self) -> bool:
-        """Return whether all that was written before `flush` is carried, or nobody reads it."""
+        """Return whether all bytes written before `flush` are copied, or nobody reads them."""
         return all(channel.done or channel.flushed for channel in self.channels)
 
     def done(self) -> bool:
@@ -262,7 +263,7 @@ class Streams:
 
 
 def _named_fifo(fd: int) -> bool:
-    # A FIFO with a name may get another reader later; one without a name never will.
+    # A named FIFO may get another reader later; an unnamed one will not.
     return stat.S_ISFIFO(os.fstat(fd).st_mode) and not os.readlink(
         f"/proc/self/fd/{fd}"
     ).startswith("pipe:")

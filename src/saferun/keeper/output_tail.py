@@ -1,6 +1,6 @@
-"""Both ends of what a job wrote, kept in memory or read back from a file.
+"""Both ends of a job's output, kept in memory or read back from a file.
 
-Standard library only: the keeper uses it.
+This module uses only the standard library, since the keeper uses it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 
 MEMORY = "saferun-output-"  # with 1 or 2, the name of a memory file: the end of that output
-_BYTES_AT = 24  # the offset of the bytes in it
-HEAD_BYTES = 64 * 1024  # kept of the beginning: it shows from which step a job went on
+_BYTES_AT = 24  # offset of the bytes in it
+HEAD_BYTES = 64 * 1024  # kept of the beginning, which shows the step at which a job resumed
 
 
 class Tail:
-    """The last `limit` bytes of what was added, and the first HEAD_BYTES of it.
+    """The last `limit` bytes that were added, and the first HEAD_BYTES.
 
-    With a name, the last bytes lie in a memory file of that name, where who may look into this
-    process finds them while the job runs (`shown`): a sequence number, odd while bytes are moved,
-    the end of the bytes, the time of the last ones, then the bytes.
+    With a name, the last bytes are in a memory file of that name. Processes with the right to
+    inspect this one can read it while the job runs (`shown`). It has a sequence number, which is
+    odd while bytes are moved, the end of the bytes, the time of the last ones, then the bytes.
     """
 
     def __init__(self, limit: int, name: str = "") -> None:
@@ -30,7 +30,7 @@ class Tail:
         self._head = bytearray()
 
     def add(self, chunk: memoryview) -> None:
-        """Add a chunk; costs a copy of at most `limit` bytes."""
+        """Add a chunk; this copies at most `limit` bytes."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         if self.limit and chunk:
@@ -57,7 +57,7 @@ class Tail:
         self._place[which * 8 : which * 8 + 8] = number.to_bytes(8, "little")
 
     def read(self) -> bytes:
-        """Return what was kept."""
+        """Return the bytes that were kept."""
         if self._place is None:
             return b""
         return bytes(self._place[_BYTES_AT:][max(0, self._end - self.limit) : self._end])
@@ -68,14 +68,14 @@ class Tail:
 
 
 def shown(content: bytes) -> tuple[int, bytes, float] | None:
-    """Return what a Tail's memory file holds: its sequence number, the bytes, and when they came.
+    """Return the content of a Tail's memory file: sequence number, bytes, and their time.
 
     Args:
-        content: of the file.
+        content: the file's content.
 
     Returns:
-        The time is on the monotonic clock. None where there is nothing, or while bytes are moved.
-        Where the number is another one a moment later, the bytes may be mixed.
+        The time is on the monotonic clock. The result is None if there is nothing, or while bytes
+        are moved. If the number has changed a moment later, the bytes may be mixed.
     """
     numbers = [int.from_bytes(content[at : at + 8], "little") for at in (0, 8, 16)]
     if len(content) <= _BYTES_AT or numbers[0] % 2 or not numbers[2]:
@@ -84,11 +84,11 @@ def shown(content: bytes) -> tuple[int, bytes, float] | None:
 
 
 def _memory(name: str, size: int) -> memoryview:
-    """Return memory, in a file of this name where that can be made."""
+    """Return memory, in a file of this name if possible."""
     try:
         if not name:
             return memoryview(bytearray(size))
-        import mmap  # after the job's start, which it does not delay
+        import mmap  # after the job's start, so that it is not delayed
 
         file = os.memfd_create(name)
         try:
@@ -101,7 +101,7 @@ def _memory(name: str, size: int) -> memoryview:
 
 
 class FileTail:
-    """Both ends of what a job wrote to a regular file that it was handed directly."""
+    """Both ends of the output that a job wrote directly to a regular file."""
 
     def __init__(self, fd: int, limit: int) -> None:
         self._fd, self.limit = fd, limit
@@ -117,7 +117,7 @@ class FileTail:
         return os.lseek(self._fd, 0, os.SEEK_CUR)
 
     def read(self) -> bytes:
-        """Return the last bytes written since the start; none where the file may not be read."""
+        """Return the last bytes written since the start; b"" if the file may not be read."""
         return self._read(lambda start, end: (max(start, end - self.limit), end))
 
     def head(self) -> bytes:
@@ -127,7 +127,7 @@ class FileTail:
     def _read(self, part: Callable[[int, int], tuple[int, int]]) -> bytes:
         try:
             end = self._end()
-            start = self._start if self._start <= end else 0  # it was truncated meanwhile
+            start = self._start if self._start <= end else 0  # the file was truncated
             start, end = part(start, end)
             fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:

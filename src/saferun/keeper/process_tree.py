@@ -1,7 +1,7 @@
-"""The descendants of this process: which live, how to signal one, how to end them all.
+"""The descendants of this process: find the living ones, signal one, end them all.
 
-A process is known by its pid and its start time, since the kernel gives pids out again. Standard
-library only: the keeper's process has no other.
+Pid and start time together identify a process, since the kernel reuses pids. This module uses only
+the standard library: the keeper's process has no other.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
-UNKILLABLE_S = 30.0  # the kernel may take so long to free what a killed process holds
-# The time to stop all before the first is killed. A process that still makes new ones then (another
-# user's, which we cannot stop) has them killed as they are found.
+UNKILLABLE_S = 30.0  # the kernel may take this long to free a killed process's resources
+# Limit for stopping all before the first is killed. If a process (another user's, which we cannot
+# stop) still makes new ones after it, these are killed as they are found.
 _FREEZE_S = 5.0
-# Between two looks at whether the killed are gone: the first after what one exit takes, then
-# doubled, up to what costs a core nothing.
+# Pauses between checks whether the killed processes are gone: first the duration of one exit, then
+# doubled, up to a value that costs a core nothing.
 _PAUSES_S = (0.0005, 0.05)
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def prctl(option: int, value: object) -> None:
-    """Call prctl(2); do nothing where the kernel refuses."""
+    """Call prctl(2); a refusal of the kernel is ignored."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -43,7 +43,7 @@ def read_stat(pid: int | str) -> tuple[int, str, int, int] | None:
 
 
 def _is_dead(pid: int, state: str) -> bool:
-    # A leader whose other threads still run is a zombie, too, and keeps all resources.
+    # A leader whose other threads still run also counts as a zombie, but keeps all its resources.
     if state not in "ZX":
         return False
     try:
@@ -71,10 +71,10 @@ def catches(pid: int, signum: int, *, or_blocks: bool = False) -> bool:
     """Return whether a process has a handler for a signal.
 
     Args:
-        pid: its number.
+        pid: the process's pid.
         signum: the signal.
-        or_blocks: return True also where its main thread blocks the signal, as one that asks for it
-            does (but not while it waits in sigwait(3)).
+        or_blocks: also return True if its main thread blocks the signal, as a thread that polls for
+            it does (but not while it waits in sigwait(3)).
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -87,11 +87,11 @@ def catches(pid: int, signum: int, *, or_blocks: bool = False) -> bool:
 
 
 def send_signal(pid: int, start: int, signum: int) -> None:
-    """Signal the process that started at `start`, and no other that has its pid by now.
+    """Signal the process that started at `start`, but no later process with its pid.
 
     Args:
-        pid: its number.
-        start: its start time, as `read_stat` gives it.
+        pid: the process's pid.
+        start: its start time, from `read_stat`.
         signum: the signal.
     """
     handle = _open_pidfd(pid)
@@ -110,8 +110,8 @@ def send_signal(pid: int, start: int, signum: int) -> None:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    # None before Linux 5.3, in a Python that was built for such, in a sandbox that forbids it, and
-    # for a process that is gone.
+    # None before Linux 5.3, in a Python that was built for an older one, in a sandbox that forbids
+    # it, or if the process is gone.
     try:
         return os.pidfd_open(pid) if hasattr(signal, "pidfd_send_signal") else None
     except (OSError, AttributeError):
@@ -119,20 +119,20 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 class Family:
-    """The descendants of this process, less those of the children in `spared()`."""
+    """The descendants of this process, except those of the children in `spared()`."""
 
     def __init__(self, spared: Callable[[], Iterable[int]] = tuple) -> None:
         self._root = os.getpid()
         self._spared = spared
         self.first = 0  # the child whose wait status is kept
         self.status: int | None = None
-        self._reaped = 0  # how many children
+        self._reaped = 0  # number of reaped children
 
     def living(self, *, stopping: bool = False) -> dict[int, int]:
-        """Return {pid: start time} of every living descendant; dead children are reaped.
+        """Return {pid: start time} of all living descendants, and reap dead children.
 
         Args:
-            stopping: stop every process group first that has no other members.
+            stopping: first stop every process group that has no other members.
         """
         table = {int(pid): read_stat(pid) for pid in os.listdir("/proc") if pid.isdigit()}
         stats = {pid: stat for pid, stat in table.items() if stat}
@@ -153,11 +153,11 @@ class Family:
         return {pid: stats[pid][2] for pid in tree if not _is_dead(pid, stats[pid][1])}
 
     def children(self) -> set[int]:
-        """Return the children that may live; a scan of all of /proc misses what forks and exits.
+        """Return children that may live; a scan of /proc misses processes that fork and exit.
 
-        The kernel knows: "no child" is exact, dead ones included. Else its list is asked: a new
-        child is appended to it before the one that made it is dead. (A dead one stays in it while
-        a debugger has it. Kernels without CONFIG_PROC_CHILDREN have no list: nothing is returned.)
+        The kernel's answer "no child" is exact, and includes dead ones. Otherwise its list is read:
+        a new child is appended to it before its parent is dead. (A dead child stays in it while a
+        debugger has it. Kernels without CONFIG_PROC_CHILDREN have no list, so nothing is returned.)
         """
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -179,17 +179,21 @@ class Family:
         return pids.difference(self._spared())
 
     def end(self, limit_s: float = UNKILLABLE_S) -> tuple[int, list[int]]:
-        """Kill them all, as `end_processes` does."""
+        """Kill all of them; arguments and result are as for `end_processes`."""
         return end_processes(lambda: self.living(stopping=True), limit_s, self.children)
 
     def end_openers(self, prefix: str) -> tuple[int, list[int]]:
-        """Kill those that have a file open whose path begins with `prefix`; the others go on.
+        """Kill those with an open file whose path begins with `prefix`; the others continue.
 
-        Where one has, or where a child died during the look, so that what forks and exits may have
-        been missed, all are stopped for another look, and continued.
+        If there is one, or if a child died during the look (processes that fork and exit may then
+        have been missed), all are stopped for another look, and continued.
+
+        Args:
+            prefix: the beginning of the paths.
+            limit_s: how long to wait for processes that do not die, in seconds.
 
         Returns:
-            As `end_processes`.
+            As for `end_processes`.
         """
 
         def openers() -> dict[int, int]:
@@ -208,24 +212,24 @@ class Family:
         return killed + more, left
 
     def _stop(self) -> set[int]:
-        """Stop all; return those that were stopped before."""
+        """Stop all processes; return those that were stopped before."""
         stats = {pid: read_stat(pid) for pid in self.living()}
         limit = time.monotonic() + _FREEZE_S
         before = -1
-        while self._reaped != before and time.monotonic() < limit:  # else no new one was made
+        while self._reaped != before and time.monotonic() < limit:  # otherwise no new one was made
             before = self._reaped
             _freeze(lambda: self.living(stopping=True))
             self.reap()
         return {pid for pid, stat in stats.items() if stat and stat[1] == "T"}
 
     def _continue(self, stopped: set[int]) -> None:
-        """Continue all but those; children first, so that no shell takes one for stopped."""
+        """Continue all except those; children first, so that no shell takes one for stopped."""
         for pid, start in reversed(self.living().items()):
             if pid not in stopped:
                 send_signal(pid, start, signal.SIGCONT)
 
     def reap(self, which: int = -1) -> bool:
-        """Take the status of dead children; return whether there are any children left."""
+        """Reap dead children; return whether there are any children left."""
         try:
             while True:
                 pid, status = os.waitpid(which, os.WNOHANG)
@@ -243,15 +247,16 @@ def end_processes(
     limit_s: float = UNKILLABLE_S,
     unseen: Callable[[], set[int]] = set,
 ) -> tuple[int, list[int]]:
-    """Kill what `find()` returns until it returns nothing: all are frozen first, then killed.
+    """Kill the results of `find()` until it returns none: all are frozen first, then killed.
 
     Args:
-        find: returns {pid: start time}.
-        limit_s: how long to wait for those that do not die.
-        unseen: asked where `find` returns nothing: returns the pids that it may have missed.
+        find: function that returns {pid: start time}.
+        limit_s: how long to wait for processes that do not die, in seconds.
+        unseen: function that returns pids which `find` may have missed; called if `find` returns
+            none.
 
     Returns:
-        How many were killed, and the pids that live on.
+        The number of killed processes, and the pids that live on.
     """
     limit = time.monotonic() + limit_s
     seen: dict[int, int] = {}
@@ -271,7 +276,7 @@ def end_processes(
 
 
 def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
-    # A stopped process does not fork: when a scan finds no new one, all are stopped.
+    # A stopped process does not fork: when a scan finds no new process, all are stopped.
     frozen: dict[int, int] = {}
     limit = time.monotonic() + _FREEZE_S
     while True:
@@ -285,11 +290,11 @@ def _freeze(find: Callable[[], dict[int, int]]) -> dict[int, int]:
 
 
 def _stop_groups(groups: Iterable[int]) -> None:
-    """Stop process groups, each at once: a fork is made before or after, and none gets away.
+    """Stop process groups, each atomically: a fork happens before or after, so none escapes.
 
     Args:
-        groups: each has one of our children in it, dead or alive. Only we reap these, so that the
-            number is no other group's.
+        groups: each group has one of our children in it, dead or alive. Only we reap these, so the
+            number cannot belong to another group.
     """
     for group in groups:
         try:

@@ -1,12 +1,12 @@
-"""The messages between saferun and its keeper, and how they travel through two pipes.
+"""The messages between saferun and its keeper, and their transport through two pipes.
 
-saferun sends commands: any number of `Prepare`, one `Start`, then `Signal`, `Resize` and `Kill` as
-they come; when it closes the pipe, or dies, the keeper ends the job. The keeper sends reports:
-`Started`, `Exited`, `Ended`, or `Failed` alone where the command could not be executed, and
-`Released` whenever an output ends.
+saferun sends commands: any number of `Prepare`, one `Start`, then any `Signal`, `Resize` and
+`Kill`. When it closes the pipe, or dies, the keeper ends the job. The keeper sends reports:
+`Started`, `Exited`, `Ended`, or only `Failed` if the command could not be executed, and `Released`
+whenever an output ends.
 
-A message travels as its length in eight bytes and a marshalled list of its type's name and its
-fields. Standard library only.
+A message is its length in eight bytes and a marshalled list of its type's name and its fields. This
+module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-HURRIED_DRAIN_S = 2.0  # output waits so long for a slow reader once somebody wants an end
+HURRIED_DRAIN_S = 2.0  # longest wait of output for a slow reader once an end is requested
 _LENGTH_BYTES = 8
 
 
@@ -24,15 +24,15 @@ _LENGTH_BYTES = 8
 
 
 class Prepare(NamedTuple):
-    """Start a warm process (warm_agent.py) for the attempt to come."""
+    """Start a warm process (warm_agent.py) for the next attempt."""
 
     python: list[str]  # the launcher's Python and its flags, or the job's
-    env: dict[str, str]  # the whole environment that it starts with
+    env: dict[str, str]  # the whole environment of its start
     program: str  # the launcher's program, or "-m"; "" for plain python
-    argv: list[str]  # the command line that it will show once it is the job
-    ignored: list[int]  # the signals that it ignores, as the job will
-    ranks: str | None  # the file that lists what ranks import, "" for none, if it forks its ranks
-    own_group: bool  # it gets a process group of its own, else it stays in saferun's
+    argv: list[str]  # the command line that it shows once it is the job
+    ignored: list[int]  # signals that it ignores, as the job will
+    ranks: str | None  # the file that lists the ranks' imports ("": no list), if it forks its ranks
+    own_group: bool  # it gets its own process group; otherwise it stays in saferun's
 
 
 class Start(NamedTuple):
@@ -40,21 +40,21 @@ class Start(NamedTuple):
 
     argv: list[str]
     env: dict[str, str]  # the whole environment
-    own_group: bool  # it gets a process group of its own, else it stays in saferun's
+    own_group: bool  # it gets its own process group; otherwise it stays in saferun's
     ignored: Sequence[int] = ()  # signals that it ignores
     blocked: Sequence[int] = ()  # signals that it blocks
-    nofile: int | None = None  # the soft limit of open files, raised as far as the hard one allows
-    cold: str = ""  # why no warm process may become the command; "" where one may
-    mark: str = ""  # the environment variable that tells the command why none did; "" for none
-    tail_bytes: int = 0  # how much of the end of each stream to keep
-    gpu_prefix: str = ""  # who has a path with this beginning open is ended after success, too
+    nofile: int | None = None  # soft limit of open files, raised up to the hard limit
+    cold: str = ""  # why no warm process may become the command; "" if one may
+    mark: str = ""  # variable that tells the command why none did; "" for none
+    tail_bytes: int = 0  # how many bytes of the end of each stream to keep
+    gpu_prefix: str = ""  # processes with an open path that begins so are ended after success, too
 
 
 class Signal(NamedTuple):
-    """Pass a signal on: to the command, or to the ranks that have a handler for it."""
+    """Pass a signal on: to the command, or to the ranks with a handler for it."""
 
     number: int
-    ranks: list[int] | None  # pids that have left a rank's receipt; None: for the command
+    ranks: list[int] | None  # pids that left a rank's receipt; None: for the command
 
 
 class Resize(NamedTuple):
@@ -69,31 +69,31 @@ class Kill(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The command is executed."""
+    """The command was executed."""
 
-    launcher: int  # its pid
-    exact: bool  # no output is lost should the keeper be killed
-    cold: str  # why the warm process did not become the command; "" where it did, or none waited
+    launcher: int  # the command's pid
+    exact: bool  # no output is lost if the keeper is killed
+    cold: str  # why the warm process did not become the command; "" if it did, or none waited
 
 
 class Released(NamedTuple):
-    """The channel of an output has ended: its reader went away, or all writers closed it."""
+    """The channel of an output has ended: its reader has gone, or all writers closed it."""
 
     outer: int  # 1 or 2
 
 
 class Exited(NamedTuple):
-    """The command has exited, or is about to be killed; what it left is ended after this."""
+    """The command has exited, or is about to be killed; its leftovers are ended next."""
 
     lived_s: float
-    wait_status: int | None  # as waitpid(2) gives it; None where it has not ended yet
+    wait_status: int | None  # as from waitpid(2); None if it has not ended yet
 
 
 class Ended(NamedTuple):
-    """Nothing of the job lives, except what it detached on purpose or what cannot be killed."""
+    """Nothing of the job lives, except detached processes and those that cannot be killed."""
 
-    wait_status: int  # as waitpid(2) gives it
-    killed: int  # processes that were left over and were killed
+    wait_status: int  # as from waitpid(2)
+    killed: int  # number of leftover processes that were killed
     unkillable: list[int]  # pids
     tails: tuple[bytes, bytes]  # the end of stdout and of stderr
     heads: tuple[bytes, bytes] = (b"", b"")  # the beginning of both
@@ -104,7 +104,7 @@ class Ended(NamedTuple):
 class Failed(NamedTuple):
     """The command could not be executed."""
 
-    reason: str  # the words of strerror(3)
+    reason: str  # text of strerror(3)
     program: str
 
 
@@ -122,7 +122,7 @@ _TYPES: dict[str, Callable[..., Message]] = {
 
 
 def send(fd: int, message: Message) -> None:
-    """Write one message; a reader that went away is no error."""
+    """Write one message; it is no error if the reader has gone."""
     data = marshal.dumps([type(message).__name__, *message])
     view = memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
     try:
@@ -138,7 +138,7 @@ def _decode(data: bytes) -> Message:
 
 
 class Inbox:
-    """Reads messages as they come."""
+    """Read messages as they arrive."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -147,22 +147,22 @@ class Inbox:
         self._waiting: list[Message] = []
 
     def wait(self) -> bool:
-        """Wait for a message; return whether there is one, False when no more can come."""
+        """Wait for a message; return False if no more can come."""
         while not self._waiting and not self.closed:
             self._waiting = self._fetch()
         return bool(self._waiting)
 
     def first(self) -> Message | None:
-        """Wait for one message and return it alone; None when no more can come."""
+        """Wait for one message and return only that; None if no more can come."""
         return self._waiting.pop(0) if self.wait() else None
 
     def waiting(self) -> list[Message]:
-        """Return the messages that came together with the `first`."""
+        """Return the messages that arrived together with the `first`."""
         messages, self._waiting = self._waiting, []
         return messages
 
     def read(self) -> list[Message]:
-        """Read once (blocks if nothing has come) and return the messages that are complete."""
+        """Read once (blocking if there is nothing) and return the complete messages."""
         return self.waiting() + self._fetch()
 
     def _fetch(self) -> list[Message]:

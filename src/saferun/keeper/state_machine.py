@@ -1,6 +1,6 @@
-"""An object whose life is a table of states, events and what follows from both.
+"""An object that is driven by a table of states and events.
 
-Standard library only: the keeper uses it, too.
+This module uses only the standard library, since the keeper uses it, too.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 State = str
-Event = str | type  # a message is an event of its type
-# (state, event) -> (action, next state); an action is a method of the object, None is none.
+Event = str | type  # a message is an event by its type
+# (state, event) -> (action, next state); an action is a method of the object, or None.
 Table = Mapping[tuple[State, Event], tuple[Callable[..., None] | None, State]]
 
 
@@ -19,22 +19,22 @@ def rows(
     action: Callable[..., None] | None,
     following: State = "",
 ) -> Table:
-    """Return the rows of a table in which the same follows from each event in each state.
+    """Return the rows of a table with the same result for each event in each state.
 
     Args:
-        states: where they may come.
-        events: what may come.
-        action: what is done then.
-        following: the next state; "": it stays.
+        states: the states in which the events may come.
+        events: the events.
+        action: the action for each of them.
+        following: the next state; "" for no change.
     """
     return {(state, event): (action, following or state) for state in states for event in events}
 
 
 class StateMachine:
-    """Follows a table.
+    """An object that follows a table.
 
     Args:
-        table: every event that is allowed in a state, the action and the state that follows.
+        table: for every allowed event in a state, the action and the next state.
         state: the first state.
     """
 
@@ -43,10 +43,10 @@ class StateMachine:
         self.state = state
 
     def step(self, event: Event, *details: object) -> None:
-        """Go to the next state, then act; the action is called with `details`.
+        """Go to the next state, then call the action with `details`.
 
         Raises:
-            RuntimeError: the table has no such event in this state, which is a fault of ours.
+            RuntimeError: the table does not allow the event in this state, which is a bug.
         """
         found = self._table.get((self.state, event))
         if found is None:

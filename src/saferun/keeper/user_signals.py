@@ -1,7 +1,7 @@
-"""Choose who gets SIGUSR1 and SIGUSR2: the ranks that have a use for them, and nobody else.
+"""Choose the receivers of SIGUSR1 and SIGUSR2: only ranks that have a use for them.
 
 torchrun dies of them or ends the job (`--signals-to-handle`), and a rank's helpers, which torchrun
-signals with the rank, die of them. Standard library only.
+signals together with the rank, die of them. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from saferun.keeper import process_tree
 def receivers(
     command: int, living: Mapping[int, int], joined: Collection[int], number: int
 ) -> list[int]:
-    """Return the pids that get a signal: the ranks', or the command's where no rank is known.
+    """Return the pids that get a signal: the ranks', or the command's if no rank is known.
 
-    A process that would die of it gets none.
+    A process that would die of it does not get it.
 
     Args:
         command: the attempt's first process.
         living: {pid: start time} of all processes of the attempt.
-        joined: pids that have left a rank's receipt; others of the kind may have them by now.
-        number: of the signal.
+        joined: pids that have left a rank's receipt; other processes may have these pids by now.
+        number: the signal's number.
     """
     ranks = {pid for pid in joined if pid in living}
     above = {parent for pid in ranks for parent in _ancestors(pid, living)}
@@ -32,9 +32,9 @@ def receivers(
 
 
 def _launched(command: int, living: Mapping[int, int]) -> list[int]:
-    """Return the processes that a launcher has made ranks of; what a rank starts is none."""
+    """Return the processes that a launcher started as ranks; a rank's own children do not count."""
     parents = {pid: stat[0] for pid in living if (stat := process_tree.read_stat(pid))}
-    if _has_rank(command):  # it runs in a rank itself, and whatever it starts has the variable
+    if _has_rank(command):  # it runs inside a rank, and all its children have the variable
         return [pid for pid, parent in parents.items() if parent == command]
     ranked = {pid for pid in parents if _has_rank(pid)}
     return [pid for pid in ranked if parents[pid] not in ranked]

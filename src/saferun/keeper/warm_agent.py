@@ -1,13 +1,13 @@
-"""A warm process, as its keeper sees it: it has imported ahead what the job will need.
+"""A warm process from its keeper's view: it has already imported what the job will need.
 
-Half of the time from a rank's death to the next attempt's first line is the new agent's own
-`import torch`. A warm agent has it done. While one attempt runs, the keeper of the next one starts
-the launcher's own Python, which does what the launcher's program would do first, the import, and
-then blocks on a pipe (inject/start/agent.py). When it is handed its task it takes over the task's
-arguments and environment and executes the launcher's program, the very file: messages, tracebacks,
-exit status and signals are those of a launcher that was started then.
+Half of the time from a rank's death to the next attempt's first line is the new agent's own `import
+torch`. A warm agent has done that before. While one attempt runs, the keeper of the next one starts
+the launcher's own Python. That Python does the import, as the launcher's program would do first,
+and then blocks on a pipe (inject/start/agent.py). When it gets its task, it adopts the task's
+arguments and environment and executes the file of the launcher's program: messages, tracebacks,
+exit status and signals are those of a launcher started at that time.
 
-Standard library only: it runs in the keeper's process.
+This module uses only the standard library, since it runs in the keeper's process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from saferun.keeper import output_ends, protocol
 from saferun.keeper.job import KEEPER_IGNORES, start_program
 
-# What a terminal or a user sends to all of saferun's group: a job of plain python is born there.
+# Signals that a terminal or a user sends to all of saferun's group, in which a plain python job
+# starts.
 _SHARED = [n for n in KEEPER_IGNORES if n not in (signal.SIGPIPE, signal.SIGXFSZ)]
-# Short, so that the real command line fits over it; `posix` is built in. `-c` puts the working
-# directory first on the path, and a module there must shadow nothing.
+# It is short, so that the real command line fits over it; `posix` is built in. `-c` puts the
+# working directory first on the path, and a module there must shadow nothing.
 _START = "from posix import read;exec(read(%d,%d),{})"
 _INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 _MARSHAL = 2  # a format that every Python reads and writes
@@ -53,25 +54,25 @@ class WarmAgent:
     """A process that imports torch and waits to become the job.
 
     Args:
-        prepare: what it is made ready for.
-        files: what the job will have as descriptors 1 and 2.
+        prepare: what the process is prepared for.
+        files: the job's future descriptors 1 and 2.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the process could not be started.
     """
 
     def __init__(self, prepare: protocol.Prepare, files: Sequence[int]) -> None:
         self._prepared = prepare
         self._unsent = memoryview(b"")
-        self.files = [os.dup(fd) for fd in files]  # our own copies: a channel closes its
+        self.files = [os.dup(fd) for fd in files]  # our own copies, since a channel closes its own
         control, self._control = os.pipe()
-        os.set_blocking(self._control, False)  # its reader may be importing for a long time yet
-        output_ends.enlarge(self._control)  # else a large environment goes through in pieces
+        os.set_blocking(self._control, False)  # its reader may be importing for a long time
+        output_ends.enlarge(self._control)  # otherwise a large environment passes in pieces
         self.answers, answer = os.pipe()
-        # What is printed during the import is nobody's before the hand-over: it waits in pipes.
+        # Output during the import belongs to nobody before the hand-over: it waits in pipes.
         pipes = [os.pipe() for _ in range(1 if files[0] == files[1] else 2)]
         self._printed = [(reading, bytearray()) for reading, _ in pipes]
-        # In memory, so that it can be read again (inject/start/agent.py).
+        # It is in memory, so that it can be read again (inject/start/agent.py).
         boot = os.memfd_create("saferun-boot")
         theirs = [control, answer, boot, *(writing for _, writing in pipes)]
         try:
@@ -85,7 +86,7 @@ class WarmAgent:
             os.set_blocking(fd, False)
 
     def _program(self, control: int, answer: int, boot: int) -> protocol.Start:
-        """Return what to execute; the code that it runs first lies ready in memory."""
+        """Return the program to execute; the code that it runs first is ready in memory."""
         prepared = self._prepared
         keeper = boot, control, answer, self.files
         text = _BOOT.format(
@@ -93,23 +94,23 @@ class WarmAgent:
         ).encode()
         os.pwrite(boot, text, 0)
         argv = [*prepared.python, "-c", _START % (boot, len(text))]
-        # Space for the real command line, which is written over this one.
+        # This is space for the real command line, which is written over this one.
         missing = _size(prepared.argv) - _size(argv) - 1
         argv += [" " * missing] if missing > 0 else []
         blocked = () if prepared.own_group else _SHARED
         return protocol.Start(argv, prepared.env, prepared.own_group, prepared.ignored, blocked)
 
     def hand_over(self, start: protocol.Start) -> bool:
-        """Send the task; return whether anybody reads it. Its answer arrives on `answers`.
+        """Send the task; return whether there is a reader. Its answer arrives on `answers`.
 
-        What does not fit into the pipe is sent by each `relay`.
+        Each `relay` sends more of what does not fit into the pipe.
         """
         python, program = self._prepared.python, self._prepared.program
         argv = [*python, *start.argv] if program not in ("", "-m") else start.argv
         return self._write(marshal.dumps((argv, len(python), start.env), _MARSHAL))
 
     def go(self) -> None:
-        """Let it go on as the job."""
+        """Let the process continue as the job."""
         self._write(b"g")
 
     def _write(self, data: bytes) -> bool:
@@ -125,7 +126,7 @@ class WarmAgent:
         return True
 
     def relay(self) -> None:
-        """Send on, and read what the import prints, so that no full pipe holds it up."""
+        """Send more of the task, and read the import's output, so that no full pipe blocks it."""
         self._push()
         for fd, printed in self._printed:
             with contextlib.suppress(OSError):  # nothing more now
@@ -133,16 +134,16 @@ class WarmAgent:
                     printed += data
 
     def pass_output_on(self) -> None:
-        """Write what the import printed to where the job's output goes."""
+        """Write the import's output to the job's output."""
         self.relay()
         for (_, printed), file in zip(self._printed, self.files, strict=False):
             view = memoryview(printed)
-            with contextlib.suppress(OSError):  # its reader went away
+            with contextlib.suppress(OSError):  # the reader has gone
                 while view:
                     view = view[os.write(file, view) :]
 
     def close(self) -> None:
-        """Close all descriptors, which ends an agent that still waits."""
+        """Close all descriptors, which ends an agent that is still waiting."""
         for fd in (self._control, self.answers, *self.files, *(fd for fd, _ in self._printed)):
             os.close(fd)
 

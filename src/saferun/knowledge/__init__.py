@@ -1,1 +1,1 @@
-"""What is known about the world: data with sources, and how they are loaded."""
+"""What is known about the world: data with sources, and the code that loads them."""

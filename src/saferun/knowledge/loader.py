@@ -1,6 +1,6 @@
-"""The data files of this folder; parsed once for each content, then read from a cache.
+"""The data files of this folder. Each content is parsed once, then read from a cache.
 
-What is returned here is raw, and each file has one reader, which makes typed values of it:
+The functions here return raw documents. One module per file makes typed values of them:
 diagnosis/signatures.py, planning/mitigation_catalog.py, gpu/cuda_errors.py,
 doctor/checks/checks_driver.py, doctor/checks/checks_gpu.py, doctor/xid.py and audit/effects.py.
 """
@@ -16,12 +16,12 @@ from saferun.system import paths
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 _OF_A_RUN = ("failures.yaml", "mitigations.yaml", "cuda_errors.yaml")
-_held: dict[str, tuple[str, bool]] = {}  # by file name, what `_read` returned
-_kept: dict[str, dict[str, Any]] = {}  # by file name
+_held: dict[str, tuple[str, bool]] = {}  # results of `_read` by file name
+_kept: dict[str, dict[str, Any]] = {}  # parsed documents by file name
 
 
 def hold() -> None:
-    """Have the texts of the documents that a run needs in memory from now on.
+    """Read the texts of the documents that a run needs into memory.
 
     Raises:
         OSError: one of them cannot be read.
@@ -50,7 +50,7 @@ def load(name: str) -> dict[str, Any]:
     cached = _cached(entry, text)
     if cached is not None:
         return cached
-    import yaml  # only where the cache has nothing; a generated script does without
+    import yaml  # only if the cache lacks the text; a generated script never gets here
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML has it
     document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (both loaders are safe)
@@ -73,7 +73,7 @@ def load_for_bundle() -> Mapping[str, Any]:
 
 
 def _read(name: str) -> tuple[str, bool]:
-    """Return the text of a document, and whether it is a bundle's, in JSON."""
+    """Return the text of a document, and whether it is JSON from a bundle."""
     bundled = os.path.join(HERE, name.removesuffix(".yaml") + ".json")
     is_bundled = os.path.exists(bundled)
     with open(bundled if is_bundled else os.path.join(HERE, name), encoding="utf-8") as file:

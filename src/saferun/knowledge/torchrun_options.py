@@ -11,7 +11,7 @@ import re
 from saferun.model import Option
 
 _OLDEST, _NEWEST = 4, 13  # releases of torch 2 that the table describes; OPTIONS is the newest's
-_SINCE = {  # option -> the release of torch 2 that brought it; none has gone
+_SINCE = {  # option -> the torch 2 release that added it; none was removed
     "event_log_handler": 8,
     "numa_binding": 9,
     "duplicate_stdout_filters": 10,
@@ -30,7 +30,8 @@ def _option(name: str, short: str = "", *, flag: bool = False, env: bool = True)
     return Option(dest, spelled, flag, "PET_" + dest.upper() if env else None)
 
 
-# The order is the parser's: its message about an ambiguous abbreviation follows it.
+# The order is that of torchrun's parser: its message about an ambiguous abbreviation lists the
+# options in it.
 OPTIONS: tuple[Option, ...] = (
     _option("help", "-h", flag=True, env=False),
     _option("nnodes"),
@@ -67,10 +68,10 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def of_torch(version: str) -> tuple[Option, ...] | None:
-    """Return the options of a release of torch; None for builds that are no known release.
+    """Return the options of a torch release; None for builds of unknown releases.
 
     Args:
-        version: such as "2.11.0+cu130".
+        version: torch's version, such as "2.11.0+cu130".
 
     >>> [len(of_torch(version) or ()) for version in ("2.4.1", "2.13.0+cpu", "2.6.0a0+ecf3bae40a")]
     [24, 31, 0]

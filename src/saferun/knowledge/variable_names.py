@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Two names of one list. Which one torch reads first depends on its version (pytorch#183387): if the
-# user has exported only the other one, both get the merged value.
+# Pairs of names for one list. Which one torch reads first depends on its version (pytorch#183387):
+# if the user has exported only the other one, both get the merged value.
 OTHER_NAME = {
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF": "PYTORCH_CUDA_ALLOC_CONF",
@@ -21,19 +21,29 @@ LISTS = {
 
 
 def items(text: str, between: str) -> list[str]:
-    """Return the items of a list, stripped, without empty ones."""
+    """Return the items of a list, stripped, without empty ones.
+
+    Args:
+        text: the list.
+        between: the separator of items.
+    """
     return [item.strip() for item in text.split(between) if item.strip()]
 
 
 def item_name(variable: str, item: str) -> str:
-    """Return the name of an item of a list variable; the item itself where it has no value."""
+    """Return the name of an item of a list variable; the item itself if it has no value.
+
+    Args:
+        variable: the name of the variable, a key of LISTS.
+        item: an item of its list.
+    """
     _, pair = LISTS[variable]
     return item.split(pair, 1)[0] if pair else item
 
 
 # Variables that make a program run code that its user did not name. Sources: ld.so(8), python(1),
-# bash(1), perlrun(1), node(1), and what nccl, torch and triton document of plugins, compilers and
-# caches of code.
+# bash(1), perlrun(1), node(1), and the documentation of nccl, torch and triton on plugins,
+# compilers and caches of code.
 _LOADS_CODE = frozenset(
     items(
         "BASH_ENV,CC,CPATH,CUDA_HOME,CUDA_INJECTION64_PATH,CUDA_PATH,CXX,ENV,GCONV_PATH,HOME,"
@@ -50,7 +60,7 @@ _LOADS_CODE_FAMILIES = ("LD_", "GIT_", "BASH_FUNC_", "OPENSSL_")
 
 
 def loads_code(name: str) -> bool:
-    """Return whether a variable can make a program load or run code of somebody's choice."""
+    """Return whether a variable can make a program load or run code that the user did not name."""
     return name in _LOADS_CODE or name.startswith(_LOADS_CODE_FAMILIES)
 
 
@@ -58,7 +68,7 @@ def combine(name: str, older: str, newer: str) -> str:
     """Return a merged list: an item of the newer value replaces an older one of the same name.
 
     Args:
-        name: of the variable, a key of LISTS.
+        name: the variable's name, a key of LISTS.
         older: the earlier value.
         newer: the later value.
     """

@@ -2,8 +2,8 @@
 
     build_plan(request, profile, facts, environ, identity, changes) -> LaunchPlan
 
-reads no clock, no file and no environment of its own. A retry is the same call with another
-identity and other changes.
+`build_plan` reads no clock, no file and no environment of its own. A retry is the same call with
+another identity and other changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def conditions(
     """Return the conditions against which `when:` clauses are evaluated.
 
     Args:
-        request: what the user asked for.
+        request: the user's request.
         facts: the torch version and the GPUs of this machine.
         named: the user named the profile.
         starts_all: the profile starts one process per GPU if the user gives no count.
@@ -58,7 +58,7 @@ def conditions(
         several = number > 1
     else:
         several = count == "cpu" or gpus > 1
-    # An --nnodes that says no number (1:4) may mean several nodes.
+    # An --nnodes that gives no single number (1:4) may mean several nodes.
     return Conditions(facts.torch, gpus, several or (nodes or 2) > 1, named)
 
 
@@ -73,12 +73,12 @@ def build_plan(
     """Return the plan of one attempt: the command, the environment and the policies.
 
     Args:
-        request: what the user asked for; `request.line.refusal` must be None.
+        request: the user's request; `request.line.refusal` must be None.
         profile: resolved for these facts.
-        facts: what is known about the machine that runs the job.
-        environ: what the user exported.
-        identity: which attempt this is, and where its processes find saferun's files.
-        changes: what the mitigations in force change; it overrides everything else.
+        facts: the facts about the machine that runs the job.
+        environ: the variables that the user exported.
+        identity: the attempt, and the place where its processes find saferun's files.
+        changes: the changes of the mitigations in force; they override everything else.
 
     Raises:
         UsageError: an option of torchrun is given, and the launcher is plain python.
@@ -88,7 +88,7 @@ def build_plan(
     settings = profile.settings._replace(
         hooks=with_values(profile.settings.hooks, changes.hooks, "hooks.")
     )
-    # SAFERUN_INJECT and PYTHONPATH also load what lets the agents of several nodes meet.
+    # SAFERUN_INJECT and PYTHONPATH also load the code by which the agents of several nodes meet.
     needs_hooks = changes.needs_hooks or (options.nodes != 1 and is_supervised(settings))
     seen = {**environ, **{name: setting.value for name, setting in merged.env.items()}}
     ours = {
@@ -123,7 +123,7 @@ def build_plan(
 
 
 def disabled_plan(request: Request, facts: MachineFacts) -> LaunchPlan:
-    """Return the plan under SAFERUN_DISABLE: torchrun as the user wrote it, nothing added."""
+    """Return the plan under SAFERUN_DISABLE: torchrun as the user wrote it, without additions."""
     return LaunchPlan(
         profile="none",
         launcher="torchrun",
@@ -146,7 +146,7 @@ def disabled_plan(request: Request, facts: MachineFacts) -> LaunchPlan:
 def _line(
     request: Request, profile: Profile, environ: Mapping[str, str], identity: Identity
 ) -> CommandLine:
-    """Return the attempt's command line: profile defaults, the user's words, resume arguments."""
+    """Return the attempt's command line: profile defaults, user's and resume arguments."""
     line, retry = request.line, profile.settings.retry
     defaults = _defaults(line, profile, environ)
     script_args = line.script_args

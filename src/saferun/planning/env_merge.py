@@ -14,7 +14,7 @@ from saferun.model import Setting
 
 
 class Merged(NamedTuple):
-    """The variables that saferun sets, and those that it leaves as the user exported them."""
+    """The variables that saferun sets, and those that it leaves as exported."""
 
     env: Mapping[str, Setting]
     kept: Mapping[str, Setting]  # name -> the profile's setting that was not used
@@ -57,7 +57,7 @@ def _commanded(setting: Setting) -> bool:
 
 
 def _renumbers(name: str, exported: Mapping[str, str], setting: Setting) -> bool:
-    """Return whether a setting would give the job other GPUs than CUDA_VISIBLE_DEVICES does."""
+    """Return whether a setting would change which GPUs the numbers in CUDA_VISIBLE_DEVICES mean."""
     visible = exported.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return False
@@ -91,9 +91,9 @@ def _merge_list(
     one wins over a profile.
 
     Args:
-        name: of the variable, a key of LISTS.
+        name: the variable's name, a key of LISTS.
         theirs: the exported value.
-        setting: of the profile or of `--set`.
+        setting: the setting of the profile or of `--set`.
         env: receives the merged value if it differs from `theirs`.
         kept: receives the profile's setting if none of its items was used.
     """

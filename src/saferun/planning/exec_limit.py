@@ -1,4 +1,4 @@
-"""Pure: whether a plan's variables make the environment more than the kernel passes to a program.
+"""Pure: whether a plan's variables make the environment too large for the kernel.
 
 Source: bprm_stack_limits and MAX_ARG_STRLEN in Linux' fs/exec.c and binfmts.h, and execve(2).
 """
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from saferun.model import LaunchPlan
 
-ALWAYS_BYTES = 128 << 10  # always allowed, whatever the limit of the stack is
+ALWAYS_BYTES = 128 << 10  # allowed whatever the stack's limit is
 _MOST_BYTES = 6 << 20
 _STRING_BYTES = 128 << 10  # most for one argument or variable, with pages of 4 KiB
 _POINTER_BYTES = 8
-RANK_BYTES = 4 << 10  # torchrun adds some twenty variables for a rank
+RANK_BYTES = 4 << 10  # for some twenty variables that torchrun adds in a rank
 
 
 def size(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -23,7 +23,7 @@ def size(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogateescape")) + 1  # its end, or the sign after a name
+    return len(text.encode("utf-8", "surrogateescape")) + 1  # the final NUL, or the "="
 
 
 def limit(stack_bytes: int | None) -> int:
@@ -37,12 +37,12 @@ def limit(stack_bytes: int | None) -> int:
 
 
 def excess(plan: LaunchPlan, environ: Mapping[str, str], most: int) -> str:
-    """Return what is too large because of the plan's variables, for people; "" where all fits.
+    """Return what is too large because of the plan's variables, for people; "" if all fits.
 
     Args:
-        plan: of the attempt.
-        environ: the user's environment, which alone fitted: we were given it.
-        most: what may be given to a program (`limit`).
+        plan: the plan of the attempt.
+        environ: the user's environment, which fits: saferun was started with it.
+        most: bytes that a program may be given (`limit`).
     """
     env = plan.environment(environ)
     for name in plan.env:

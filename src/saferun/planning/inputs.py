@@ -47,7 +47,7 @@ class RunInputs(NamedTuple):
     environ: Mapping[str, str]
     identity: Identity
     runs: str = ""  # the directory of all runs' journals
-    launcher: torchrun_install.Launcher | None = None  # None where plain python starts the job
+    launcher: torchrun_install.Launcher | None = None  # None if plain python starts the job
     remarks: tuple[str, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class RunInputs(NamedTuple):
         """Return the plan of the attempt that `identity` names.
 
         Args:
-            changes: what the mitigations in force change.
+            changes: the changes of the mitigations in force.
 
         Raises:
             UsageError: an option of torchrun is given and the profile starts plain python.
@@ -83,7 +83,7 @@ def disabled(environ: Mapping[str, str]) -> bool:
 
 
 def working_directory() -> str:
-    """Return the working directory; "." if it was deleted, which is no error here."""
+    """Return the working directory; "." if it was deleted, which is not an error here."""
     try:
         return os.getcwd()
     except OSError:
@@ -96,14 +96,14 @@ def gather(
     """Return the inputs of a run.
 
     Args:
-        request: what the user asked for.
-        environ: what the user exported.
+        request: the user's request.
+        environ: the variables that the user exported.
         cwd: the directory that relative paths start from.
         starting: a job is about to start; otherwise plans are only shown, and torchrun need not
             exist.
 
     Raises:
-        SaferunError: a mistake of the user's, whose fix the message names, or there is no torchrun.
+        SaferunError: the user made a mistake, whose fix the message names, or there is no torchrun.
     """
     if disabled(environ):
         facts = MachineFacts(launcher=_launcher(environ, starting).argv)
@@ -111,7 +111,7 @@ def gather(
     gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
     if not starting or gathered.profile is None:
         return gathered
-    from saferun.audit import collect  # a generated script, which calls `assemble`, has no audit
+    from saferun.audit import collect  # a generated script has no audit and calls `assemble`
 
     idle = collect.remark(gathered.request, gathered.profile.env, gathered.facts, environ, cwd)
     return gathered._replace(remarks=(*gathered.remarks, *([idle] if idle else [])))
@@ -129,13 +129,13 @@ def check_accepted(gathered: RunInputs) -> None:
 
 
 def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Chosen:
-    """Return the profile that applies to a request, the user's settings over it, and the GPUs.
+    """Return the profile that applies to a request, the settings that override it, and the GPUs.
 
-    GPUs are detected once, and not at all if the profile is not for GPUs.
+    The GPUs are detected once, or not at all if the profile is not for GPUs.
 
     Args:
-        request: what the user asked for.
-        environ: what the user exported.
+        request: the user's request.
+        environ: the variables that the user exported.
         cwd: the directory where `./saferun.yaml` is looked for.
 
     Raises:
@@ -158,12 +158,12 @@ def assemble(
     *,
     starting: bool,
 ) -> RunInputs:
-    """Return the inputs of plans, given the profile.
+    """Return the inputs of plans for a chosen profile.
 
     Args:
-        request: what the user asked for.
-        chosen: the profile, the settings over it and the GPUs.
-        environ: what the user exported.
+        request: the user's request.
+        chosen: the profile, the settings that override it and the GPUs.
+        environ: the variables that the user exported.
         cwd: the directory that relative paths start from.
         starting: a job is about to start; otherwise torchrun and python need not exist.
 
@@ -194,9 +194,9 @@ def assemble(
 def _for_python(
     request: Request, sets: tuple[Given, ...], environ: Mapping[str, str]
 ) -> tuple[Request, tuple[Given, ...]]:
-    """Return a request with its command line as plain python takes it, and the settings over it.
+    """Return a request as plain python reads its command line, and the overriding settings.
 
-    A script on stdin is tried once: a second attempt would find it read.
+    A script on stdin gets one attempt: a second one would find an empty stdin.
     """
     line = request.python or request.line
     options = launch_options(line, environ)

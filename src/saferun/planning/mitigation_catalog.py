@@ -3,7 +3,7 @@
     load() -> {name: Mitigation}
     describe(mitigations, names) -> "port (a free port; cost: none)"
 
-mitigation_overlay.py decides where one can be used and what it changes in a plan.
+mitigation_overlay.py decides whether a mitigation can be used and what it changes in a plan.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from saferun.inject.targets import NEEDS, NEEDS_ASSIGN, NEEDS_DIRECTORIES
 from saferun.knowledge import loader
 from saferun.model import ProcessLimits
 
-CUDAGRAPHS = "cudagraphs"  # the one value of `excludes` that is not a mitigation
-# Names in mitigations.yaml of values that supervise/changes/probes.py finds out.
+CUDAGRAPHS = "cudagraphs"  # the only value of `excludes` that is not a mitigation
+# Names in mitigations.yaml of values that supervise/changes/probes.py determines.
 FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
 
 
@@ -24,44 +24,44 @@ class Mitigation(NamedTuple):
     """One entry of mitigations.yaml."""
 
     name: str
-    cost: str  # as a phrase for people
+    cost: str  # a phrase for people
     why: str
     source: str
     env: Mapping[str, str] = {}
-    computed: Mapping[str, str] = {}  # variable -> the name of the probe that gives its value
+    computed: Mapping[str, str] = {}  # variable -> name of the probe that determines its value
     settings: Mapping[str, str | bool] = {}  # "hooks.compile.autotune" -> value
-    # settings of torch that have no environment variable; a hook assigns them in the rank
+    # Settings of torch that have no environment variable; a hook assigns them in the rank.
     assign: Mapping[str, str | bool | int] = {}
-    # a hook gives each rank a directory of its own below the computed one
+    # Whether a hook gives each rank its own directory below the computed one.
     rank_directories: bool = False
     torchrun: Mapping[str, str] = {}  # option -> "free" or "fresh"
     process: ProcessLimits = ProcessLimits()
-    cost_percent: float | None = None  # measured loss of throughput; None where it was not measured
-    excludes: tuple[str, ...] = ()  # mitigations, or "cudagraphs", that it is not combined with
-    torch: str = ""  # a range; "" is every torch that saferun supports
-    nccl: str = ""  # a range of NCCL's versions
-    last: bool = False  # only for the one last attempt that collects diagnostics
+    cost_percent: float | None = None  # measured loss of throughput; None if not measured
+    excludes: tuple[str, ...] = ()  # mitigations (or "cudagraphs") that it excludes
+    torch: str = ""  # version range; "" for every torch that saferun supports
+    nccl: str = ""  # version range of NCCL
+    last: bool = False  # used only in the last attempt, which collects diagnostics
 
     @property
     def needs_hooks(self) -> bool:
-        """Whether a hook inside the ranks has to apply it."""
+        """Return whether a hook inside the ranks has to apply the mitigation."""
         return bool(self.settings or self.assign or self.rank_directories)
 
     @property
     def targets(self) -> set[str]:
-        """The modules of torch whose hooks have to hold for it."""
+        """Return the modules of torch whose hooks must be in place."""
         found = [NEEDS.get(key.removeprefix("hooks."), ()) for key in self.settings]
         found += [NEEDS_ASSIGN] * bool(self.assign) + [NEEDS_DIRECTORIES] * self.rank_directories
         return {name for names in found for name in names}
 
     @property
     def costs(self) -> bool:
-        """Whether it slows down or restricts every run that uses it."""
+        """Return whether the mitigation slows down or restricts every run that uses it."""
         return not self.cost.startswith("none")
 
     @property
     def lasting(self) -> bool:
-        """Whether the cause is permanent (the script, the machine), so that later runs need it too.
+        """Return whether the cause is permanent (script, machine): later runs need it, too.
 
         A port that was in use once is no reason to avoid it in later runs.
         """
@@ -76,7 +76,7 @@ def load() -> Mapping[str, Mitigation]:
 def parse(document: Mapping[str, Any]) -> Mapping[str, Mitigation]:
     """Return the mitigations of a document, the `mitigations` key of mitigations.yaml.
 
-    tests/planning/test_mitigation_catalog.py checks the shipped file, which a run takes as it is.
+    tests/planning/test_mitigation_catalog.py checks the shipped file; a run uses it unchecked.
     """
     return {name: _mitigation(name, body) for name, body in document.items()}
 
@@ -95,7 +95,7 @@ def _mitigation(name: str, body: Mapping[str, Any]) -> Mitigation:
 
 
 def describe(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> str:
-    """Return one clause for each mitigation: what it sets and what that costs."""
+    """Return one clause for each mitigation: what it sets, and its cost."""
     return "; ".join(_described(mitigations[name]) for name in names if name in mitigations)
 
 
@@ -118,7 +118,7 @@ def sets(mitigation: Mitigation) -> str:
     """Return what a mitigation sets, for people."""
     found = [f"{key.removeprefix('hooks.')}={value}" for key, value in mitigation.settings.items()]
     found += [f"{key.removeprefix('torch.')}={value}" for key, value in mitigation.assign.items()]
-    if not found:  # else the variables repeat the settings, for processes that no hook reaches
+    if not found:  # otherwise the variables repeat the settings, for processes without hooks
         found = [f"{name}={value}" for name, value in mitigation.env.items()]
     probes = [*mitigation.computed.values(), *mitigation.torchrun.values()]
     found += [_ANSWERS[probe] for probe in dict.fromkeys(name.lstrip("=") for name in probes)]

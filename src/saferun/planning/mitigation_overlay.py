@@ -3,10 +3,10 @@
     refusal(mitigations, name, in_force, situation) -> "" if it can be used, else the reason
     changes(mitigations, names, situation) -> what build_plan applies after everything else
 
-A mitigation overrides the profile, the exported variable and `--set`: the attempt that failed had
-those. The origin of each value in the plan names the mitigation. Values that depend on the machine
-(a free port, the newest ptxas) are found by supervise/changes/probes.py and passed as
-`Situation.answers`.
+A mitigation overrides the profile, the exported variable and `--set`, since the attempt that failed
+used those. The origin of each value in the plan names the mitigation. supervise/changes/probes.py
+determines values that depend on the machine (a free port, the newest ptxas); `Situation.answers`
+has them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Situation(NamedTuple):
     plan: LaunchPlan  # without mitigations
     environ: Mapping[str, str]  # the variables that the user exported
     torch: str | None = None
-    answers: Mapping[str, str] = {}  # name of a probe -> its value, for those that found one
+    answers: Mapping[str, str] = {}  # probe -> its value, if it found one
     graphs_seen: bool = False  # a rank of an earlier attempt compiled with CUDA graphs
-    hooks_run: bool = True  # False: the ranks of an earlier attempt skipped them (-I, -E, -S)
-    missed: frozenset[str] = frozenset()  # modules that an earlier attempt loaded past the hooks
+    hooks_run: bool = True  # False: an earlier attempt's ranks ran without hooks (-I, -E, -S)
+    missed: frozenset[str] = frozenset()  # modules that an earlier attempt loaded unhooked
 
     @property
     def hooks(self) -> HookSettings:
@@ -48,7 +48,7 @@ class Situation(NamedTuple):
 
 
 def graphs_seen(observed: Iterable[Mapping[str, object]]) -> bool:
-    """Return whether the receipts of any rank show a compilation with CUDA graphs."""
+    """Return whether any rank's receipts show a compilation with CUDA graphs."""
     for facts in observed:
         effective = facts.get("effective")
         if isinstance(effective, Mapping) and effective.get("triton.cudagraphs") is True:
@@ -59,7 +59,7 @@ def graphs_seen(observed: Iterable[Mapping[str, object]]) -> bool:
 
 
 def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of what probes.py has to find for these mitigations, each once."""
+    """Return the names of the values that probes.py must find for these mitigations, each once."""
     found: list[str] = []
     for mitigation in (mitigations[name] for name in names if name in mitigations):
         found += [question.lstrip("=") for question in mitigation.computed.values()]
@@ -75,9 +75,9 @@ def refusal(
 
     Args:
         mitigations: all of them, by name.
-        name: of the mitigation.
-        in_force: names of those that the next attempt has already.
-        here: the situation that it is applied to.
+        name: the mitigation's name.
+        in_force: names of the mitigations that the next attempt already has.
+        here: the situation that the mitigation is applied to.
 
     Returns:
         One clause for people; "" if it can be used.
@@ -117,8 +117,8 @@ def _clash(mitigation: Mitigation, in_force: Sequence[str], here: Situation) -> 
 def _graphs_on(in_force: Sequence[str], here: Situation) -> bool:
     """Return whether the job is known to use CUDA graphs through the compiler.
 
-    `hooks.compile.cudagraphs: keep` leaves the choice to the script, so the receipts of earlier
-    attempts or the variable decide.
+    With `hooks.compile.cudagraphs: keep` the script chooses, so the receipts of earlier attempts or
+    the variable tell.
     """
     if "cudagraphs-off" in in_force or "compile-off" in in_force:
         return False
@@ -144,8 +144,8 @@ def _changes_anything(
 ) -> bool:
     """Return whether the next attempt would differ.
 
-    If the mitigation has hook settings, only these are compared: its variables are then for
-    processes that no hook reaches.
+    If the mitigation has hook settings, only these are compared: its variables are for processes
+    without hooks.
     """
     if mitigation.assign or mitigation.rank_directories:
         return True
@@ -170,12 +170,12 @@ def changes(
 ) -> Changes:
     """Return what several mitigations change together; a later one overrides an earlier one.
 
-    A computed value for which there is no answer is left out; `refusal` has reported it.
+    A computed value whose probe found nothing is left out; `refusal` has reported it.
 
     Args:
         mitigations: all of them, by name.
-        names: of those in force, in order.
-        here: the situation that they are applied to.
+        names: names of the mitigations in force, in order.
+        here: the situation that the mitigations are applied to.
 
     Raises:
         KeyError: a name is not that of a mitigation.
@@ -225,9 +225,9 @@ def _limits(
 
 
 def _options(mitigation: Mitigation, here: Situation) -> list[str]:
-    """Return torchrun's arguments of a mitigation, for the rendezvous of this job.
+    """Return a mitigation's options for torchrun, for the rendezvous of this job.
 
-    Which option moves the port (torch/distributed/run.py, 2.4 to 2.13): --standalone overrides
+    These options determine the port (torch/distributed/run.py, 2.4 to 2.13): --standalone overrides
     the others and takes a free port and a new id by itself; the static rendezvous uses
     --master-port unless it has an endpoint; c10d uses the endpoint's port. The endpoint of a
     service (etcd) or of a file is never changed.
@@ -246,7 +246,7 @@ def _options(mitigation: Mitigation, here: Situation) -> list[str]:
 
 
 def _port_option(here: Situation) -> str:
-    """Return the option that moves the port of this rendezvous, "" if none does."""
+    """Return the option that changes the port of this rendezvous; "" if none does."""
     options = here.plan.options
     host, port = _endpoint(here)
     if options.backend == "static":
@@ -256,14 +256,14 @@ def _port_option(here: Situation) -> str:
 
 
 def _endpoint(here: Situation) -> tuple[str, str]:
-    """Return host (as written) and port of the rendezvous endpoint; "" for what is not given."""
+    """Return host (as written) and port of the rendezvous endpoint; "" for a missing part."""
     text = here.plan.options.endpoint
     host, colon, port = text.rpartition(":")
     return (host, port) if colon and port.isdigit() else (text, "")
 
 
 def meeting_host(here: Situation) -> str:
-    """Return the host of the rendezvous, "" if it is this machine by default."""
+    """Return the host of the rendezvous; "" if this machine is it by default."""
     return _endpoint(here)[0].strip("[]") or here.plan.options.master_addr
 
 
@@ -279,9 +279,9 @@ def merge_mitigations(
     others stay. A variable that is exported with the same value is not set again.
 
     Args:
-        env: what saferun sets without mitigations.
-        environ: what the user exported.
-        variables: of the mitigations, in order.
+        env: the variables that saferun sets without mitigations.
+        environ: the variables that the user exported.
+        variables: the mitigations' variables, in order.
     """
     made = dict(env)
     for name, mitigation in variables:
@@ -303,7 +303,7 @@ def merge_mitigations(
 def _merged(
     name: str, made: Mapping[str, Setting], environ: Mapping[str, str], mitigation: Setting
 ) -> Setting:
-    """Return a list variable, set by saferun or exported, with a mitigation's items merged in."""
+    """Return a list variable (saferun's or exported) with a mitigation's items merged in."""
     older = made[name].value if name in made else environ.get(name)
     origin = made[name].origin if name in made else "exported" if older else ""
     if not older:

@@ -1,11 +1,11 @@
-"""Pure: programs that start scripts themselves, and what to write where one stands as SCRIPT."""
+"""Pure: programs that start scripts themselves, and what to write if one stands as SCRIPT."""
 
 from __future__ import annotations
 
 import re
 
 _TYPE = "it starts the ranks itself (`What to type` in docs/usage.md)"
-# The name of a program -> what to write in its place.
+# Name of a program -> what to write instead.
 _INSTEAD = {
     r"torchrun|saferun": "saferun stands in its place: leave the word out",
     r"(?:python|pypy)[\d.]*": "saferun starts the Python itself: leave the word out",
@@ -20,7 +20,7 @@ _INSTEAD = {
 
 
 def hint(script: str | None) -> str:
-    """Return what to write where SCRIPT is the name of such a program; "" for any other script."""
+    """Return what to write if SCRIPT is the name of such a program; "" for any other script."""
     name = (script or "").rpartition("/")[2]
     found = (text for names, text in _INSTEAD.items() if re.fullmatch(names, name))
     return "".join(f"`{name}` is taken for the script; {text}" for text in found)

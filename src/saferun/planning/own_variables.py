@@ -9,12 +9,12 @@ from saferun.inject import contract
 from saferun.model import Checkpoint, Identity, LaunchOptions, Setting, as_tree
 from saferun.settings import HookSettings, Key, RetryPolicy, Settings, leaves
 
-# Without it, a restart hangs: the restarted workers find stale keys in the agent's store.
+# Without this variable a restart hangs: restarted workers find stale keys in the agent's store.
 SHARE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 ATTEMPT, MITIGATIONS = "SAFERUN_ATTEMPT", "SAFERUN_MITIGATIONS"
 WORKER = "SAFERUN_WORKER"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Variables of torch's flight recorder for NCCL. It appends the rank to their values.
+# Variables of torch's flight recorder for NCCL, which appends the rank to their values.
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # since torch 2.8; before
 # Set only in attempts that saferun supervises; `saferun env` leaves them out.
@@ -27,7 +27,7 @@ def is_supervised(settings: Settings) -> bool:
 
 
 def needed_beside(settings: Settings) -> tuple[str, ...]:
-    """Return the keys, with their values, that need saferun beside the job of a single attempt."""
+    """Return the keys (with values) that need saferun beside the job even for a single attempt."""
     watch = leaves(settings.watch, "watch.")
     found = [f"{name}: end" for name, _, value in watch if value == "end"]
     if settings.watch.silence_s is not None and settings.watch.mode == "warn":
@@ -50,11 +50,11 @@ def for_torchrun(
     """Return the variables for torchrun and the script.
 
     Args:
-        settings: give the launcher, and whether the attempt is supervised.
-        options: of torchrun, as given.
+        settings: settings that give the launcher and whether the attempt is supervised.
+        options: torchrun's options, as given.
         identity: which attempt it is.
-        environ: what the user exported.
-        mitigations: names of those in force.
+        environ: the variables that the user exported.
+        mitigations: names of the mitigations in force.
 
     Returns:
         Settings by variable; an exported value of the restart variable is not overridden.
@@ -76,7 +76,7 @@ def for_torchrun(
 
 def _for_worker(identity: Identity, workers: int) -> dict[str, Setting]:
     if identity.worker is None and workers > 1:
-        return {}  # the plan of all of them
+        return {}  # this plan covers all workers
     found = {WORKER: Setting(str(identity.worker or 0), "saferun", "which worker this is")}
     if identity.visible is not None:
         why = "one GPU for each of several workers"
@@ -95,11 +95,11 @@ def for_hooks(
     """Return the two variables that load the hooks in the job.
 
     Args:
-        settings: of the attempt.
+        settings: the settings of the attempt.
         identity: the run and attempt, and the directory of sitecustomize.py.
-        mitigations: names of those in force.
+        mitigations: names of the mitigations in force.
         pythonpath: PYTHONPATH as the job would have it.
-        needed: load them although no hook is active.
+        needed: load the hooks although none is active.
 
     Returns:
         Settings for SAFERUN_INJECT and PYTHONPATH; none if the hooks have nothing to do.
@@ -127,7 +127,7 @@ def for_hooks(
 
 
 def _start(retry: RetryPolicy, checkpoint: Checkpoint | None) -> str:
-    """Return what an attempt goes on from, and how, as ranks compare it; "" for nothing."""
+    """Return a text for the checkpoint and the way to continue that ranks compare; "" if none."""
     parts = [f"retry.resume {json.dumps(retry.resume)}"] if retry.resume.checkpoints else []
     parts += [f"retry.resume_args {json.dumps(retry.resume_args)}"] if retry.resume_args else []
     if parts:
@@ -137,12 +137,12 @@ def _start(retry: RetryPolicy, checkpoint: Checkpoint | None) -> str:
 
 
 def for_watch(settings: Settings, identity: Identity, given: Container[str]) -> dict[str, Setting]:
-    """Return where the watch asks for the dumps of torch's flight recorder, and finds them.
+    """Return the variables by which the watch gets the dumps of torch's flight recorder.
 
     Args:
-        settings: of the attempt.
+        settings: the settings of the attempt.
         identity: the run and attempt.
-        given: what the user or the profile sets; the watch uses that.
+        given: variables that the user or the profile sets; the watch uses those.
     """
     watches = settings.watch.mode != "off" and is_supervised(settings)
     if not watches or identity.flight is None:
@@ -164,6 +164,6 @@ def any_hook(hooks: HookSettings) -> bool:
 
 
 def _acts(key: Key, value: object) -> bool:
-    """Return whether a setting makes a hook active; `keep`, else `off`, is the inactive choice."""
+    """Return whether a setting makes a hook active; `keep`, else `off`, is inactive."""
     idle = "keep" if "keep" in key.choices else "off"
     return value is True or (key.kind == "choice" and value != idle)

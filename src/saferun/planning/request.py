@@ -1,6 +1,6 @@
 """The user's command line and `SAFERUN_*` variables, read as a Request.
 
-Options that our table of torchrun's options does not settle are looked up in the installed torch.
+Options that the table of torchrun's options does not decide are looked up in the installed torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Read the command line of a launch.
 
     Raises:
-        UsageError: a mistake in saferun's own options; torchrun's own errors are in
-            `line.refusal`.
+        UsageError: saferun's own options have a mistake; torchrun's errors are in `line.refusal`.
     """
     return _read(argv, environ, torchrun_args.OWN)[1]
 
 
 def read_torchrun(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Read a command line for torchrun alone; saferun's options come from the environment only."""
+    """Read a command line without options of saferun, which come from the environment only."""
     return _read(argv, environ, {})[1]
 
 
@@ -44,8 +43,8 @@ def _parse(
     argv: Sequence[str], environ: Mapping[str, str], own: Mapping[str, str | None]
 ) -> torchrun_args.Parsed:
     parsed = torchrun_args.parse(argv, own=own)
-    # Which abbreviations are ambiguous depends on the installed torch, and its parser refuses them
-    # among the script's own arguments too.
+    # The installed torch determines which abbreviations are ambiguous, and its parser also refuses
+    # them among the script's own arguments.
     if not parsed.unsure and not any(arg.startswith("--") for arg in parsed.line.script_args):
         return parsed
     options = _installed_options(environ)
@@ -53,14 +52,14 @@ def _parse(
 
 
 def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, Request]:
-    """Read the arguments of `saferun plan`: those of a launch, and --json before the script."""
+    """Read the arguments of `saferun plan`: a launch's arguments, with --json before the script."""
     own = {**torchrun_args.OWN, **COMMAND_OPTIONS}
     parsed, request = _read(argv, environ, own)
     return any(name == "--json" for name, _ in parsed.own), request
 
 
 def _installed_options(environ: Mapping[str, str]) -> Sequence[Option] | None:
-    """Return the options of the installed torch; None where they cannot be known."""
+    """Return the options of the installed torch; None if they cannot be determined."""
     try:
         launcher = torchrun_install.find_launcher(environ)
     except UnavailableError:

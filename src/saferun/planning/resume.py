@@ -1,14 +1,14 @@
-"""Pure: where a job's checkpoints are, and the arguments with which its script goes on from one.
+"""Pure: where a job's checkpoints are, and the arguments that make its script resume from one.
 
 Placeholders in both keys of `retry.resume`:
 
     {--output_dir}        the value that the script's arguments give to this option
-    {--output_dir=out}    the same, `out` where they give none
-    {NANOCHAT_BASE_DIR}   an exported variable; a default as above
+    {--output_dir=out}    the same, with the default `out`
+    {NANOCHAT_BASE_DIR}   an exported variable; a default is written as above
     {checkpoint}, {step}  in `args`: the checkpoint's path, and the number in its name
 
-Dashes and underscores in an option's name mean the same, as with HfArgumentParser and tyro, and so
-does `output_dir=x` of Hydra and OmegaConf, which has none before it.
+In an option's name dashes and underscores are equal, as with HfArgumentParser and tyro. Options of
+Hydra and OmegaConf, which have no dashes before them (`output_dir=x`), are found as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from saferun.settings import ResumePolicy
 _HOLE = re.compile(PLACEHOLDER, re.ASCII)
 _SPECIAL = re.compile(r"([*?[])")  # special characters of glob(7)
 _NUMBER = re.compile(r"-(\d|\.\d|$)")
-_BRACES, _HIDDEN = "{}", "\x01\x02"  # a value's own braces are no placeholders
+_BRACES, _HIDDEN = "{}", "\x01\x02"  # stand for the braces in a value, which are no placeholders
 
 
 class UnknownError(ValueError):
@@ -37,8 +37,8 @@ def pattern(
 
     Args:
         policy: `retry.resume`.
-        script_args: as the user wrote them.
-        environ: what the user exported.
+        script_args: the script's arguments as the user wrote them.
+        environ: the variables that the user exported.
 
     Raises:
         UnknownError: neither an argument nor a variable gives a placeholder its value.
@@ -57,16 +57,16 @@ def arguments(
     checkpoint: Checkpoint,
     environ: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """Return the script's arguments with which it goes on from a checkpoint.
+    """Return the script's arguments that make it resume from a checkpoint.
 
-    An option that the script has already gets the new value in its old place and spelling. Where
-    the options that `policy` names are written as `output_dir=x`, a new one is, too.
+    An option that is already given gets the new value in its place and spelling. A new option is
+    written as `output_dir=x` if the options that `policy` names are written so.
 
     Args:
-        script_args: as the user wrote them.
+        script_args: the script's arguments as the user wrote them.
         policy: `retry.resume`.
         checkpoint: a complete one.
-        environ: what the user exported.
+        environ: the variables that the user exported.
 
     Raises:
         UnknownError: a placeholder has no value.
@@ -86,7 +86,7 @@ def arguments(
 
 
 def _are_bare(policy: ResumePolicy, script_args: Sequence[str]) -> bool:
-    """Return whether the script has the options that a policy names, and all without dashes."""
+    """Return whether the options that a policy names are all given, and all without dashes."""
     names = {
         _name(hole[1]) for hole in _HOLE.finditer(" ".join((policy.checkpoints, *policy.args)))
     }
@@ -107,7 +107,7 @@ def _filled(text: str, known: Callable[[str], str | None]) -> str:
 
 
 def _value(name: str, script_args: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Return the value of a variable, or the last one that the arguments give to an option."""
+    """Return the value of a variable, or the last value that the arguments give to an option."""
     if not name.startswith("-"):
         return environ.get(name)
     value = None
@@ -131,7 +131,7 @@ def _options(argv: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _with_option(argv: tuple[str, ...], option: tuple[str, ...], *, bare: bool) -> tuple[str, ...]:
-    """Return arguments with an option in the place where they have it, else at their end."""
+    """Return arguments with an option in its existing place, else at the end."""
     name = _name(option[0])
     has_value = len(option) > 1 or "=" in option[0]
     end = argv.index("--") if "--" in argv else len(argv)
@@ -152,7 +152,7 @@ def _with_option(argv: tuple[str, ...], option: tuple[str, ...], *, bare: bool) 
 
 
 def _spelled(option: tuple[str, ...], head: str) -> tuple[str, ...]:
-    """Return an option with the head of another spelling, where it has one value; "" for its own.
+    """Return a one-value option with the head of another spelling; "" keeps its own head.
 
     >>> _spelled(("--load", "x"), "load"), _spelled(("load=x",), "--load")
     (('load=x',), ('--load=x',))
@@ -170,7 +170,7 @@ def _is_option(word: str) -> bool:
 
 
 def _name(word: str) -> str:
-    """Return the name of an option, "" if the word is none: `--a_b=1` and `++a-b=1` (Hydra)."""
+    """Return the name of an option, such as `--a_b=1` or Hydra's `++a-b=1`; "" for none."""
     head, equals, _ = word.partition("=")
     if _is_option(word) or (equals and re.match(r"[+~]{0,2}[A-Za-z][\w.@/-]*\Z", head)):
         return head.lstrip("-+~").replace("_", "-")

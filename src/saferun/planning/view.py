@@ -34,8 +34,8 @@ def resumed_json(plan: LaunchPlan | None, notes: Sequence[str]) -> dict[str, Any
     """Return what a second attempt would run now; None where `retry.resume` is not set.
 
     Args:
-        plan: of that attempt.
-        notes: about the checkpoints that were found.
+        plan: the plan of that attempt.
+        notes: notes on the checkpoints that were found.
     """
     if plan is None:
         return None
@@ -49,7 +49,12 @@ def resumed_json(plan: LaunchPlan | None, notes: Sequence[str]) -> dict[str, Any
 
 
 def resumed_text(plan: LaunchPlan | None, notes: Sequence[str]) -> str:
-    """Return the same as text for people; empty where `retry.resume` is not set."""
+    """Return what a second attempt would run, for people; "" if `retry.resume` is not set.
+
+    Args:
+        plan: the plan of that attempt.
+        notes: notes on the checkpoints that were found.
+    """
     if plan is None:
         return ""
     lines = ["", "a second attempt, if it started now", *(f"  {note}" for note in notes)]
@@ -107,9 +112,9 @@ def as_text(
     """Return a plan as text for people.
 
     Args:
-        plan: of the attempt.
-        findings: about the user's own settings.
-        exported: the variables that torchrun takes options from.
+        plan: the plan of an attempt.
+        findings: findings about the user's own settings.
+        exported: variables from which torchrun takes options.
     """
     policies = _policies(plan)
     return "\n".join(
@@ -142,7 +147,7 @@ def _exported(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def _beside(plan: LaunchPlan) -> list[str]:
-    """Return whether saferun stays beside a job that has a single attempt, and for what."""
+    """Return lines on why saferun stays beside a job with a single attempt; [] if it does not."""
     if plan.disabled or plan.settings.retry.attempts > 1:
         return []
     if not is_supervised(plan.settings):
@@ -152,18 +157,18 @@ def _beside(plan: LaunchPlan) -> list[str]:
 
 
 def _started(plan: LaunchPlan) -> list[str]:
-    """Return how processes are started, where that is not the launcher's own way."""
+    """Return lines on how processes are started, if not in the launcher's own way."""
     if plan.disabled or plan.settings.start.ranks != "warm":
         return []
     label, what = "processes", "one that replaces another has imported the same ahead"
     if plan.launcher == "torchrun":
         label, what = "ranks", "forks of a process that has imported torch"
-    note = plan.notes["start.ranks"]  # `spawn` is the default
+    note = plan.notes["start.ranks"]  # `spawn` is the default and has no note
     return [*_hang(label, f"warm: {what} (start.ranks)    [{note.origin}]"), *_reason(note)]
 
 
 def _notified(plan: LaunchPlan) -> Iterator[str]:
-    """Yield the command that gets events, where there is one."""
+    """Yield the command that gets events, if there is one."""
     notify = plan.settings.notify
     if notify.command and not plan.disabled:
         yield from ("", "notify")
@@ -172,7 +177,7 @@ def _notified(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _audit(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield problems and notes in full, and the number of the rest. `saferun doctor` lists all."""
+    """Yield problems and notes in full, and the number of the other findings."""
     if findings:
         yield "\nyour own settings"
     fine = sum(finding.level == OK for finding in findings)
@@ -238,7 +243,7 @@ def _indented(text: str) -> list[str]:
 
 
 def _section(prefix: str, tree: Mapping[str, Any], notes: Mapping[str, Setting]) -> Iterator[str]:
-    """Yield one line for each group of values, and below it the reasons for non-default ones."""
+    """Yield one line for each group of values, and below it the reasons for changed defaults."""
     yield prefix if tree else f"{prefix}: none"
     for label, keys in _groups(prefix, tree).items():
         text = ", ".join(f"{name} {_plain(value)}".strip() for name, value in keys.items())
@@ -252,7 +257,7 @@ def _section(prefix: str, tree: Mapping[str, Any], notes: Mapping[str, Setting])
 
 
 def _groups(prefix: str, tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a section's values by line: one for each group, and one for the others together."""
+    """Return a section's values by output line: a line for each group, one for all others."""
     lines: dict[str, dict[str, Any]] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

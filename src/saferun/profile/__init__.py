@@ -1,1 +1,1 @@
-"""YAML to one typed profile."""
+"""Read YAML into one typed profile."""

@@ -1,6 +1,6 @@
 """Parsed profiles, kept together with their text, which is compared at every use.
 
-So a launch does not have to import a YAML parser.
+With them a launch does not have to import a YAML parser.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from saferun.system import paths
 
 
 def entry(path: str, shown: str, environ: Mapping[str, str]) -> str:
-    """Return the file of a profile's cached form, by its path and its name in messages.
+    """Return the file that holds a profile's parsed form.
 
     Args:
         path: the profile's file.
-        shown: its name in messages.
-        environ: where the cache's directory is told.
+        shown: the profile's name in messages.
+        environ: variables that name the cache's directory.
     """
     key = crc32(f"{path}\0{shown}".encode("utf-8", "surrogateescape"))
     return os.path.join(paths.cache_dir(environ), "profiles", f"{key:08x}.json")
 
 
 def _format() -> str:
-    """Return what a cached entry depends on besides its text: version and table of keys."""
+    """Return what an entry depends on besides the text: the version and the table of keys."""
     return f"{__version__} {crc32(repr(KEYS).encode()):08x}"
 
 
 def read(entry: str, text: str, shown: str) -> Doc | None:
-    """Return the cached profile; None where there is none of this text.
+    """Return the cached profile; None if there is none with this text.
 
     Args:
-        entry: the file of the cached form.
-        text: of the profile now.
-        shown: its name in messages.
+        entry: the file that holds the parsed form.
+        text: the profile's present text.
+        shown: the profile's name in messages.
     """
     raw = paths.read_private(entry)
     if raw is None:
@@ -68,12 +68,12 @@ def _leaf(value: Any, why: str, source: str, when: list[list[Any]], line: int) -
 
 
 def write(entry: str, text: str, doc: Doc) -> None:
-    """Keep a parsed profile; a directory that cannot be used is no error.
+    """Store a parsed profile; an unusable directory is not an error.
 
     Args:
-        entry: the file, see `entry`.
-        text: the profile's text, by which a changed one is recognised.
-        doc: what was parsed.
+        entry: the file, from `entry`.
+        text: the profile's text; a later, changed text is recognised by it.
+        doc: the parsed profile.
     """
     content = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
     paths.write_private(entry, json.dumps(content).encode())

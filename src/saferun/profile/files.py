@@ -29,11 +29,11 @@ class Found(NamedTuple):
     name: str
     path: str
     shown: str  # "profiles/h100.yaml", "./saferun.yaml", "/home/x/.config/saferun/profiles/h.yaml"
-    guarded: bool = False  # only we or root may have written it, since nobody named it
+    guarded: bool = False  # nobody named it, so only we or root may have written it
 
 
 class Chosen(NamedTuple):
-    """The profile to use, what chose it, and what else the plan depends on.
+    """The profile to use, why it was chosen, and what else the plan depends on.
 
     `chain` has its ancestors first and the profile itself last.
     """
@@ -42,8 +42,8 @@ class Chosen(NamedTuple):
     named: bool
     origin: str
     remarks: tuple[str, ...] = ()
-    sets: tuple[Given, ...] = ()  # the user's settings over it
-    gpus: GpuFacts = GpuFacts()  # the machine's; not detected for a profile without GPUs
+    sets: tuple[Given, ...] = ()  # the user's settings, which override it
+    gpus: GpuFacts = GpuFacts()  # the machine's GPUs; not detected for a profile without GPUs
 
 
 def user_dir(environ: Mapping[str, str]) -> str:
@@ -54,7 +54,7 @@ def user_dir(environ: Mapping[str, str]) -> str:
 def known(environ: Mapping[str, str]) -> list[Found]:
     """Return the user's profiles, then the shipped ones, by name.
 
-    What others can write in the user's directory (HOME may be another user's) is left out.
+    Profiles that others can write are left out (HOME may be another user's).
     """
     own = (found._replace(guarded=True) for found in _listed(user_dir(environ), None))
     trusted = (found for found in own if not trust.problem(found.path))
@@ -76,12 +76,12 @@ def _listed(directory: str, shown: str | None) -> Iterator[Found]:
 def choose(
     wanted: str | None, wanted_by: str, environ: Mapping[str, str], cwd: str, gpu: GpuFacts
 ) -> Chosen:
-    """Choose a profile: the one asked for, `./saferun.yaml`, or by the GPU's product name.
+    """Choose a profile: the wanted one, else `./saferun.yaml`, else by the GPU's product name.
 
     Args:
         wanted: a profile's name or file; None or "" if none was named.
         wanted_by: "--profile" or "SAFERUN_PROFILE".
-        environ: gives the user's directories.
+        environ: variables that give the user's directories.
         cwd: the working directory.
         gpu: the GPUs of the machine.
 
@@ -104,7 +104,7 @@ def choose(
 
 
 def local_profile(cwd: str) -> tuple[Found | None, tuple[str, ...]]:
-    """Return `./saferun.yaml` where there is one that can be trusted, else why it is not used."""
+    """Return `./saferun.yaml` if it exists and can be trusted, else why it is not used."""
     path = os.path.join(cwd, LOCAL)
     if not os.path.exists(path):
         return None, ()
@@ -115,14 +115,14 @@ def local_profile(cwd: str) -> tuple[Found | None, tuple[str, ...]]:
 
 
 def _code_loading(local: Found, docs: Iterable[Doc]) -> Iterator[str]:
-    """Say which variables that load code into programs a file sets that nobody named."""
+    """Warn about variables that load code into programs, in a file that nobody named."""
     names = {key.partition(".")[2] for doc in docs for key in doc.leaves if key.startswith("env.")}
     if found := sorted(filter(loads_code, names)):
         yield f"{local.shown} sets {', '.join(found)}, which can make programs load code"
 
 
 def _without_recovery(docs: tuple[Doc, ...]) -> tuple[tuple[Doc, ...], tuple[str, ...]]:
-    """Drop `recover.*`: a GPU is reset only where the user has named the profile that says so."""
+    """Drop `recover.*`: a GPU is reset only if the user has named the profile that asks for it."""
     keys = [key for key in KEYS if key.startswith("recover.")]
     asked = [f"{key} of {doc.path}" for doc in docs for key in keys if key in doc.leaves]
     if not asked:
@@ -139,11 +139,11 @@ def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
 
     Args:
         name: a path (with "/" or a YAML suffix) or a profile's name.
-        environ: gives the user's directories.
+        environ: variables that give the user's directories.
         cwd: the working directory.
 
     Raises:
-        ProfileError: there is none of that name; the fix lists the known ones.
+        ProfileError: no profile has that name; the fix lists the known ones.
     """
     if _is_path(name):
         path = os.path.join(cwd, os.path.expanduser(name))
@@ -161,7 +161,7 @@ def find(name: str, environ: Mapping[str, str], cwd: str) -> Found:
 
 
 def _untrusted(name: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Say that a profile of this name is the user's, and why it is not used."""
+    """Yield why a profile of this name in the user's directory is not used."""
     for found in _listed(user_dir(environ), None):
         if found.name == name and (problem := trust.problem(found.path)):
             yield f"{found.path} is not used: {problem}"
@@ -178,7 +178,7 @@ def _fix(name: str, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def _is_path(name: str) -> bool:
-    """Return whether what names a profile is a file's path and not a profile's name."""
+    """Return whether a text that names a profile is a path rather than a name."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
@@ -195,7 +195,7 @@ def chain(found: Found, environ: Mapping[str, str]) -> tuple[Doc, ...]:
 
     Args:
         found: the profile.
-        environ: gives the user's directories.
+        environ: variables that give the user's directories.
 
     Raises:
         ProfileError: `extends` has a cycle or names an unknown profile.
@@ -223,7 +223,7 @@ def chain(found: Found, environ: Mapping[str, str]) -> tuple[Doc, ...]:
 
 
 def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Found:
-    """Find what a profile extends: a file in its folder, or a known profile other than itself."""
+    """Find the profile that `extends` names: a file in its folder, or another known profile."""
     if _is_path(name):
         path = os.path.join(os.path.dirname(child.path), os.path.expanduser(name))
         if os.path.exists(path):
@@ -242,10 +242,10 @@ def _parent(name: str, child: Found, doc: Doc, environ: Mapping[str, str]) -> Fo
 
 
 def _check_parent(path: str, child: Found) -> None:
-    """Refuse what a file that nobody named extends, if others can write it.
+    """Refuse a parent that others can write if nobody named the child.
 
     Raises:
-        ProfileError: it cannot be trusted.
+        ProfileError: the parent cannot be trusted.
     """
     if child.guarded and (problem := trust.problem(path)):
         raise ProfileError(
@@ -281,7 +281,8 @@ def detect(gpu: GpuFacts, environ: Mapping[str, str]) -> tuple[Found, tuple[str,
     """Choose a profile by the product names of the visible GPUs; the longest `match` wins.
 
     Returns:
-        The profile, and remarks: `cpu` without GPUs, `cuda` if no profile matches or GPUs differ.
+        The profile, and remarks. It is `cpu` without GPUs, and `cuda` if no profile matches or the
+        GPUs differ.
     """
     profiles = known(environ)
     by_name = {found.name: found for found in reversed(profiles)}
@@ -308,7 +309,7 @@ def _pick(product: str, profiles: Iterable[Found], environ: Mapping[str, str]) -
 
 
 def matches(fragment: str, product: str) -> bool:
-    """Return whether a product name contains a fragment as whole words: not "H100" in "GH100"."""
+    """Return whether a product name contains a fragment as whole words: "GH100" has no "H100"."""
     words = f" {' '.join(product.upper().replace('-', ' ').split())} "
     return f" {' '.join(fragment.upper().replace('-', ' ').split())} " in words
 
@@ -323,7 +324,7 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
     entry = cache.entry(found.path, found.shown, environ)
     doc = cache.read(entry, text, found.shown)
     if doc is None:
-        from saferun.profile import yaml_reader  # a script has none, and a launch has the cache
+        from saferun.profile import yaml_reader  # a script has no YAML, a launch has the cache
 
         doc = yaml_reader.parse(text, found.shown)
         cache.write(entry, text, doc)
@@ -334,9 +335,9 @@ def read(path: str, shown: str, *, guarded: bool = False) -> str:
     """Return a profile's text.
 
     Args:
-        path: of the file.
-        shown: its name in messages.
-        guarded: only we or root may have written it; what was checked before may have changed.
+        path: the file's path.
+        shown: the profile's name in messages.
+        guarded: check the open file again: only we or root may have written it.
 
     Raises:
         ProfileError: the file is unreadable, too large or not UTF-8.
@@ -366,7 +367,7 @@ def read(path: str, shown: str, *, guarded: bool = False) -> str:
 
 
 def _opener(path: str, flags: int) -> int:
-    """Open a file without waiting for the writer of a FIFO; `<(command)` is meant to be waited for.
+    """Open a file without waiting for the writer of a FIFO, except for `<(command)`.
 
     On a regular file O_NONBLOCK has no effect (open(2)).
     """

@@ -16,10 +16,10 @@ class Conditions(NamedTuple):
     """The facts against which `when:` clauses are evaluated."""
 
     torch: str | None  # version text; None if it is not known
-    gpus: int  # visible ones
+    gpus: int  # number of visible ones
     distributed: bool  # more than one rank will run
     named: bool  # the user named the profile: it was not detected
-    attempts: int = 1  # that are allowed; `resolve` finds it out
+    attempts: int = 1  # number that is allowed; `resolve` determines it
 
 
 class Given(NamedTuple):
@@ -31,12 +31,12 @@ class Given(NamedTuple):
 
 
 def is_for_gpus(chain: Sequence[Doc]) -> bool:
-    """Return whether a profile is for GPUs: its chain includes `cuda` or one that matches a GPU."""
+    """Return whether a profile is for GPUs: its chain has `cuda` or one that matches a GPU."""
     return any(doc.match or doc.name == "cuda" for doc in chain)
 
 
 def holds(leaf: Leaf, conditions: Conditions) -> bool:
-    """Return whether all conditions of a value hold; with an unknown torch, none on torch does."""
+    """Return whether all conditions of a value hold; no condition on an unknown torch does."""
     return all(_holds(wanted, getattr(conditions, name)) for name, wanted in leaf.when)
 
 
@@ -59,7 +59,7 @@ def resolve(
         chain: ancestors first, the chosen profile last.
         sets: `--set` options in order; they override every file.
         conditions: the facts for the `when:` clauses.
-        origin: what chose it, for messages.
+        origin: what chose the profile, for messages.
 
     Raises:
         ProfileError: values exclude each other.
@@ -83,7 +83,7 @@ def resolve(
 def _merged(
     chain: Sequence[Doc], sets: Sequence[Given], conditions: Conditions
 ) -> dict[str, tuple[Leaf, str]]:
-    """Return the value of each key, and where it comes from."""
+    """Return the value of each key, and its origin."""
     leaves: dict[str, tuple[Leaf, str]] = {}
     for doc in chain:
         for key, leaf in doc.leaves.items():
@@ -99,7 +99,7 @@ def _settings(leaves: Mapping[str, tuple[Leaf, str]]) -> Settings:
 
 
 def _over(older: tuple[Leaf, str] | None, key: str, leaf: Leaf) -> Leaf:
-    """Return the later value, merged with the earlier one if the variable is a list."""
+    """Return the later value; if the variable is a list, merged with the earlier one."""
     name = key.partition(".")[2]
     if older is None or not key.startswith("env.") or name not in LISTS:
         return leaf

@@ -59,14 +59,14 @@ def children(group: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a fix for an unknown name: the nearest known one, or the list of them."""
+    """Return the fix for an unknown name: the nearest known name, or the list of all."""
     known = list(known)
     if close := spelling.nearest(name, known):
         return f"did you mean `{close}`?"
     return f"known here: {', '.join(known)}" if known else ""
 
 
-# One comparison without blanks around it. A version has a few short numbers.
+# One comparison without blanks around it. A version consists of a few short numbers.
 _RANGE = re.compile(r"(>=|<=|==|!=|>|<)?\s{0,8}(\d{1,9}(?:\.\d{1,9}){0,8})\Z")
 _OPS = {
     ">=": lambda a, b: a >= b,
@@ -87,6 +87,10 @@ def in_range(version: str, wanted: str) -> bool:
     """Return whether a version's release number satisfies every comparison.
 
     Local and pre-release parts do not count: "2.9.0a0+git1" and "2.9.0+cu130" are both 2.9.0.
+
+    Args:
+        version: the version, "2.9.0+cu130".
+        wanted: the comparisons, ">=2.8,<2.10".
     """
     match = re.match(r"\d{1,9}(?:\.\d{1,9}){0,8}", version)
     if not match:
@@ -144,7 +148,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entry(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a value, bare or annotated with reason, source and condition."""
+    """Return the schema of a value, either bare or with reason, source and condition."""
     text = {"type": "string"}
     comparisons = {"type": ["string", "number"], "pattern": r"^[\d<>=!., ]+$"}
     when = _object(
@@ -156,7 +160,7 @@ def _entry(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _plain_schema(spec: Key) -> dict[str, Any]:
     if spec.kind == "choice":
-        # an editor may read `off` as text or, by YAML 1.1, as false
+        # An editor may read `off` as text or, by YAML 1.1, as false.
         also = [b for b, name in ((True, "on"), (False, "off")) if name in spec.choices]
         return {"enum": [*spec.choices, *also], "default": spec.default}
     number: dict[str, Any] = {} if spec.least is None else {"minimum": spec.least}

@@ -1,6 +1,6 @@
 """Pure: the conversion between text and the values of profile keys.
 
-YAML scalars, `--set KEY=VALUE` and the settings of a generated script are all read here, so that a
+This module reads YAML scalars, `--set KEY=VALUE` and the settings of a generated script, so that a
 text means the same in all three. The key determines the type, not YAML's own rules (by which `1e5`
 is text and `off` is false):
 
@@ -12,8 +12,8 @@ is text and `off` is false):
     text           as it is; null and ~ mean the empty text
     list           [a, "b", 'c'], items as above; anything in quotes is text
 
-A placeholder of `retry.resume`, such as {checkpoint} or {--output_dir=out}, is text without quotes,
-too: YAML would make a mapping of it, which no key takes.
+A placeholder of `retry.resume`, such as {checkpoint} or {--output_dir=out}, needs no quotes: YAML
+would read a mapping, which no key takes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NULL = ("null", "~", "")
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
 _NUMBER = r"[-+]?(\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?\Z"
-# An item of a list between brackets: in double quotes (JSON's escapes), in single ones, or plain.
+# An item of a list in brackets: in double quotes (JSON's escapes), in single ones, or plain.
 _PLAIN = r"""[^,\[\]{}"'\s](?:[^,\[\]{}"']*[^,\[\]{}"'\s])?"""
 _ITEM = rf"""\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)'|((?:{_PLAIN})?))\s*(,|\Z)"""
-# A placeholder: its name, and its default where it has one. No mapping of a profile looks like it.
+# A placeholder has a name and may have a default. No mapping of a profile looks like it.
 PLACEHOLDER = r"\{(--?[A-Za-z][\w.-]*|[A-Za-z_]\w*)(?:=([^{}]*))?\}"
 _MOST_NESTED = 4  # defaults within defaults
-_HIDING = str.maketrans("{}", "\ufdd0\ufdd1")  # code points that no text may have
+_HIDING = str.maketrans("{}", "\ufdd0\ufdd1")  # code points that no text can contain
 _SHOWING = str.maketrans("\ufdd0\ufdd1", "{}")
 _LEADING = "!&*|>%@`#"  # characters that an unquoted YAML scalar cannot begin with
 
@@ -59,14 +59,14 @@ class MisfitError(ValueError):
 
 
 def hidden(text: str) -> str:
-    """Return a text whose placeholders have other characters than braces; `shown` undoes it."""
+    """Return a text with other characters for the braces of placeholders; `shown` undoes it."""
     for _ in range(_MOST_NESTED):
         text = re.sub(PLACEHOLDER, lambda hole: hole[0].translate(_HIDING), text)
     return text
 
 
 def shown(text: str) -> str:
-    """Return a text as it was before `hidden`."""
+    """Return the original of a text from `hidden`."""
     return text.translate(_SHOWING)
 
 
@@ -78,7 +78,7 @@ def coerce(spec: Key, given: Text | Sequence[Text]) -> Value:
         given: a scalar, or the scalars of a list.
 
     Raises:
-        MisfitError: it is not a value of this key.
+        MisfitError: the text is not a value of this key.
     """
     if isinstance(given, Text):
         return _scalar(spec, given)
@@ -146,7 +146,7 @@ def _number(spec: Key, given: Text) -> float:
 
 
 def _list_item(item: Text) -> str:
-    """Return a text of a list; an unquoted `on` or `null` is refused, since it is ambiguous."""
+    """Return an item of a list of texts; an unquoted `on` or `null` is ambiguous and refused."""
     if not item.quoted and item.text.lower() in NULL + TRUE + FALSE:
         raise MisfitError
     return item.text
@@ -156,7 +156,7 @@ def split_list(text: str) -> tuple[Text, ...]:
     """Return the items of `[a, "b", 'c']`.
 
     Raises:
-        MisfitError: it is not such a list.
+        MisfitError: the text is not such a list.
     """
     inner = hidden(text[1:-1].strip())
     if text[:1] != "[" or text[-1:] != "]":
@@ -188,12 +188,12 @@ def _item(double: str | None, single: str | None, plain: str | None) -> Text:
 
 
 def read_value(key: str, text: str, origin: str) -> Leaf:
-    """Return the value of a profile key from a text.
+    """Return the value of a profile key, read from a text.
 
     Args:
         key: dotted, or `env.NAME`, or `torchrun.OPTION`.
         text: the value; for `env.` and `torchrun.` it is used unchanged.
-        origin: where it was given, for messages: "--set", "run.sh".
+        origin: where the value was given, for messages: "--set", "run.sh".
 
     Raises:
         ProfileError: the key is unknown, or the text is not a value of it.
@@ -217,7 +217,7 @@ def read_value(key: str, text: str, origin: str) -> Leaf:
 
 
 def _quoted(text: str) -> Text | None:
-    """Return the text within quotes, None if there are no quotes."""
+    """Return the text within quotes; None without quotes."""
     if len(text) < 2 or text[0] not in "\"'" or text[-1] != text[0]:
         return None
     try:
@@ -232,9 +232,9 @@ def open_value(section: str, name: str, text: str, origin: str) -> str:
 
     Args:
         section: "env" or "torchrun".
-        name: of the variable, or of the option, in its dash spelling.
+        name: the variable's name, or the option's with dashes.
         text: the value; a flag of torchrun takes a boolean.
-        origin: where it was given, for messages.
+        origin: where the value was given, for messages.
 
     Raises:
         ProfileError: the name is not allowed, or the value is not one of a flag.
@@ -255,16 +255,16 @@ def open_value(section: str, name: str, text: str, origin: str) -> str:
 
 
 def flag_text(given: Text | Sequence[Text]) -> str:
-    """Return the value of a flag of torchrun, "true" or "false".
+    """Return the value of one of torchrun's flags, "true" or "false".
 
     Raises:
-        MisfitError: it is no boolean.
+        MisfitError: the value is no boolean.
     """
     return "true" if coerce(Key("bool", False, ""), given) else "false"
 
 
 def open_problem(section: str, name: str) -> tuple[str, str] | None:
-    """Return why a variable or an option cannot be set, and the fix; None where it can."""
+    """Return why a variable or an option cannot be set, and the fix; None if it can."""
     if section == "torchrun":
         if name.replace("_", "-") not in TORCHRUN_FLAGS:
             return f"unknown torchrun option `{name}`", nearest(name, TORCHRUN_FLAGS)
@@ -287,7 +287,7 @@ def _unknown(key: str, origin: str) -> ProfileError:
 
 
 def expected(spec: Key) -> str:
-    """Return what a key takes, as a clause for people."""
+    """Return the values that a key takes, as a clause for people."""
     text = {
         "choice": " or ".join(spec.choices),
         "bool": "true or false",
@@ -310,7 +310,7 @@ def expected(spec: Key) -> str:
 
 
 def write_value(key: str, value: Value) -> str:
-    """Return a value of a profile key as a text from which `read_value` returns the same value."""
+    """Return a value as a text from which `read_value` reads the same value."""
     quoted = key in KEYS and KEYS[key].kind == "text"
     if key.partition(".")[0] in OPEN or (isinstance(value, str) and not quoted):
         return str(value)

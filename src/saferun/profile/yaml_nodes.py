@@ -1,4 +1,4 @@
-"""Pure: the nodes of a profile's YAML, and what they are in the terms of profile/values.py."""
+"""Pure: the nodes of a profile's YAML, converted to the types of profile/values.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_NODES = 20_000
 class _Loader(yaml.SafeLoader):
     """A loader of texts from `hidden`.
 
-    It gives up beyond MAX_NODES: a list of 130,000 takes 6 s.
+    It stops at MAX_NODES: a list of 130,000 items would take 6 s.
     """
 
     seen = 0
@@ -33,10 +33,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def compose(text: str) -> Any:
-    """Return the root of a text's nodes; None for an empty one.
+    """Return the root node of a text; None for an empty text.
 
     Raises:
-        yaml.YAMLError, RecursionError, ValueError: it is no YAML, or too much of it.
+        yaml.YAMLError, RecursionError, ValueError: the text is not YAML, or too large.
     """
     return yaml.compose(hidden(text), Loader=_Loader)
 
@@ -55,7 +55,7 @@ def texts(node: Any) -> Text | tuple[Text, ...]:
     """Return a node in the form that profile/values.py reads.
 
     Raises:
-        MisfitError: a mapping, or a list of anything but scalars.
+        MisfitError: the node is a mapping, or a list of anything but scalars.
     """
     if isinstance(node, yaml.ScalarNode):
         return _text(node)

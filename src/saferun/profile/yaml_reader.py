@@ -4,7 +4,7 @@ It has a decoder of its own: the strict decoders that were tried (msgspec, pydan
 to import, give no line numbers or nearest keys, and cannot see that YAML has turned `off` into
 False (benchmarks/imports.py has the times). It walks the node tree and constructs nothing, so that
 tags create no objects and aliases are not expanded. A launch does not import this file: it reads
-what was parsed before, and where a generated script runs there may be no PyYAML.
+the cached result, and a generated script may run without PyYAML.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse(text: str, path: str) -> Doc:
 
     Args:
         text: the YAML.
-        path: of the file, for error messages and the origin of values.
+        path: the file's path, for error messages and the origin of values.
 
     Raises:
         ProfileError: the first error, with file, line and fix, and the number of further ones
@@ -85,9 +85,9 @@ class Reader:
 
         Args:
             what: the message.
-            node: of YAML; None where the error is the whole file's.
+            node: the YAML node; None if the error concerns the whole file.
             fix: what the user should write.
-            key: the key it stands under.
+            key: the key that contains it.
         """
         line = f", line {node.start_mark.line + 1}" if node is not None else ""
         inside = f", `{key}`" if key else ""
@@ -214,8 +214,8 @@ class Reader:
                 self._entry(f"{section}.{key}", value_node)
 
     def _entry(self, key: str, node: Any) -> None:
-        """Keep a value given bare or in the annotated form {value, why, source, when}."""
-        with contextlib.suppress(MisfitError):  # what is wrong has been recorded
+        """Store a value, either bare or in the annotated form {value, why, source, when}."""
+        with contextlib.suppress(MisfitError):  # the error has been recorded
             value_node, notes = self._annotations(key, node)
             self.leaves[key] = Leaf(
                 self._value(key, value_node), *notes, line=node.start_mark.line + 1
@@ -228,7 +228,7 @@ class Reader:
         if section == "torchrun" and not TORCHRUN_FLAGS[name]:
             return self._text(node, key)
         try:
-            if section == "torchrun":  # a quoted boolean is one, too
+            if section == "torchrun":  # a quoted boolean is a flag, too
                 scalar_node = isinstance(node, yaml.ScalarNode)
                 return flag_text(Text(node.value) if scalar_node else texts(node))
             return coerce(KEYS[key], texts(node))
@@ -278,7 +278,7 @@ class Reader:
         return found["value"], (why, source, when)
 
     def _note(self, node: Any, key: str) -> str:
-        with contextlib.suppress(MisfitError):  # recorded; the value may be wrong, too
+        with contextlib.suppress(MisfitError):  # recorded already; the value may be wrong, too
             return " ".join(self._text(node, key).split()) if node else ""
         return ""
 

@@ -1,4 +1,4 @@
-"""What a run does for its GPUs: try them before it starts, recover them after a failure.
+"""Test a run's GPUs before it starts, and recover them after a failure.
 
 The test (gpu/preflight) runs while we do other things, above all while a torchrun imports torch.
 It is over before the job touches a GPU, under `warn` as well: beside a test, a job on a GPU in
@@ -31,9 +31,9 @@ def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
     """Lock the GPUs as the profile says.
 
     Raises:
-        BusyError: another run has one, and the policy is not to wait.
+        BusyError: another run has a GPU, and the policy is not to wait.
     """
-    plug_closed_descriptors()  # or a lock file would become the job's output
+    plug_closed_descriptors()  # otherwise a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
     owner = lock_owner.this_process(command(gathered.request), gathered.identity.run)
     policy = gathered.profile.settings.locks
@@ -43,19 +43,19 @@ def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
 
 
 def command(request: Request) -> str:
-    """Return what a run's record says that it runs; every user of the machine may read it."""
+    """Return the command in a run's record, which every user of the machine may read."""
     script = "-c" if request.options.code else request.line.script
     return os.path.basename(script or "no script")
 
 
 class GpuCare:
-    """The care for the GPUs of one run. The test before its first attempt starts at once.
+    """The care for the GPUs of one run. The test before its first attempt starts immediately.
 
     Args:
-        gathered: what the run's plans are computed from.
-        plan: that of its first attempt.
+        gathered: the inputs of the run's plans.
+        plan: the plan of its first attempt.
         held: the locks on the GPUs.
-        say: takes lines for people.
+        say: function that takes lines for people.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class GpuCare:
 
     @property
     def waits(self) -> bool:
-        """Whether a test runs, so that there is time to prepare something."""
+        """Return whether a test is running, so that there is time for preparations."""
         return self._test is not None
 
     def tested(self, kind: str) -> Preflight | None:
-        """Return whether an attempt may have the GPUs; None where they are not tested before it.
+        """Return whether an attempt may use the GPUs; None if they are not tested before it.
 
         Args:
-            kind: the failure before it; "" for the first attempt. They are tested again only
-                after one that may be theirs.
+            kind: kind of the previous failure; "" for the first attempt. The GPUs are tested again
+                only after a failure that they may have caused.
         """
         known = () if kind else self._known_bad()
         for finding in known:
@@ -91,7 +91,7 @@ class GpuCare:
         return Preflight(granted, (*known, *self._findings))
 
     def _known_bad(self) -> tuple[Finding, ...]:
-        """Return the parts of this machine that failed again and again; problems if refused."""
+        """Return this machine's repeatedly failed parts, as problems if they are refused."""
         gathered, policy = self._gathered, self._policy
         if policy.history == "off":
             return ()
@@ -104,20 +104,20 @@ class GpuCare:
         return tuple(one._replace(level=PROBLEM if refused else NOTE) for one in found)
 
     def recover(self, plan: LaunchPlan, kind: str, *, again: bool) -> tuple[Finding, ...]:
-        """Do for the GPUs what a failure of this kind calls for; return what was done and found.
+        """Recover the GPUs from a failure of this kind; return what was done and found.
 
-        Usually that is nothing.
+        Usually there is nothing to do.
 
         Args:
-            plan: that of the attempt which failed.
-            kind: the kind of its failure.
-            again: another attempt follows; else only what the next run would need is done.
+            plan: the plan of the failed attempt.
+            kind: kind of its failure.
+            again: another attempt follows; otherwise only what the next run needs is done.
         """
         asks = AFTER.get(kind, frozenset())
         if not again:
             asks = asks & {RESET}
         if plan.settings.locks.slots > 1:
-            asks = asks - {DRAIN}  # others use the GPU, and their memory stays
+            asks = asks - {DRAIN}  # others use the GPU and keep its memory
         if not asks or not plan.gpus.gpus:
             return ()
 

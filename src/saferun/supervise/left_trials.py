@@ -1,7 +1,7 @@
-"""Mark the trials in whose middle a run has ended as failed, so that none counts as running.
+"""Mark unfinished trials of an ended run as failed, so that none counts as running.
 
-The next process of a run does this itself (inject/hooks/optuna/account.py). Where there is none,
-the job's own Python is started once more: saferun's environment may have no Optuna.
+The next process of a run does this itself (inject/hooks/optuna/account.py). If there is no next
+process, the job's own Python is started once more: saferun's environment may have no Optuna.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from saferun.system import command, paths
 
-TIMEOUT_S = 60.0  # the import of Optuna, and a database that others write
+TIMEOUT_S = 60.0  # for the import of Optuna, and a database that others write to
 _CODE = "from _saferun_inject.hooks.optuna import sweep; sweep.main()"
 _MAX_BYTES = 64 << 20
 
@@ -28,11 +28,11 @@ def fail_left_over(
     """Fail the trials that the last process of a run has left in its study's storage.
 
     Args:
-        state: directory that the processes of the run shared.
-        python: the job's.
-        environ: the job's.
-        status: exit status of the run, which has failed.
-        say: takes lines for people.
+        state: directory that the run's processes shared.
+        python: the job's Python.
+        environ: the job's environment.
+        status: exit status of the failed run.
+        say: function that takes lines for people.
     """
     if not _is_any_left(state):
         return
@@ -42,7 +42,7 @@ def fail_left_over(
 
 
 def _is_any_left(state: str) -> bool:
-    """Return whether a process has noted a trial for which it has not accounted."""
+    """Return whether a process has left a trial that it has not finished."""
     for name in os.listdir(state):
         if name.startswith("optuna-") and name.endswith(".jsonl"):
             begun: set[object] = set()

@@ -2,7 +2,7 @@
 
 The code that decides is pure (planning/build.py, diagnosis/deciding/classify.py,
 diagnosis/deciding/retry_policy.py); the code that acts is in gpu/lock/gpu_locks.py,
-journal/writer.py and attempt/attempt_runner.py. An attempt is over when none of its processes
+journal/writer.py and attempt/attempt_runner.py. An attempt has ended when none of its processes
 lives.
 """
 
@@ -53,25 +53,25 @@ from saferun.supervise.records.record import Record
 from saferun.supervise.replace import become_job, check_size
 from saferun.system.descriptors import plug_closed_descriptors
 
-if TYPE_CHECKING:  # only a run of several nodes needs the first, an attempt that runs the others
+if TYPE_CHECKING:  # the first is for several nodes, the others are imported during an attempt
     from saferun.supervise.nodes.peer_nodes import PeerNodes
     from saferun.supervise.watch.looks import Looks
     from saferun.supervise.watch.step_samples import StepSamples
 
-LOAD_S = 0.5  # after an attempt's start, which it must not delay: what its end needs is imported
-PREPARE_S = 5.0  # after an attempt's start: ranks are up, and the next attempt is prepared
-ALIVE_S = 30.0  # between two notes in the journal that the run lives; less while it is young
+LOAD_S = 0.5  # after the start, which imports for the end must not delay
+PREPARE_S = 5.0  # after the start: ranks are up, and the next attempt is prepared
+ALIVE_S = 30.0  # between two notes in the journal that the run lives; shorter at first
 
 Say = Callable[[str], None]
 
 
 class RunEnd(NamedTuple):
-    """How a run, or one worker of it, ended."""
+    """How a run, or one of its workers, ended."""
 
     status: int  # exit status
     reason: str = ""  # one clause
-    verdict: str = ""  # on its last attempt; "" where that succeeded, or was asked to end
-    by_interrupt: bool = False  # a SIGINT has ended it
+    verdict: str = ""  # on its last attempt; "" if that succeeded or was asked to end
+    by_interrupt: bool = False  # a SIGINT ended it
     asked: bool = False  # a signal from outside has ended it
 
 
@@ -79,8 +79,8 @@ def supervise(gathered: RunInputs, say: Say) -> int:
     """Run attempts until one succeeds or another would not help; return the exit status.
 
     Args:
-        gathered: what the plan of every attempt is computed from.
-        say: takes lines for people.
+        gathered: the inputs of every attempt's plan.
+        say: function that takes lines for people.
 
     Returns:
         The exit status of the run.
@@ -88,12 +88,12 @@ def supervise(gathered: RunInputs, say: Say) -> int:
     Raises:
         BusyError: another run has the GPUs.
         UnavailableError: the launcher cannot be started, or not with this environment.
-        KeyboardInterrupt: a SIGINT ended the run; all is closed.
+        KeyboardInterrupt: a SIGINT ended the run; everything is closed.
     """
     if gathered.launcher is not None:
         restore_interrupts()
     outlive_signals()
-    plug_closed_descriptors()  # or the journal's descriptor would become the job's output
+    plug_closed_descriptors()  # otherwise the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
         held = take_locks(gathered, say)
@@ -103,22 +103,22 @@ def supervise(gathered: RunInputs, say: Say) -> int:
     with held:
         end = run(gathered, held, journal, say)
     if end.by_interrupt:
-        raise KeyboardInterrupt  # a shell's loop goes on after any other end than by SIGINT
+        raise KeyboardInterrupt  # a shell's loop continues after any end but one by SIGINT
     return end.status
 
 
 def run(
     gathered: RunInputs, held: Held, journal: Journal, say: Say, *, worker: bool = False
 ) -> RunEnd:
-    """Run attempts under locks that are held, with a journal that has begun.
+    """Run attempts under held locks, with an open journal.
 
     Args:
-        gathered: what the plan of every attempt is computed from.
+        gathered: the inputs of every attempt's plan.
         held: the locks of the run.
-        journal: the run's.
-        say: takes lines for people.
-        worker: it is one of several: others write to the same output, and the run has been
-            announced.
+        journal: the run's journal.
+        say: function that takes lines for people.
+        worker: this is one of several workers: others write to the same output, and the run has
+            been announced.
 
     Raises:
         SaferunError: the launcher cannot be started, or not with this command line.
@@ -145,16 +145,16 @@ def run(
 
 
 class _Run:
-    """One run: its attempts so far, and what they share.
+    """One run: its attempts so far, and the state that they share.
 
     Args:
-        gathered: what the plan of every attempt is computed from.
+        gathered: the inputs of every attempt's plan.
         first: the plan of attempt 1 without mitigations.
         held: the locks of the run.
-        keepers: has the keeper of the next attempt.
+        keepers: holds the keeper of the next attempt.
         care: tests and recovers the GPUs.
-        run_record: takes what is written down.
-        say: takes lines for people.
+        run_record: the record of the run's events.
+        say: function that takes lines for people.
     """
 
     def __init__(
@@ -176,11 +176,11 @@ class _Run:
         self._resumption = Resumption(gathered, first, say)
         self._is_warm = first.settings.start.ranks == "warm"
         self._imports = RankImports(first, gathered) if self._is_warm else None
-        self._cold: set[str] = set()  # why processes that replaced others were not warm
+        self._cold: set[str] = set()  # reasons why replacing processes were not warm
         self._stays_cold = False
         self._parts = RunParts(gathered)
         self._nodes = self._other_nodes(first)
-        # These are those of the attempt that runs.
+        # The next attributes belong to the running attempt.
         self._watch: AttemptWatch
         self._looks: Looks | None = None
         self._longest = Longest()  # of the whole run
@@ -206,7 +206,7 @@ class _Run:
     # --- the run ---------------------------------------------------------------------------
 
     def go(self) -> RunEnd:
-        """Run attempt after attempt; return how the run ended."""
+        """Run attempts one after the other; return how the run ended."""
         with self._requests:
             try:
                 return self._attempts()
@@ -224,7 +224,7 @@ class _Run:
                 self._record.close(self._requests.fd)
 
     def _attempts(self) -> RunEnd:
-        """Run attempts until nothing more follows.
+        """Run attempts until no other follows.
 
         Raises:
             EndRequestedError: a signal came between two attempts, or before the first one.
@@ -234,9 +234,9 @@ class _Run:
         while True:
             with self._requests.raised():
                 self._requests.check_last()
-                time.sleep(delay_s)  # a signal that ends the run interrupts it
+                time.sleep(delay_s)  # a signal that ends the run interrupts this
                 test = self._test_gpus()
-            if test:  # written where no signal can leave the journal's thread busy
+            if test:  # written at a time when no signal can keep the journal's thread busy
                 self._record.journal.event(test)
             if test and not test.granted:
                 return self._over(EXIT_UNAVAILABLE, "the GPUs failed the preflight test")
@@ -255,7 +255,7 @@ class _Run:
             delay_s = decision.delay_s
 
     def _asked_between(self, number: int) -> RunEnd:
-        """End the run because a signal asks for it while no attempt runs."""
+        """End the run because a signal asks for it between attempts."""
         lines = report.asked_lines(self._history, number, self._record.path)
         self._say("\n".join(lines))
         status = 128 + number
@@ -281,7 +281,7 @@ class _Run:
         return RunEnd(status, reason, verdict, by_interrupt, asked)
 
     def _fail_left_trials(self, status: int) -> None:
-        """Leave no trial of a study running in its storage; most runs have none."""
+        """Mark trials of a study that still count as running as failed; most runs have none."""
         identity, launcher = self._gathered.identity, self._gathered.launcher
         plan = self._mitigations.plan(self._gathered)
         python = launcher.interpreter if launcher else plan.command[0]
@@ -291,7 +291,7 @@ class _Run:
     # --- one attempt -----------------------------------------------------------------------
 
     def _test_gpus(self) -> Preflight | None:
-        """Have the GPUs tested, if they are to be; meanwhile attempt 1's agent imports torch."""
+        """Have the GPUs tested if needed; during the test attempt 1's agent imports torch."""
         if not self._history and self._care.waits and not self._replaces_warm():
             self._prepare_agent(self._gathered)
         kind = self._history[-1].kind if self._history else ""
@@ -358,7 +358,10 @@ class _Run:
         self._record.harmlessly(lambda: self._record.started(keeper, launcher))
 
     def _look_at(self, plan: LaunchPlan, keeper: int, launcher: int) -> None:
-        """Begin to watch an attempt. What that needs is loaded now, while the job starts."""
+        """Begin to watch an attempt.
+
+        The modules for that are imported now, while the job starts.
+        """
         from saferun.supervise.watch.looks import Looks
         from saferun.supervise.watch.running_job import RunningJob
         from saferun.supervise.watch.step_samples import StepSamples
@@ -380,15 +383,15 @@ class _Run:
         self._looks, self._steps = Looks(job), StepSamples(keeper, launcher, self._began_s)
 
     def _beside(self) -> Iterator[float]:
-        """Work beside an attempt, piece by piece; yield the seconds until the next piece.
+        """Work beside an attempt in steps; yield the seconds until the next step.
 
-        What its end needs is loaded, then the next attempt is prepared. After that the journal
-        notes now and then that the run lives, and how far its steps have come.
+        First, the modules for its end are imported, then the next attempt is prepared. After that
+        the journal regularly notes that the run lives, and its latest steps.
         """
         self._record.harmlessly(own_files.keep)
         prepares, waited_s = True, LOAD_S
         while waited_s < PREPARE_S:
-            soon = prepares and self._replaces_warm()  # a process of a search may live for seconds
+            soon = prepares and self._replaces_warm()  # a process of a search may live only seconds
             if soon and self._knows_imports():
                 self._record.harmlessly(lambda: self._prepare_agent(self._following()))
                 prepares = soon = False
@@ -410,21 +413,21 @@ class _Run:
             self._record.journal.steps(self._gathered.identity.attempt, text)
 
     def _following(self) -> RunInputs:
-        """Return what the plan of the attempt after the running one is computed from."""
+        """Return the inputs for the plan of the attempt after the running one."""
         identity = self._gathered.identity
         following = identity._replace(attempt=identity.attempt + 1)
         return self._gathered._replace(identity=following)
 
     def _prepare_agent(self, gathered: RunInputs) -> None:
-        """Have the first process of an attempt that is to come import ahead."""
+        """Let the first process of a future attempt import its modules ahead."""
         self._warm_up(self._mitigations.plan(gathered), ahead=True)
 
     def _warm_up(self, plan: LaunchPlan, *, ahead: bool = False) -> None:
-        """Have a process import ahead, for an attempt after this one or one whose ranks it forks.
+        """Let a process import ahead, for a later attempt or for one whose ranks it forks.
 
         Args:
-            plan: of the attempt.
-            ahead: it does not begin now.
+            plan: the plan of the attempt.
+            ahead: the attempt does not begin now.
         """
         replaces = self._replaces_warm()
         if (replaces and not ahead) or not (self._is_warm or ahead) or self._stays_cold:
@@ -439,11 +442,11 @@ class _Run:
             self._say(f"start.ranks is warm, but ranks are started as usual: {why}")
 
     def _replaces_warm(self) -> bool:
-        """Return whether a process of plain python that replaces another one is to be warm."""
+        """Return whether a plain python process that replaces another should be warm."""
         return self._is_warm and self._gathered.launcher is None
 
     def _note_cold(self, why: str) -> None:
-        """Say why a process that replaced another one was not warm; once more, and none is."""
+        """Report why a replacing process was not warm; if the reason recurs, none is prepared."""
         if self._replaces_warm():
             self._stays_cold = why in self._cold
             if not self._stays_cold:
@@ -451,18 +454,18 @@ class _Run:
                 self._say(f"start.ranks is warm, but a process is started as usual: {why}")
 
     def _knows_imports(self) -> bool:
-        """Return whether what the ranks import is known, or nobody wants to know it."""
+        """Return whether the ranks' imports are known, or nobody needs them."""
         attempt = self._gathered.identity.attempt
         return self._imports is None or self._imports.known(attempt)
 
     # --- its end ---------------------------------------------------------------------------
 
     def _decided(self, plan: LaunchPlan, ended: Ended) -> Decision:
-        """Decide; a fault of ours there is reported in one line, and the job's status stands."""
+        """Decide; a fault of saferun itself becomes one line, and the job's status stands."""
         try:
             return self._met(plan, ended) or self._decide(plan, ended)
         except Exception as error:
-            import traceback  # only a fault of ours needs it
+            import traceback  # only our own fault needs it
 
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self._say(
@@ -472,7 +475,7 @@ class _Run:
             return Decision(retry_policy.STOP, "a fault of saferun's own")
 
     def _met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
-        """Take over what the nodes agreed; return a decision where they began no attempt."""
+        """Adopt the nodes' agreement; return a decision if they began no attempt."""
         ran = self._watch.ranks_ran
         decision = self._nodes.met(plan, ended, ranks_ran=ran) if self._nodes else None
         if decision is not None and decision.action == retry_policy.STOP:
@@ -480,7 +483,7 @@ class _Run:
         return decision
 
     def _decide(self, plan: LaunchPlan, ended: Ended) -> Decision:
-        """Gather what happened, decide, record and report it."""
+        """Gather the facts, then decide; record and report the decision."""
         identity, looks = self._gathered.identity, self._looks
         self._record.mask_ranks(identity)
         ended = self._record.clean(ended)
@@ -520,7 +523,7 @@ class _Run:
             decision = self._nodes.share(ended, decision)
         followed = decision._replace(delay_s=round(decision.delay_s, 3))
         self._record.ended(ended, last._replace(decision=followed))
-        # A run that a signal ended may not have had the time to leave receipts.
+        # A run that a signal ended may have had no time to leave receipts.
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
         )
@@ -538,16 +541,16 @@ class _Run:
         report.show(self._say, ended, [*problems, *lines])
 
     def _recover(self, plan: LaunchPlan, decision: Decision) -> None:
-        """Do for the GPUs what the failure calls for.
+        """Recover the GPUs as the failure requires.
 
         Raises:
-            EndRequestedError: a signal came meanwhile.
+            EndRequestedError: a signal came during the recovery.
         """
         last = self._history[-1] if self._history else None
         if last is None or last.asked or last.replaced or decision.action == retry_policy.DONE:
             return
         if last.number != self._gathered.identity.attempt:
-            return  # the nodes met, and began no attempt
+            return  # the nodes met, but began no attempt
         again = decision.action == retry_policy.AGAIN
         found: tuple[Finding, ...] = ()
 

@@ -1,4 +1,4 @@
-"""The ranks that a launcher has started, known from /proc by the variable RANK of its children."""
+"""Find the ranks that a launcher has started, from /proc and the RANK of its children."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from saferun.system import procfs
 
 
 def environ(pid: int) -> dict[str, str]:
-    """Return the variables that a process was started with; nothing where it is gone."""
+    """Return the variables with which a process was started; {} if it is gone."""
     words = procfs.text(f"/proc/{pid}/environ").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def rank_of(pid: int) -> int | None:
-    """Return the RANK that a process was started with; None without one."""
+    """Return the RANK with which a process was started; None without one."""
     match = re.search(r"(?:\A|\0)RANK=(\d+)\0", procfs.text(f"/proc/{pid}/environ"))
     return int(match[1]) if match else None
 
@@ -23,7 +23,7 @@ def rank_of(pid: int) -> int | None:
 def ranks(launcher: int) -> dict[int, int]:
     """Return the pids of the ranks that a launcher has started, by rank.
 
-    A launcher that has RANK itself starts none: what it starts inherits that.
+    A launcher with RANK in its own environment starts no ranks: its children inherit the variable.
     """
     children = procfs.text(f"/proc/{launcher}/task/{launcher}/children").split()
     found = {rank_of(pid): pid for pid in map(int, children)} if rank_of(launcher) is None else {}
@@ -31,7 +31,7 @@ def ranks(launcher: int) -> dict[int, int]:
 
 
 def is_isolated(pid: int) -> bool:
-    """Return whether a process is a Python with -I, -E or -S, which skip our sitecustomize."""
+    """Return whether a process is a Python with -I, -E or -S, which skips our sitecustomize."""
     program, *arguments = procfs.text(f"/proc/{pid}/cmdline").split("\0")
     if "python" not in os.path.basename(program):
         return False

@@ -1,4 +1,4 @@
-"""Replacing this process by the job, which gets its pid."""
+"""Replace this process by the job, which gets its pid."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from saferun.system.paths import on_path
 
 
 def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Check that the kernel will pass the job its environment, before anything is started.
+    """Check, before anything is started, that the kernel will accept the job's environment.
 
     Raises:
-        UnavailableError: it would not, because of the variables that saferun sets.
+        UnavailableError: it would not, because of variables that saferun sets.
     """
     env = plan.environment(environ)
     if exec_limit.size(plan.command, env) + exec_limit.RANK_BYTES <= exec_limit.ALWAYS_BYTES:
@@ -38,7 +38,7 @@ def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
 
 
 def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
-    """Execute the job in this process; nothing of saferun is left beside it.
+    """Execute the job in this process; nothing of saferun remains beside it.
 
     Raises:
         UnavailableError: the program cannot be executed.
@@ -46,7 +46,7 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
     program = plan.command[0]
     path = program if "/" in program else next(on_path(program, environ), None)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by the caller
+        if stream is not None:  # None if the caller closed it
             stream.flush()
     try:
         os.execve(path or program, plan.command, plan.environment(environ))  # noqa: S606 (no shell is what we want)
@@ -57,16 +57,16 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
 
 
 def become_job(gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare) -> int:
-    """Execute the job in this process, which keeps the locks, once the GPUs are tested.
+    """Execute the job in this process after the GPU test; the process keeps the locks.
 
     Args:
-        gathered: the run.
-        plan: that of its only attempt.
-        held: its locks.
-        care: tests the GPUs; it is closed.
+        gathered: the inputs of the run.
+        plan: the plan of its only attempt.
+        held: the run's locks.
+        care: tests the GPUs, and is closed here.
 
     Returns:
-        The exit status, where the GPUs failed the preflight test.
+        The exit status if the GPUs failed the preflight test.
 
     Raises:
         UnavailableError: the program cannot be executed.

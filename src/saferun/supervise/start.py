@@ -1,4 +1,4 @@
-"""Start a LaunchPlan: check what it names, then supervise it or be replaced by it."""
+"""Start a LaunchPlan: check the script, then supervise the job or be replaced by it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from saferun.system.stderr import say
 def check_script(gathered: RunInputs, cwd: str) -> None:
     """Check that the script exists, before anything is started.
 
-    A module (`-m`) is found by the interpreter, and with PYTHON_EXEC torchrun has that program
-    interpret the arguments: neither is checked. Nor is `-`, from which python reads its script.
+    Three cases are not checked: a module (`-m`), which the interpreter finds; arguments with
+    PYTHON_EXEC, which that program interprets; and `-`, by which python reads its script from
+    stdin.
 
     Args:
-        gathered: what the plan is computed from.
+        gathered: the inputs of the plan.
         cwd: the working directory.
 
     Raises:
@@ -77,7 +78,7 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
     """Start a run.
 
     Args:
-        gathered: what its plans are computed from.
+        gathered: the inputs of its plans.
         cwd: the working directory.
 
     Returns:
@@ -95,11 +96,11 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
     restore_child_ends()
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
-        from saferun.supervise.workers import worker_pool  # only a run of several workers needs it
+        from saferun.supervise.workers import worker_pool  # only for several workers
 
         return worker_pool.supervise(gathered, say)
-    if gathered.supervised or "IPython" in sys.modules:  # else a notebook's kernel were replaced
-        from saferun.supervise.loop import supervise  # 60 ms, spared where the job replaces us
+    if gathered.supervised or "IPython" in sys.modules:  # else it would replace a notebook's kernel
+        from saferun.supervise.loop import supervise  # 60 ms, saved if the job replaces us
 
         return supervise(gathered, say)
 
@@ -107,7 +108,7 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
 
 
 def _become(gathered: RunInputs, plan: LaunchPlan) -> int:
-    """Replace this process by the job, which keeps our locks."""
+    """Replace this process by the job, which inherits our locks."""
     check_size(plan, gathered.environ)
     with take_locks(gathered, say) as held:
         care = GpuCare(gathered, plan, held, say)

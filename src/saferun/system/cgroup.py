@@ -1,11 +1,11 @@
-"""What the control group of this process may use, and how often the kernel killed in it.
+"""The limits of this process's control group, and how often the kernel killed in it.
 
-Both versions of the interface are read. Version 2 has one tree below the mount point
+This module reads both versions of the interface. Version 2 has one tree below the mount point
 (https://docs.kernel.org/admin-guide/cgroup-v2.html); version 1 has a tree for each controller
 (https://docs.kernel.org/admin-guide/cgroup-v1/memory.html). A machine may use version 1 for some
-controllers and version 2 for the others. A limit of any group above ours holds for us as well.
+controllers and version 2 for the others. A limit of any group above ours applies to us, too.
 
-Nothing here raises: what cannot be read is no limit, or None.
+Nothing here raises: an unreadable value means no limit, or None.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from saferun.system import procfs
 
 PROC = "/proc"
 MOUNT = "/sys/fs/cgroup"
-COUNTS_BELOW = "memory.events"  # a group's counters in version 2, which include those below it
+COUNTS_BELOW = "memory.events"  # a group's counters in version 2, which include its subgroups
 _UNLIMITED_V1 = 1 << 60  # bytes; version 1 writes "no limit" as a number near 2^63
 
 
 class Group(NamedTuple):
-    """Our control group, as one controller sees it."""
+    """Our control group in one controller."""
 
-    folders: tuple[str, ...] = ()  # its directory and those above it, innermost first
+    folders: tuple[str, ...] = ()  # its directory and the parents, innermost first
     version: int = 2
 
 
 class Memory(NamedTuple):
-    """A limit of memory, and what is used of it; in bytes."""
+    """A limit of memory, and the memory in use; in bytes."""
 
     limit: int = -1  # -1: no limit
-    used: int = -1  # -1: not known
+    used: int = -1  # -1: unknown
 
 
 def group(controller: str, pid: int | str = "self") -> Group:
@@ -44,8 +44,8 @@ def group(controller: str, pid: int | str = "self") -> Group:
         pid: of the process; by default this one.
 
     Returns:
-        The group; without folders where the kernel names none. In a container the path may be one
-        that is not visible there, so that a folder need not exist; the last one is the mount.
+        The group, without folders if the kernel names none. In a container the path may not be
+        visible, so a folder may not exist; the last one is the mount point.
     """
     for line in procfs.text(f"{PROC}/{pid}/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -60,12 +60,12 @@ def group(controller: str, pid: int | str = "self") -> Group:
 
 
 def memory() -> Memory:
-    """Return the tightest limit of memory on our group, and what is used of it."""
+    """Return the tightest memory limit on our group, and the memory in use under it."""
     return min(_memory_limits(), key=lambda found: found.limit, default=Memory())
 
 
 def memory_left() -> int | None:
-    """Return how many bytes our group may still take; None where nothing limits it."""
+    """Return how many more bytes our group may use; None without a limit."""
     known = [found for found in _memory_limits() if found.used >= 0]
     return min((max(0, found.limit - found.used) for found in known), default=None)
 
@@ -84,7 +84,7 @@ def _memory_limits() -> Iterator[Memory]:
 
 
 def cpu_quota() -> float:
-    """Return the tightest limit of CPU time on our group, in CPUs; 0 where there is none."""
+    """Return the tightest limit of CPU time on our group, in CPUs; 0 without a limit."""
     ours, found = group("cpu"), []
     for folder in ours.folders:
         if ours.version == 2:
@@ -98,10 +98,10 @@ def cpu_quota() -> float:
 
 
 def oom_kill_files(pid: int | str = "self") -> tuple[str, ...]:
-    """Return the files that count the processes of a group killed for lack of memory.
+    """Return the files that count a group's processes that were killed for lack of memory.
 
-    The narrowest comes first: in version 2 each group counts for those below it, too, and stays
-    when one of those is removed. In version 1 a group counts only its own.
+    The innermost comes first: in version 2 each group also counts for its subgroups, and remains
+    when a subgroup is removed. In version 1 a group counts only its own processes.
 
     Args:
         pid: of a process in the group.
@@ -113,9 +113,9 @@ def oom_kill_files(pid: int | str = "self") -> tuple[str, ...]:
 
 
 def oom_kills(path: str) -> int | None:
-    """Return the count in one of `oom_kill_files`, or in /proc/vmstat, which is the machine's.
+    """Return the count in one of `oom_kill_files`, or in /proc/vmstat, the machine's count.
 
-    None where the file has none.
+    The result is None if the file has no count.
     """
     for line in procfs.text(path).splitlines():
         name, _, count = line.partition(" ")

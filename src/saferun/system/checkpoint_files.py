@@ -1,4 +1,4 @@
-"""Whether a file of a checkpoint is whole, as far as its format tells; torch is not needed."""
+"""Whether a checkpoint's file is complete, as far as its format shows; torch is not needed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, BinaryIO
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _ZIP = b"PK\x03\x04"
 _ZIP_END = b"PK\x05\x06"
-_ZIP_END_BYTES = 22  # the end record's size, without its comment
-_HEADER_BYTES = 100_000_000  # the most that safetensors itself reads of a header
-_LEAST = 8  # bytes; less is no file of weights in any format
+_ZIP_END_BYTES = 22  # size of the end record without its comment
+_HEADER_BYTES = 100_000_000  # longest header that safetensors itself reads
+_LEAST = 8  # bytes; no weights file in any format is smaller
 
 
 def problem(path: str) -> str:
-    """Return why a file is not whole, as a clause for people; "" if it is, or if nothing tells."""
+    """Return why a file is incomplete, as a clause for people; "" if it is complete or unknown."""
     name = os.path.basename(path)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -48,7 +48,7 @@ def _json_problem(name: str, path: str) -> str:
 
 
 def _safetensors_problem(name: str, file: BinaryIO, head: bytes, size: int) -> str:
-    """https://huggingface.co/docs/safetensors: the header's length, the header, the tensors."""
+    """Check length, header and tensors (https://huggingface.co/docs/safetensors)."""
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > min(size, _HEADER_BYTES):
         return f"{name} was cut within its header"
@@ -62,11 +62,11 @@ def _safetensors_problem(name: str, file: BinaryIO, head: bytes, size: int) -> s
 
 
 def _hdf5_problem(name: str, file: BinaryIO, size: int) -> str:
-    """Read the end of the file from the superblock, as HDF5 does when it opens one (Keras).
+    """Read the end of the file from the superblock, as HDF5 does when it opens a file (Keras).
 
     https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
     """
-    block = file.read(48)  # behind the signature
+    block = file.read(48)  # after the signature
     at = {0: 32, 1: 36, 2: 20, 3: 20}.get(block[0] if block else -1)
     whole = int.from_bytes(block[at : at + 8], "little") if at else 0
     short = len(block) < 48 or size < whole
@@ -74,7 +74,7 @@ def _hdf5_problem(name: str, file: BinaryIO, size: int) -> str:
 
 
 def _zip_problem(name: str, file: BinaryIO, size: int) -> str:
-    import zipfile  # it costs a launch 8 ms, and most have no checkpoint to look at
+    import zipfile  # it costs a launch 8 ms, and most have no checkpoint to check
 
     try:
         with zipfile.ZipFile(file) as archive:

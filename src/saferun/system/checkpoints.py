@@ -1,9 +1,9 @@
 """The checkpoints that a job has written, and whether each is complete; torch is not needed.
 
-A job that is killed while it saves leaves half a checkpoint. It shows in the files: a zip (torch,
-Lightning, numpy) has its directory at its end, a safetensors file says its size at its beginning,
-and the libraries write one file of a directory last. A file in another format counts as complete
-if it is not empty.
+A job that is killed while it saves leaves an incomplete checkpoint. The files show it: a zip
+(torch, Lightning, numpy) has its directory at its end, a safetensors file has its size at its
+beginning, and the libraries write one file of a directory last. A file in another format counts as
+complete if it is not empty.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ Stamp = tuple[int, int]
 
 _DRAFTS = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 _STEP = re.compile(r"(?:step|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)", re.IGNORECASE)
-_CLOCK_NS = 2_000_000_000  # file systems that round times round them to at most 2 s
-# What each rank writes a file of: nanochat, accelerate, the HF Trainer, DeepSpeed's ZeRO.
+_CLOCK_NS = 2_000_000_000  # file systems that round times use at most 2 s
+# Files that each rank writes: nanochat, accelerate, the HF Trainer, DeepSpeed's ZeRO.
 _OF_RANKS = re.compile(
     r"(optim_\d+_rank|random_states_|rng_state_|zero_pp_rank_)\d+"
     r"(\.pt|\.pkl|\.pth|_mp_rank_\d+_optim_states\.pt)\Z"
 )
-# What the HF Trainer has written of a checkpoint before its last file.
+# Files of a checkpoint that the HF Trainer writes before its last file.
 _OF_TRAINER = re.compile(
     r"(\w*config\.json|training_args\.bin|(adapter_)?model\S*\.safetensors"
     r"|(pytorch|adapter)_model\S*\.bin)\Z"
 )
-_RANDOM = "random_states_"  # begins the names of accelerate's files
+_RANDOM = "random_states_"  # prefix of accelerate's files
 _NANOCHAT = re.compile(r"meta_(\d+)\.json\Z")
 
 
 class Found(NamedTuple):
-    """One candidate on the disk; `stamp` changes when a job writes to it again."""
+    """One candidate on disk; `stamp` changes when a job writes to it again."""
 
     checkpoint: Checkpoint
     stamp: Stamp
 
 
 def find(pattern: str) -> list[Found]:
-    """Return what matches a pattern of glob(7), with `**` and `~`, the newest first."""
+    """Return the matches of a glob(7) pattern, with `**` and `~`, the newest first."""
     found: dict[str, Found] = {}
     for path in sorted(glob.glob(os.path.expanduser(pattern), recursive=True), key=os.path.islink):
         path = path.rstrip("/")
         try:
             stamp = _stamp(path)
-        except OSError:  # it went meanwhile
+        except OSError:  # the file has gone
             continue
-        real = os.path.realpath(path)  # `last.ckpt` may be a link to another one
+        real = os.path.realpath(path)  # `last.ckpt` may be a link to another file
         if stamp[0] and real not in found and not path.endswith(_DRAFTS):
             found[real] = Found(Checkpoint(path, step_of(path), stamp[0] / 1e9), stamp)
     return sorted(found.values(), key=lambda one: (one.stamp[0], one.checkpoint.step), reverse=True)
@@ -71,10 +71,10 @@ def step_of(path: str) -> int:
 
 
 def write_time_s(path: str, environ: Mapping[str, str]) -> float | None:
-    """Return how long it took to write a checkpoint, from the first file's birth to the last write.
+    """Return how long writing a checkpoint took, from the first file's birth to the last write.
 
-    Python has no statx(2) before 3.15, so stat(1) is asked, of `environ`'s PATH. None where the
-    file system does not keep the time of birth.
+    Python has no statx(2) before 3.15, so stat(1) from `environ`'s PATH is run. The result is None
+    if the file system does not store the time of birth.
     """
     files = [path] if os.path.isfile(path) else [file for file, _ in _files(path)]
     asked = command.run(["stat", "-c", "%.W %.Y", "--", *files[:1000]], environ, 5.0)
@@ -97,7 +97,7 @@ def _stamp(path: str) -> Stamp:
 
 
 def _files(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the name of each file in a directory and below it."""
+    """Yield path and name of each file in a directory and its subdirectories."""
     for folder, _, names in os.walk(directory):
         for name in names:
             yield os.path.join(folder, name), name
@@ -107,12 +107,13 @@ def _files(directory: str) -> Iterator[tuple[str, str]]:
 
 
 def problem(path: str, ranks: int = 1, others: Iterable[str] = ()) -> str:
-    """Return why a checkpoint is not complete, as a clause for people; "" if it is.
+    """Return why a checkpoint is incomplete, as a clause for people; "" if it is complete.
 
     Args:
-        path: a file or a directory. nanochat's checkpoints are named by their `meta_` file.
-        ranks: on this machine. Where each rank writes a file of its own, there must be as many.
-        others: further checkpoints of the same program, which show what it writes.
+        path: a file or a directory. For nanochat it is the checkpoint's `meta_` file.
+        ranks: number of ranks on this machine. If each rank writes its own file, there must be as
+            many.
+        others: other checkpoints of the same program, which show the files that it writes.
     """
     try:
         if os.path.isdir(path):
@@ -126,7 +127,7 @@ def problem(path: str, ranks: int = 1, others: Iterable[str] = ()) -> str:
 
 
 def _nanochat_problem(path: str, step: str, ranks: int) -> str:
-    """Judge nanochat's three kinds of files; each rank writes its own optimizer state.
+    """Check nanochat's three kinds of files; each rank writes its own optimizer state.
 
     https://github.com/karpathy/nanochat/blob/master/nanochat/checkpoint_manager.py
     """
@@ -154,11 +155,12 @@ def _directory_problem(path: str, ranks: int, others: Sequence[Sequence[str]]) -
 
 
 def _trainer_problem(name: str, names: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Return which file a trainer writes last and has not written.
+    """Return the file that a trainer writes last if it is missing.
 
-    HF Trainer: trainer_state.json (Trainer._save_checkpoint); accelerate: random_states_N.pkl, and
-    behind it what the program has registered (save_accelerator_state). Many programs call their
-    checkpoints `checkpoint-N` as the Trainer does: one that has the same files as another is whole.
+    The HF Trainer writes trainer_state.json last (Trainer._save_checkpoint); accelerate writes
+    random_states_N.pkl, and after it the objects that the program has registered
+    (save_accelerator_state). Many programs name their checkpoints `checkpoint-N` like the Trainer:
+    a checkpoint with the same files as another one is complete.
     """
     if "trainer_state.json" in names:
         return ""
@@ -177,7 +179,7 @@ def _trainer_problem(name: str, names: Sequence[str], others: Sequence[Sequence[
 
 
 def _registered(names: Sequence[str]) -> int:
-    """Return how many objects accelerate has saved that the program has registered."""
+    """Return the number of saved objects that the program has registered with accelerate."""
     return sum(name.startswith("custom_checkpoint_") for name in names)
 
 
@@ -186,7 +188,7 @@ def _forms(names: Sequence[str]) -> set[str]:
 
 
 def _library_problem(folder: str) -> str:
-    """Judge one directory by the rules of torch.distributed.checkpoint and of DeepSpeed."""
+    """Check one directory by the rules of torch.distributed.checkpoint and of DeepSpeed."""
     names = os.listdir(folder)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
         return _dcp_problem(folder, names)
@@ -200,10 +202,10 @@ def _library_problem(folder: str) -> str:
 
 
 def _deepspeed_problem(folder: str) -> str:
-    """Judge one tag: DeepSpeed names it in `latest`, beside it, when every rank has written.
+    """Check one tag: DeepSpeed names it in `latest`, beside it, when every rank has written.
 
-    A kill while `latest` is written leaves it empty. A save begins when the one before is finished
-    on every rank, so that the tag written last is the only one in doubt.
+    A kill during the write of `latest` leaves it empty. A save begins after the previous one is
+    finished on every rank, so only the last tag is in doubt.
 
     https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py
     """
@@ -221,14 +223,14 @@ def _deepspeed_problem(folder: str) -> str:
 
 
 def _dcp_problem(folder: str, names: Sequence[str]) -> str:
-    """Judge a directory of torch.distributed.checkpoint: `.metadata` comes last and names the rest.
+    """Check a directory of torch.distributed.checkpoint: `.metadata` comes last, and names all.
 
-    torch/distributed/checkpoint/filesystem.py. Without coordination each rank writes its own.
+    See torch/distributed/checkpoint/filesystem.py. Without coordination each rank writes its own.
     """
     heads = [name for name in names if name.endswith(".metadata")]
     if not heads:
         return ".metadata is missing, which torch.distributed.checkpoint writes last"
-    from saferun.system import dcp_metadata  # `pickle` costs 4 ms, for such checkpoints alone
+    from saferun.system import dcp_metadata  # `pickle` costs 4 ms, only for such checkpoints
 
     sizes: dict[str, int] = {}
     for head in heads:
@@ -249,10 +251,10 @@ def _dcp_problem(folder: str, names: Sequence[str]) -> str:
 
 
 def _missing_ranks(names: Sequence[str], ranks: int, others: Sequence[Sequence[str]] = ()) -> str:
-    """Return of what there is not one file for each rank.
+    """Return the kind of file that is missing for some ranks.
 
-    accelerate loads a checkpoint that has a random state of the main process alone, which is all
-    that diffusers' examples save: more are wanted only where another checkpoint has more.
+    accelerate loads a checkpoint with only the main process's random state, which is all that
+    diffusers' examples save. So more are expected only if another checkpoint has more.
     """
     counts, most = _of_ranks(names), [_of_ranks(other) for other in others]
     for stem, count in counts.items():
@@ -265,7 +267,7 @@ def _missing_ranks(names: Sequence[str], ranks: int, others: Sequence[Sequence[s
 
 
 def _of_ranks(names: Sequence[str]) -> Mapping[str, int]:
-    """Return how many files there are of each kind that every rank may write one of."""
+    """Return the number of files of each kind that every rank may write."""
     return collections.Counter(kind[1] for kind in map(_OF_RANKS.match, names) if kind)
 
 

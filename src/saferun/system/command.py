@@ -1,10 +1,10 @@
-"""Commands that run for a bounded time and write a bounded output, whatever they do.
+"""Run commands with a limit on their time and output, whatever they do.
 
 A command may hang (nvidia-smi on a failing GPU), ignore SIGTERM, leave grandchildren that hold its
 output open, or write without end. So its output goes to memory files, which need neither a disk nor
-a reader, and a deadline ends it, not the end of a pipe. The kernel bounds the files: they have
-their full size from the beginning, which costs nothing until it is written, and are sealed against
-growth (memfd_create(2)). A command that outlives us cannot fill the memory.
+a reader, and the command ends by a deadline rather than by the end of a pipe. The kernel limits the
+files: they have their full size from the beginning, which uses no memory until it is written, and
+are sealed against growth (memfd_create(2)). So a command that outlives us cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import NamedTuple
 from saferun.inject.durations import seconds
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
-_PAGE = 1 << 16  # bytes, the largest page; a write that does not fit as a whole is refused
-LOOK_S = 0.05  # between two looks at how much has been written: far from OUTPUT_LIMIT in between
-REAP_S = 0.2  # a killed process that the kernel cannot end is left behind after this
-START_S = 1.0  # other threads' commands may take this to start: milliseconds, unless exec hangs
+_PAGE = 1 << 16  # bytes, the largest page; a write that does not fit completely is refused
+LOOK_S = 0.05  # between two checks of the output's size, in which it stays far below OUTPUT_LIMIT
+REAP_S = 0.2  # after this a killed process that the kernel cannot end is left
+START_S = 1.0  # for other threads' commands to start: milliseconds, unless exec hangs
 
 
 class _Commands:
@@ -34,7 +34,7 @@ class _Commands:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.starting = 0  # commands that may have been forked and are not in `running` yet
+        self.starting = 0  # commands that may be forked but are not yet in `running`
         self.running: set[subprocess.Popen[bytes]] = set()
         self.closed = False
 
@@ -46,24 +46,24 @@ _commands = _Commands()
 
 
 class Answer(NamedTuple):
-    """What a command wrote and how it ended."""
+    """The output of a command, and how it ended."""
 
     out: str
     err: str
     status: int | None  # None: it could not be started, or was killed here
-    trouble: str  # a message about what went wrong; "" where it ended with 0
+    trouble: str  # an error message; "" if it ended with 0
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Answer:
-    """Run a command in a session of its own; never raises for what it does.
+    """Run a command in its own session; its behaviour raises nothing.
 
     Args:
         command: the program and its arguments; no shell.
-        environ: its whole environment.
-        timeout_s: seconds after which it and its process group are killed.
+        environ: the command's whole environment.
+        timeout_s: seconds after which the command and its process group are killed.
 
     Returns:
-        How it ended and what it wrote, also where it was killed.
+        How it ended and its output, even if it was killed.
     """
     with _memory_file("out") as out, _memory_file("err") as err:
         try:
@@ -73,7 +73,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
             return Answer("", "", None, f"cannot be run ({reason})")
         try:
             cut = _wait(child, (out, err), timeout_s)
-        except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
+        except BaseException:  # Ctrl-C does not reach the child, which has its own session
             _kill(child)
             raise
         finally:
@@ -103,14 +103,14 @@ def _start(
         with _commands.changed:
             _commands.starting -= 1
             _commands.changed.notify_all()
-    if _commands.closed_for_this_thread():  # `questions` has ended meanwhile
+    if _commands.closed_for_this_thread():  # `questions` has ended
         _kill(child)
     return child
 
 
 @contextlib.contextmanager
 def questions() -> Iterator[None]:
-    """Let other threads run commands; afterwards those are killed, and none can be started."""
+    """Let other threads run commands; at the end these are killed, and no more can start."""
     _commands.closed = False
     try:
         yield
@@ -119,7 +119,7 @@ def questions() -> Iterator[None]:
             with _commands.changed:
                 _commands.closed = True
                 _commands.changed.wait_for(lambda: not _commands.starting, START_S)
-        finally:  # a second Ctrl-C
+        finally:  # even after a second Ctrl-C
             for child in tuple(_commands.running):
                 _kill(child)
 
@@ -127,7 +127,7 @@ def questions() -> Iterator[None]:
 @contextlib.contextmanager
 def _memory_file(name: str) -> Iterator[int]:
     if not hasattr(os, "memfd_create"):  # Python was built with a glibc before 2.27
-        import tempfile  # no launch with another Python waits for it
+        import tempfile  # only needed by a Python for such an old glibc
 
         with tempfile.TemporaryFile() as file:
             yield file.fileno()
@@ -163,12 +163,12 @@ def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float
 
 
 def _written(file: int) -> int:
-    """Return how much the command has written: it shares the file offset with us."""
+    """Return the size of the command's output: it shares the file offset with us."""
     return os.lseek(file, 0, os.SEEK_CUR)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:  # else its pid may be another process by now
+    if child.poll() is None:  # otherwise its pid may be another process
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
 

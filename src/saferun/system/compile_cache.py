@@ -1,4 +1,4 @@
-"""The directory in which torch.compile keeps what it has compiled.
+"""The directory in which torch.compile stores compiled code.
 
 Source: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`), torch 2.4 to 2.15.
 """
@@ -12,18 +12,18 @@ import os
 import pwd
 from collections.abc import Mapping
 
-_ENTRIES = 10_000  # that are looked at
+_ENTRIES = 10_000  # most entries that are examined
 
 
 def directory(environ: Mapping[str, str]) -> str:
-    """Return where a job has it."""
+    """Return the directory for a job."""
     temporary = next((environ[n] for n in ("TMPDIR", "TEMP", "TMP") if environ.get(n)), "/tmp")  # noqa: S108 - only looked at
     beside = os.path.join(temporary, f"torchinductor_{_user(environ)}")
     return environ.get("TORCHINDUCTOR_CACHE_DIR") or beside
 
 
 def _user(environ: Mapping[str, str]) -> str:
-    """Return the user's name as getpass.getuser does."""
+    """Return the user's name, as from getpass.getuser."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         if environ.get(name):
             return environ[name]
@@ -34,10 +34,10 @@ def _user(environ: Mapping[str, str]) -> str:
 
 
 def has_older(environ: Mapping[str, str], at_s: float) -> bool:
-    """Return whether it has graphs that were compiled before a time.
+    """Return whether the cache has graphs that were compiled before a time.
 
     Args:
-        environ: the job's.
+        environ: the job's environment.
         at_s: seconds since the epoch.
     """
     graphs = os.path.join(glob.escape(directory(environ)), "fxgraph", "*", "*")
@@ -47,5 +47,5 @@ def has_older(environ: Mapping[str, str], at_s: float) -> bool:
 def _changed_at(path: str) -> float:
     try:
         return os.stat(path).st_mtime
-    except OSError:  # it went meanwhile
+    except OSError:  # the file has gone
         return float("inf")

@@ -1,4 +1,4 @@
-"""The sizes in the `.metadata` of torch.distributed.checkpoint, read without running its pickle."""
+"""The sizes in torch.distributed.checkpoint's `.metadata`, read without running its pickle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 
 
 class _Inert:
-    """Stands in for every class of a pickle, so that nothing of it is imported or called."""
+    """A replacement for every class in a pickle, so that nothing of it is imported or called."""
 
     def __init__(self, *arguments: object) -> None:
         pass
@@ -31,9 +31,9 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def sizes(path: str) -> dict[str, int] | None:
-    """Return the least size of each file that a `.metadata` names; None where it was cut.
+    """Return the least size of each file that a `.metadata` names; None if it was cut.
 
-    A file of another format names none.
+    A file in another format names none.
     """
     found: dict[str, int] = {}
     try:

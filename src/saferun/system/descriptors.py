@@ -6,10 +6,10 @@ import os
 
 
 def plug_closed_descriptors() -> None:
-    """Open /dev/null where 0, 1 or 2 is closed, since a file opened next would get that number.
+    """Open /dev/null as 0, 1 or 2 if that is closed: the next open file would get its number.
 
-    The job would then read or write that file. The descriptors are not inherited: after an exec
-    they are closed as before.
+    The job would then use that file. The new descriptors are not inherited: after an exec they are
+    closed as before.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         continue

@@ -1,4 +1,4 @@
-"""Whether a file system has room for another checkpoint, and the wait until it has."""
+"""Whether a file system has room for another checkpoint, and a wait until it has."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 
 _LEAST = 1 << 20  # bytes; with less a script cannot even write its log
 _EVERY_S = 0.1  # one statvfs each
-_SPECIAL = re.compile(r"[*?[]")  # what glob(7) does not take literally
+_SPECIAL = re.compile(r"[*?[]")  # special characters of glob(7)
 
 
 def folder_of(pattern: str) -> str:
-    """Return the directory in which what matches a pattern of glob(7) lies, or its first parent.
+    """Return the directory of the matches of a glob(7) pattern, or its first existing parent.
 
     >>> folder_of("/proc/self/checkpoint-*/x.pt"), folder_of("/nowhere/at/all/*")
     ('/proc/self', '/')
@@ -26,12 +26,12 @@ def folder_of(pattern: str) -> str:
 
 
 def has(folder: str, size: int) -> bool:
-    """Return whether a file of this size, in bytes, can be written; True where that is unknown."""
+    """Return whether a file of a size in bytes can be written; True if unknown."""
     try:
         facts = os.statvfs(folder)
     except OSError:
         return True
-    files = facts.f_favail > 0 or facts.f_files == 0  # some file systems do not count them
+    files = facts.f_favail > 0 or facts.f_files == 0  # some file systems do not count files
     return files and facts.f_bavail * facts.f_frsize >= max(size, _LEAST)
 
 
@@ -39,9 +39,9 @@ def wait(folder: str, size: int, limit_s: float) -> bool:
     """Wait until there is room or a blocked signal is pending; return False after `limit_s`.
 
     Args:
-        folder: on the file system.
-        size: in bytes.
-        limit_s: seconds.
+        folder: a folder on the file system.
+        size: the needed size in bytes.
+        limit_s: the longest wait in seconds.
     """
     end = time.monotonic() + limit_s
     while not has(folder, size) and not signal.sigpending():

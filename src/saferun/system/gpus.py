@@ -1,11 +1,11 @@
 """The GPUs that the job will see, found without torch and without a CUDA context.
 
-The driver's files in /proc are read first (under a millisecond). Only where they are missing or
-leave a doubt, `nvidia-smi -L` is run, for a bounded time, since it hangs on a failing GPU. What
-CUDA makes of CUDA_VISIBLE_DEVICES was measured on driver 580 (H200) entry by entry, and agrees with
-https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html;
+The driver's files in /proc are read first (under a millisecond). Only if they are missing or leave
+a doubt, `nvidia-smi -L` is run, for a limited time, since it hangs on a failing GPU. CUDA's
+interpretation of CUDA_VISIBLE_DEVICES was measured on driver 580 (H200), entry by entry, and agrees
+with https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html;
 MIG follows https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html.
-NVIDIA_VISIBLE_DEVICES belongs to the container runtime: CUDA does not read it, nor do we.
+NVIDIA_VISIBLE_DEVICES is for the container runtime: neither CUDA nor saferun reads it.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from saferun.model import Gpu, GpuFacts
 from saferun.system import command, paths, procfs
 from saferun.system.printable import printable
 
-HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate; Slurm writes NoDevFiles for "no GPU here"
+HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate values; Slurm writes NoDevFiles for "no GPU here"
 UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
 def driver_version(proc: str = "/proc/driver/nvidia") -> str:
-    """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" where there is none."""
+    """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" without a driver."""
     line = procfs.text(f"{proc}/version").partition("\n")[0]
     found = re.search(r"\b\d{3,4}\.\d{1,3}(?:\.\d{1,3})?\b", line)
     return found[0] if found else ""
 
 
 def addresses(proc: str = "/proc/driver/nvidia") -> dict[str, str]:
-    """Return the PCI address of each GPU by its UUID, as in the driver's files."""
+    """Return the PCI address of each GPU by its UUID, from the driver's files."""
     return {uuid: bus for bus, uuid, _ in _in_use(proc)}
 
 
 def minors(proc: str = "/proc/driver/nvidia") -> dict[str, int]:
-    """Return the number of each GPU's device node by its UUID, as in the driver's files."""
+    """Return the number of each GPU's device node by its UUID, from the driver's files."""
     return {uuid: int(minor) for _, uuid, minor in _in_use(proc) if minor.isdecimal()}
 
 
 def _in_use(proc: str) -> Iterator[tuple[str, str, str]]:
-    """Yield address, UUID and minor number of each GPU that has a UUID: it has been used once."""
+    """Yield address, UUID and minor number of each GPU with a UUID, so that has been used once."""
     for bus, fields in information(proc):
         uuid = fields.get("GPU UUID", "")
         if uuid and "?" not in uuid:
@@ -49,7 +49,7 @@ def _in_use(proc: str) -> Iterator[tuple[str, str, str]]:
 
 
 def information(proc: str = "/proc/driver/nvidia") -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the PCI address of each GPU of the host and what its file says, along the bus."""
+    """Yield the PCI address and the file content of each GPU of the host, in bus order."""
     for bus in sorted(procfs.names(f"{proc}/gpus"), key=_bus_order):
         yield bus, _fields(f"{proc}/gpus/{bus}/information")
 
@@ -58,9 +58,9 @@ class Machine(NamedTuple):
     """The GPUs that this process may open, in PCI order, before CUDA_VISIBLE_DEVICES."""
 
     gpus: tuple[Gpu, ...] = ()
-    instances: Mapping[str, tuple[str, ...]] = {}  # UUID of a GPU -> those of its MIG instances
+    instances: Mapping[str, tuple[str, ...]] = {}  # UUID of a GPU -> UUIDs of its MIG instances
     source: str = "none"
-    doubt: str = ""  # why the answer may be wrong; "" where it is sure
+    doubt: str = ""  # why the answer may be wrong; "" if it is certain
 
 
 def detect(
@@ -74,13 +74,13 @@ def detect(
 
     Args:
         environ: the job's environment; PATH, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER count.
-        proc: where the driver shows its files.
-        dev: where the device nodes are.
-        timeout_s: the most seconds that `nvidia-smi` may take.
+        proc: the directory of the driver's files.
+        dev: the directory of the device nodes.
+        timeout_s: time limit for `nvidia-smi`, in seconds.
 
     Returns:
-        The facts; no GPU and no warning on a machine without NVIDIA's driver. Never raises for
-        what the machine says.
+        The facts; no GPU and no warning on a machine without NVIDIA's driver. The machine's answers
+        raise nothing.
     """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in HIDE_ALL:
@@ -100,15 +100,15 @@ def detect(
 def visible(
     machine: Machine, wanted: str | None, *, by_bus: bool = False
 ) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that CUDA shows for one value of CUDA_VISIBLE_DEVICES, and a remark.
+    """Return the GPUs that CUDA shows for a value of CUDA_VISIBLE_DEVICES, and a remark.
 
     The first entry decides how all are read: `GPU-…` as UUIDs, `MIG-…` as instances, anything
     else as numbers. An entry that names no GPU ends the list; a repeated one makes it empty.
 
     Args:
-        machine: the GPUs that are here.
-        wanted: the value; None where the variable is not set.
-        by_bus: CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
+        machine: the machine's GPUs.
+        wanted: the value; None if the variable is not set.
+        by_bus: whether CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
     """
     if wanted is None:
         return _through_mig(machine, machine.gpus)
@@ -129,7 +129,7 @@ def visible(
 def _take(
     wanted: str, gpus: Sequence[Gpu], find: Callable[[str, Sequence[Gpu]], int | None]
 ) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that the entries name, in their order, and what is wrong with the entries."""
+    """Return the GPUs that the entries name, in their order, and the error in the entries."""
     chosen: list[Gpu] = []
     for entry in wanted.split(","):
         place = find(entry, gpus)
@@ -145,7 +145,7 @@ def _take(
 
 
 def _by_number(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    """Read a number as C's strtol does (` 1`, `+1`, `1abc` and `01` are 1); None if not valid."""
+    """Read a number like C's strtol (` 1`, `+1`, `1abc` and `01` are 1); None if not valid."""
     text = entry.lstrip()
     sign, text = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
     digits = text[: len(text) - len(text.lstrip("0123456789"))]
@@ -156,7 +156,7 @@ def _by_number(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    """Return the place of the only GPU whose UUID starts so; text after a whole UUID is ignored."""
+    """Return the index of the only GPU whose UUID begins so; text after a whole UUID is ignored."""
     if not entry.startswith("GPU-"):
         return None
     start = entry.rstrip()[:UUID_LENGTH].lower()
@@ -175,11 +175,12 @@ def _through_mig(machine: Machine, gpus: tuple[Gpu, ...]) -> tuple[tuple[Gpu, ..
 
 
 def _instance(machine: Machine, wanted: str) -> tuple[tuple[Gpu, ...], str]:
-    """Return the MIG instance of the first entry; CUDA shows one, however many are named."""
+    """Return the MIG instance of the first entry; CUDA shows only one."""
     entry, _, others = wanted.partition(",")
     for gpu in machine.gpus:
         for uuid in machine.instances.get(gpu.uuid, ()):
-            # Since driver 470 an instance has its own UUID; before, MIG-GPU-<uuid>/<gi>/<ci>.
+            # Since driver 470 an instance has its own UUID; earlier the form was
+            # MIG-GPU-<uuid>/<gi>/<ci>.
             old_form = entry.lower().startswith(f"mig-{gpu.uuid}/".lower())
             if uuid.lower() == entry.rstrip().lower() or old_form:
                 remark = "MIG: CUDA shows the first instance only" if others else ""
@@ -200,7 +201,7 @@ def _survey(
     nvidia-smi is on PATH costs nothing to see, and what it printed can be printed again by hand.
     """
     files = read_proc(proc, dev)
-    unnamed = not all(gpu.uuid for gpu in files.gpus)  # nobody has used them since boot
+    unnamed = not all(gpu.uuid for gpu in files.gpus)  # unused since boot
     if files.gpus and not files.doubt and not unnamed and not _has_mig(proc, wanted):
         return files
     program = next(paths.on_path("nvidia-smi", environ), None)
@@ -216,9 +217,9 @@ def _survey(
 def read_proc(proc: str, dev: str) -> Machine:
     """Return the GPUs in the driver's files whose device node this process may open.
 
-    The files show every GPU of the host, also in a container. CUDA and nvidia-smi skip (and do not
-    count) those whose node is missing or closed to us. access(2) checks the device cgroup as well,
-    and unlike open(2) it wakes no GPU.
+    The files show every GPU of the host, even in a container. CUDA and nvidia-smi skip (and do not
+    count) GPUs whose node is missing or closed to us. access(2) also checks the device cgroup, and
+    unlike open(2) it wakes no GPU.
     """
     gpus: list[Gpu] = []
     unread = missing = ""
@@ -235,13 +236,13 @@ def read_proc(proc: str, dev: str) -> Machine:
             gpus.append(Gpu(len(gpus), "" if "?" in uuid else uuid, name))
         elif not os.path.exists(node) and _makes_nodes(proc):
             missing = f"{node} does not exist yet"
-    # Without any node this is most likely a container that was given no GPU.
+    # Without any node, this is most likely a container without a GPU.
     doubt = unread or (missing if gpus else "")
     return Machine(tuple(gpus), source="proc" if gpus else "none", doubt=doubt)
 
 
 def parse_list(output: str, trouble: str) -> Machine:
-    """Parse the output of `nvidia-smi -L`; `trouble` says why it failed, "" if it did not."""
+    """Parse the output of `nvidia-smi -L`; `trouble` is its error, "" for none."""
     gpus: list[Gpu] = []
     instances: dict[str, tuple[str, ...]] = {}
     strange = ""
@@ -269,7 +270,7 @@ def parse_list(output: str, trouble: str) -> Machine:
 
 
 def _has_mig(proc: str, wanted: str) -> bool:
-    """Return whether MIG instances matter: one is asked for, or some GPU has one."""
+    """Return whether MIG instances matter: one is wanted, or some GPU has one."""
     if wanted.startswith("MIG-"):
         return True
     return any(
@@ -280,12 +281,12 @@ def _has_mig(proc: str, wanted: str) -> bool:
 
 
 def _makes_nodes(proc: str) -> bool:
-    """Return whether the driver's libraries create missing device nodes (off in containers)."""
+    """Return whether the driver's libraries create missing device nodes (not in containers)."""
     return _fields(f"{proc}/params").get("ModifyDeviceFiles", "1") != "0"
 
 
 def _fields(path: str) -> dict[str, str]:
-    """Return the `Name:  value` lines of a file; empty where it cannot be read."""
+    """Return the `Name:  value` lines of a file; {} if it cannot be read."""
     pairs = (line.partition(":") for line in procfs.text(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -1,6 +1,6 @@
-"""The kernel's log of this boot: read directly where that is allowed, else through journald.
+"""The kernel's log since boot, read directly if allowed, else through journald.
 
-/dev/kmsg returns one record for each read, of this boot only
+/dev/kmsg returns one record for each read, only since boot
 (https://docs.kernel.org/admin-guide/abi-testing.html, dev-kmsg); `kernel.dmesg_restrict` and most
 containers forbid it.
 """
@@ -21,20 +21,20 @@ _RECORD = 8192  # bytes; the kernel refuses a shorter buffer
 _RECORDS = 100_000
 JOURNAL_S = 4.0  # journalctl takes 0.1 s, or seconds over a large journal on a slow disk
 _TIME = re.compile(r"\d{1,6},\d{1,20},(\d{1,20}),")
-# The driver's own lines begin so, after a record's head. Others hold names that users choose: the
-# kernel prints a control group's where it kills for lack of memory.
-# Where a program crashes a record begins with its name, of 15 bytes at most, and `[PID]`.
+# Beginnings of the driver's own lines, after a record's head. Other lines contain names that users
+# choose: the kernel prints a control group's name when it kills for lack of memory. If a program
+# crashes, a record begins with its name, of at most 15 bytes, and `[PID]`.
 _DRIVER = re.compile(
     r"(?:\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};)?\s*(?!.{1,15}\[\d+\])(?:NVRM:|nvidia-nvswitch\d*:)"
 )
-_APART_S = 1.0  # by which the clocks of the kernel's log and of the machine may differ
+_APART_S = 1.0  # possible difference between the clocks of the kernel's log and of the machine
 
 
 class Log(NamedTuple):
     """The lines of NVIDIA's driver."""
 
     lines: tuple[str, ...] = ()
-    source: str = ""  # "" where no log may be read
+    source: str = ""  # "" if no log may be read
     trouble: str = ""
 
 
@@ -44,9 +44,9 @@ def read(
     """Return the lines of NVIDIA's driver (NVRM, nvidia-nvswitch).
 
     Args:
-        environ: PATH finds journalctl.
-        path: of the kernel's log.
-        since_s: seconds since the epoch; no older line is returned. None: all of this boot.
+        environ: the environment; PATH finds journalctl.
+        path: path of the kernel's log.
+        since_s: seconds since the epoch; no older line is returned. None: all since boot.
     """
     try:
         records = _records(path)
@@ -59,17 +59,17 @@ def read(
     command = [program, "--dmesg", "--boot=0", "--no-pager", "--quiet", "--output=json"]
     command += [] if since_s is None else [f"--since=@{int(since_s)}"]
     answer = bounded.run(command, environ, JOURNAL_S)
-    # Without permission it prints nothing and exits with 0.
+    # Without permission journalctl prints nothing and exits with 0.
     if answer.trouble or not answer.out.strip():
         return Log(trouble=f"{trouble}; journalctl: {answer.trouble or 'no kernel lines'}")
     return Log(tuple(filter(_ours, map(_message, answer.out.split("\n")))), "journalctl")
 
 
 def _message(entry: str) -> str:
-    """Return a message of the journal as one line; "" where there is none.
+    """Return a message of the journal as one line; "" if there is none.
 
-    journald takes back what the kernel escapes in a record: a program whose name has an end of line
-    in it would write lines of the driver's. Bytes that are no text come as a list of numbers.
+    journald undoes the kernel's escapes in a record: a program with a newline in its name could
+    otherwise imitate lines of the driver. Bytes that are not text come as a list of numbers.
     """
     try:
         message = json.loads(entry)["MESSAGE"]
@@ -80,7 +80,7 @@ def _message(entry: str) -> str:
 
 
 def _is_since(record: str, since_s: float | None) -> bool:
-    """Return whether a record is not older; its time is in microseconds since the boot."""
+    """Return whether a record is not older; its time is in microseconds since boot."""
     if since_s is None:
         return True
     found = _TIME.match(record)
@@ -93,7 +93,7 @@ def _ours(line: str) -> bool:
 
 
 def _records(path: str) -> list[str]:
-    """Return all records; one that was overwritten meanwhile is skipped."""
+    """Return all records; a record that was overwritten during the read is skipped."""
     found: list[str] = []
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

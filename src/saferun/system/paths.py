@@ -1,7 +1,7 @@
-"""Where saferun's own files are, and how they are written: private, atomic, following no links.
+"""The places of saferun's own files, and writing them: private, atomic, following no links.
 
-Nothing here raises for a directory that cannot be used: what we keep is a convenience, and a full
-disk or a read-only home never stops a job. Also: which programs PATH finds.
+An unusable directory raises nothing here: these files are optional, and a full disk or a read-only
+home never stops a job. This module also finds programs on PATH.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package itself
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package's own directory
 
 
 def config_dir(environ: Mapping[str, str]) -> str:
@@ -20,7 +20,7 @@ def config_dir(environ: Mapping[str, str]) -> str:
 
 
 def cache_dir(environ: Mapping[str, str]) -> str:
-    """Return the directory of what can be computed again; it may not exist."""
+    """Return the directory of files that can be computed again; it may not exist."""
     return _written(environ, "XDG_CACHE_HOME", ".cache")
 
 
@@ -33,16 +33,16 @@ def runs_dir(run_dir: str | None, environ: Mapping[str, str], cwd: str) -> str:
     """Return the directory of all runs; it may not exist.
 
     Args:
-        run_dir: the value of `--run-dir`; None where it was not given.
-        environ: for SAFERUN_RUN_DIR, and for the default below the state directory.
-        cwd: where a relative path starts.
+        run_dir: the value of `--run-dir`; None if it was not given.
+        environ: the environment, for SAFERUN_RUN_DIR and the default below the state directory.
+        cwd: the directory that a relative path starts from.
     """
     given = run_dir or environ.get("SAFERUN_RUN_DIR")
     return os.path.join(cwd, given or os.path.join(state_dir(environ), "runs"))
 
 
 def foreign_home(environ: Mapping[str, str]) -> str:
-    """Return a sentence where saferun writes nothing to HOME, since it is not ours; else ""."""
+    """Return a sentence if saferun writes nothing to HOME because it is not ours; else ""."""
     for variable, default in (("XDG_STATE_HOME", ".local/state"), ("XDG_CACHE_HOME", ".cache")):
         base, named = _base(environ, variable, default)
         if problem := _foreign(base, named):
@@ -56,19 +56,19 @@ def _written(environ: Mapping[str, str], variable: str, default: str) -> str:
 
 
 def _base(environ: Mapping[str, str], variable: str, default: str) -> tuple[str, str]:
-    """Return a directory, and the place that says whose it is: HOME, or "" for the directory."""
+    """Return a directory, and the place that decides its owner: HOME, or "" for the directory."""
     base = environ.get(variable, "")
-    if os.path.isabs(base):  # the XDG rule: a relative path is ignored
+    if os.path.isabs(base):  # the XDG rule: relative paths are ignored
         return base, ""
     home = environ.get("HOME") or os.path.expanduser("~")
     return os.path.join(home, default), home
 
 
 def _foreign(base: str, home: str) -> str:
-    """Return why nothing is to be written below a directory: `su` and `sudo -E` keep HOME.
+    """Return why nothing should be written below a directory: `su` and `sudo -E` keep HOME.
 
-    What we made there would lock the user out: it would be root's, and private. The same holds for
-    a directory below a HOME of ours that is another user's, or a link to one.
+    Directories that we create there would belong to root and be private, which would lock the user
+    out. The same holds for a directory below our own HOME that is another user's, or a link to one.
     """
     place = base
     while not os.path.lexists(place) and place != os.path.dirname(place):
@@ -105,7 +105,7 @@ def shipped(name: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return an absolute path; a relative one as it is where the working directory was deleted."""
+    """Return an absolute path; a relative one unchanged if the working directory was deleted."""
     try:
         return os.path.abspath(path)
     except FileNotFoundError:
@@ -121,7 +121,7 @@ def on_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def private_dir(path: str) -> bool:
-    """Make a directory 0700 (parents too); return whether only this user can write to it."""
+    """Create a directory 0700 (parents too); return whether only this user can write to it."""
     try:
         make(path)
     except OSError:
@@ -130,7 +130,7 @@ def private_dir(path: str) -> bool:
 
 
 def is_private(path: str) -> bool:
-    """Return whether a directory, and no link to one, is ours and nobody else can write to it."""
+    """Return whether a directory (not a link to one) is ours and nobody else can write to it."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -139,13 +139,13 @@ def is_private(path: str) -> bool:
 
 
 def make(path: str) -> None:
-    """Make a directory 0700, and its missing parents for what they are for.
+    """Create a directory 0700, and its missing parents with modes for their purpose.
 
-    ~/.cache and the like hold more than what is ours, so those who may enter them by the umask can;
-    what is called `saferun` is private.
+    ~/.cache and similar directories also contain other files, so the umask determines who may enter
+    them; a directory named `saferun` is private.
 
     Raises:
-        OSError: it cannot be made, or lies in what another user has put in our directory's place.
+        OSError: the directory cannot be created, or another user has replaced a parent of it.
     """
     _check_temporary(path)
     _make(path, 0o700)
@@ -155,12 +155,12 @@ def _make(path: str, mode: int) -> None:
     parent = os.path.dirname(path)
     if parent not in ("", path) and not os.path.isdir(parent):
         _make(parent, 0o700 if os.path.basename(parent) == "saferun" else 0o755)
-    with contextlib.suppress(FileExistsError):  # another process may have been faster
+    with contextlib.suppress(FileExistsError):  # another process may have created it
         os.mkdir(path, mode)
 
 
 def _check_temporary(path: str) -> None:
-    """Make the directory of ours in a shared one, or see that it is ours and private."""
+    """Create our directory in a shared one, or check that it is ours and private."""
     above, ours, _ = path.partition(f"/{_name()}/")
     if not ours:
         return
@@ -173,14 +173,14 @@ def _check_temporary(path: str) -> None:
 
 
 def remove_dir(path: str, empty: Callable[[int], None]) -> None:
-    """Remove a directory, whatever is put in the place of its name meanwhile.
+    """Remove a directory, whatever replaces its name in the meantime.
 
     Args:
-        path: of the directory; a link is refused.
-        empty: removes what is in it, by its open descriptor.
+        path: the directory's path; a link is refused.
+        empty: function that removes its content, by an open descriptor.
 
     Raises:
-        OSError: it, or a part of it, cannot be removed, or `empty` refuses it.
+        OSError: the directory, or a part of it, cannot be removed, or `empty` refuses it.
     """
     above, name = os.path.split(path)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -197,7 +197,7 @@ def remove_dir(path: str, empty: Callable[[int], None]) -> None:
 
 
 def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:
-    """Return the content of a regular file of ours, up to `limit` bytes; None where it is none."""
+    """Return the content of our own regular file, up to `limit` bytes; None if it is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -214,7 +214,7 @@ def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:
 
 
 def write_private(path: str, content: bytes) -> bool:
-    """Write a file 0600 atomically; return whether that worked."""
+    """Write a file 0600 atomically; return whether that succeeded."""
     if not private_dir(os.path.dirname(path)):
         return False
     try:
@@ -225,22 +225,22 @@ def write_private(path: str, content: bytes) -> bool:
 
 
 def replace_file(path: str, content: bytes, mode: int) -> None:
-    """Write a file atomically, in anybody's directory; a link there is replaced.
+    """Write a file atomically, in anybody's directory; a link with its name is replaced.
 
     Args:
-        path: of the file.
-        content: all of it.
-        mode: its permissions, which the umask may narrow.
+        path: the file's path.
+        content: the whole content.
+        mode: the file's permissions, which the umask may narrow.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: the file cannot be written; an existing file is unchanged.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, mode)
     try:
         try:
-            while content:  # where the disk is nearly full a part may be written without an error
+            while content:  # on a nearly full disk a part may be written without an error
                 content = content[os.write(descriptor, content) :]
         finally:
             os.close(descriptor)

@@ -1,18 +1,18 @@
-"""Pure: text of others as people are shown it, without what moves the cursor.
+"""Pure: make other people's text safe to show, without characters that move the cursor.
 
-The one place that decides it: control characters (C0, C1, DEL), marks that turn the direction of
-writing, line separators and lone surrogates are replaced by `?`.
+This is the only place that decides it: control characters (C0, C1, DEL), marks that change the
+direction of writing, line separators and lone surrogates are replaced by `?`.
 """
 
 from __future__ import annotations
 
 
 def printable(text: object, limit: int | None = None, *, kept: str = "") -> str:
-    """Return a text as it can be shown.
+    """Return a text in a form that can be shown.
 
     Args:
-        text: anything; an object is shown as its `str`.
-        limit: of characters; None for no limit.
+        text: any object; it is shown as its `str`.
+        limit: most characters; None for no limit.
         kept: characters that may stay although they are not printable, such as a newline.
     """
     whole = str(text)[:limit]
@@ -22,5 +22,5 @@ def printable(text: object, limit: int | None = None, *, kept: str = "") -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return a text of at most so many characters, with an ellipsis where it is cut."""
+    """Return a text of at most `limit` characters, with an ellipsis if it is cut."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,7 +1,7 @@
 """Processes in /proc, and whether the process that wrote a record still lives.
 
-A pid alone proves nothing: the kernel reuses it, and another machine or container has its own. The
-start time, the boot and the pid namespace together make it unique.
+A pid alone proves nothing: the kernel reuses pids, and other machines and containers have their
+own. Together with the start time, the boot and the pid namespace it is unique.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from saferun.system.printable import printable
 
 
 class ProcessRecord(TypedDict, total=False):
-    """What identifies a process among all processes of all machines."""
+    """The facts that identify a process among all processes of all machines."""
 
     pid: int
     start: int | None  # clock ticks since boot (proc_pid_stat(5), field 22)
     host: str
-    boot: str  # "" where it cannot be read
-    pids: str  # the namespaces of its pid and its start; the same
+    boot: str  # "" if it cannot be read
+    pids: str  # namespaces of its pid and of its start time
 
 
-# No more is read of a file; a busy machine's table of sockets has as many. /proc/sys refuses a
+# Most that is read of a file; a busy machine's table of sockets is that long. /proc/sys refuses a
 # buffer of 4 MiB (ENOMEM).
 _MOST_CHARACTERS = 3 << 20
 
@@ -41,10 +41,10 @@ def this_process() -> ProcessRecord:
 
 
 def lives(record: ProcessRecord) -> bool | None:
-    """Return whether the process of a record lives; None where that cannot be known from here.
+    """Return whether the process of a record lives; None if that cannot be known here.
 
     Args:
-        record: what `this_process` returned, possibly on another machine; it may be corrupt.
+        record: a result of `this_process`, possibly from another machine; it may be corrupt.
     """
     pid, started = record.get("pid"), record.get("start")
     if type(pid) is not int or type(started) is not int or not record.get("boot"):
@@ -57,31 +57,31 @@ def lives(record: ProcessRecord) -> bool | None:
 
 
 def lives_since(pid: int, started: int) -> bool | None:
-    """Return whether the process that began then lives on this machine; None if it may.
+    """Return whether the process with this pid and start lives on this machine; None if it may.
 
     Args:
-        pid: its number, which another process may have by now.
-        started: when it began, in clock ticks since boot.
+        pid: the process's pid, which another process may have by now.
+        started: its start time in clock ticks since boot.
     """
     seen = start(pid)
     return seen == started if seen is not None else _hidden(pid)
 
 
 def is_of_here(record: ProcessRecord) -> bool:
-    """Return whether a record was made on this machine, since it started, in our namespaces."""
+    """Return whether a record was made on this machine since its boot, in our namespaces."""
     ours = (_boot(), _namespace())
     return all(ours) and _is_our_proc() and (record.get("boot"), record.get("pids")) == ours
 
 
 def now() -> int:
-    """Return the time in clock ticks since boot, as `start` has it."""
+    """Return the present time in clock ticks since boot, as in `start`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def _hidden(pid: int) -> bool | None:
-    """Return whether a process lives that /proc does not show (hidepid=2, proc(5)); None: unknown.
+    """Return whether a process lives that /proc hides (hidepid=2, proc(5)); None: unknown.
 
-    One that we may not signal is another user's, and alive; a zombie can be signalled.
+    A process that we may not signal is another user's, and alive; a zombie can be signalled.
     """
     if pid <= 0 or stat(pid) is not None:
         return False
@@ -95,7 +95,7 @@ def _hidden(pid: int) -> bool | None:
 
 
 def _is_our_proc() -> bool:
-    """Return whether /proc shows our pid namespace; `unshare --pid` alone leaves the outer one."""
+    """Return whether /proc shows our pid namespace; `unshare --pid` alone keeps the outer one."""
     try:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
@@ -138,7 +138,7 @@ def uids(pid: int) -> set[int]:
 def comm(pid: int) -> str:
     """Return a process's short name (at most 15 characters), or "ended".
 
-    A process names itself (PR_SET_NAME): what is not printable is replaced.
+    A process chooses its own name (PR_SET_NAME): unprintable characters are replaced.
     """
     try:
         name = read(f"/proc/{pid}/comm").strip()
@@ -151,14 +151,14 @@ def read(path: str) -> str:
     """Return the beginning of a file of /proc or /sys.
 
     Raises:
-        OSError: the process is gone, or the file is not ours to read.
+        OSError: the process is gone, or we may not read the file.
     """
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(_MOST_CHARACTERS)
 
 
 def text(path: str) -> str:
-    """Return the beginning of a file of /proc or /sys; "" where it cannot be read."""
+    """Return the beginning of a file of /proc or /sys; "" if it cannot be read."""
     try:
         return read(path)
     except OSError:
@@ -166,7 +166,7 @@ def text(path: str) -> str:
 
 
 def names(folder: str) -> list[str]:
-    """Return what a directory of /proc or /sys holds, sorted; [] where it cannot be read."""
+    """Return the names in a directory of /proc or /sys, sorted; [] if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -178,7 +178,7 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
-    """Return our pid namespace, and the time namespace: it shifts the start times in /proc."""
+    """Return our pid namespace and our time namespace, which shifts the start times in /proc."""
     try:
         pids = os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -1,12 +1,12 @@
-"""Pure: secrets never reach the disk. Finds them in settings, command lines, text and bytes.
+"""Pure: find and mask secrets in settings, command lines, text and bytes, so none reach the disk.
 
-A secret is the value of a variable or option whose *name* is that of a secret (secret_names.py),
-wherever it occurs, and what looks like a secret (secret_spans.py); `***` replaces it. A log must
-stay readable: `max_tokens=512`, `KeyError: 'lm_head.weight'` and `pad_token: '<pad>'` are not
-secrets, so in text a name is read word by word, and a value that cannot be a secret stays.
+A secret is the value of a variable or option with a secret's *name* (secret_names.py), wherever the
+value occurs, or text that looks like a secret (secret_spans.py); `***` replaces it. A log must stay
+readable: `max_tokens=512`, `KeyError: 'lm_head.weight'` and `pad_token: '<pad>'` are not secrets.
+So in text a name is read word by word, and a value that cannot be a secret stays.
 
-The search is done in bytes: lowering and searching them is several times faster than in `str`, and
-what is not UTF-8 passes unchanged. Each rule yields spans; overlapping spans become one.
+The search works on bytes: lowering and searching them is several times faster than with `str`, and
+bytes that are not UTF-8 stay unchanged. Each rule yields spans; overlapping spans become one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from saferun.system.secret_spans import STAR, Span
 
 MASK = STAR.decode()
 SHORTEST_CUT = 4  # bytes; a shorter end of a secret at the beginning of a tail is not masked
-_PASSES = 16  # what is masked is masked again until nothing changes; see `Masker._settle`
+_PASSES = 16  # masked text is masked again until nothing changes; see `Masker._settle`
 
 
 class Masker:
     """Masks the secrets of one run: those in its environment and command line, and lookalikes.
 
     Args:
-        environ: the exported environment; the values of secret names are masked everywhere.
+        environ: the exported environment; values with secret names are masked everywhere.
         argv: the command line; the values of secret options are masked everywhere.
     """
 
@@ -46,7 +46,7 @@ class Masker:
         self._in_text = _encoded(forms, "surrogatepass")
 
     def text(self, text: str) -> str:
-        """Return text without secrets; text that has none comes back as it is."""
+        """Return text without secrets; text without any is returned unchanged."""
         raw = text.encode("utf-8", "surrogatepass")
         masked = self._settle(raw, self._in_text)
         return text if masked == raw else masked.decode("utf-8", "surrogatepass")
@@ -54,25 +54,25 @@ class Masker:
     def data(self, data: bytes) -> bytes:
         """Return bytes (the tail of a stream) without secrets, whatever their encoding.
 
-        A secret that the beginning of the tail cuts in two is masked as well.
+        A secret that is cut by the beginning of the tail is masked, too.
         """
         return self._settle(_uncut(data, self._in_data), self._in_data)
 
     def setting(self, name: str, value: str) -> str:
-        """Return a variable's value, masked whole where the variable's name is a secret's."""
+        """Return a variable's value, masked completely if the variable has a secret's name."""
         return MASK if value and is_secret(name) else self.text(value)
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        """Return a command line without secrets, with as many arguments as before."""
+        """Return a command line without secrets, with the same number of arguments."""
         return [
             f"{plain}{MASK}" if secret else self.text(plain) for _, plain, secret in _parts(argv)
         ]
 
     def _settle(self, data: bytes, forms: Sequence[bytes]) -> bytes:
-        """Mask until nothing changes, so that masking twice is masking once.
+        """Mask until nothing changes, so that masking twice equals masking once.
 
-        The second pass usually finds nothing. Only a secret that itself contains stars can be
-        formed by a mask and its surroundings; if that does not end, the whole text is masked.
+        The second pass usually finds nothing: a mask and its surroundings can form a secret only if
+        a secret itself contains stars. If that does not end, the whole text is masked.
         """
         for _ in range(_PASSES):
             spans = [*_occurrences(data, forms), *secret_spans.find(data)]
@@ -94,7 +94,7 @@ def _is_option(word: str) -> bool:
 
 
 def _names_secret(name: str) -> bool:
-    """Return whether `name=value` in a command line sets a secret: an option, a variable, a key."""
+    """Return whether `name=value` in a command line sets a secret (an option, variable or key)."""
     return re.compile(r"[-+]*(?:[\w.][\w.-]*)?").fullmatch(name) is not None and tells(name, False)
 
 
@@ -104,7 +104,7 @@ def _awaits_secret(option: str) -> bool:
 
 
 def _parts(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each word of a command line as (name, the part that is shown, the secret behind it)."""
+    """Yield each word of a command line as (name, shown part, secret after it)."""
     for before, word in zip(["", *argv], argv, strict=False):
         name, equals, value = word.partition("=")
         if not _is_option(word) and _awaits_secret(before):
@@ -122,7 +122,7 @@ def _url_passwords(text: str) -> list[str]:
 
 
 def _values(name: str, given: str) -> Iterator[str]:
-    """Yield the parts of a secret that are searched for: the whole, and long lines (PEM, JSON)."""
+    """Yield the parts of a secret to search for: the whole, and long lines (PEM, JSON)."""
     value = given.strip()
     if len(value) < SHORTEST or is_plain(value, name) or is_path(value, name):
         return
@@ -133,7 +133,7 @@ def _values(name: str, given: str) -> Iterator[str]:
 
 
 def _forms(value: str) -> set[str]:
-    """Return a value as it is, and as URLs, JSON, Python, HTML, the shell and base64 write it."""
+    """Return a value in all its forms: plain, in URLs, JSON, Python, HTML, the shell and base64."""
     raw = value.encode("utf-8", "surrogateescape" if _is_escaped(value) else "surrogatepass")
     forms = {value, *_in_base64(raw)}
     if re.compile(r"[\w.~-]*").fullmatch(value) and value.isascii():
@@ -157,7 +157,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _in_base64(raw: bytes) -> set[str]:
-    """Return what base64 makes of a value alone, and of one that something follows."""
+    """Return a value's forms in base64: alone, and with following text."""
     followed = raw[: len(raw) // 3 * 3]
     encoders = (base64.b64encode, base64.urlsafe_b64encode)
     return {encode(part).decode().rstrip("=") for encode in encoders for part in (raw, followed)}
@@ -169,7 +169,7 @@ def _is_escaped(value: str) -> bool:
 
 
 def _encoded(forms: set[str], errors: str) -> tuple[bytes, ...]:
-    """Encode what can be encoded, the longest first."""
+    """Return the forms that can be encoded, as bytes, the longest first."""
     found = set()
     for form in forms:
         try:
@@ -180,7 +180,7 @@ def _encoded(forms: set[str], errors: str) -> tuple[bytes, ...]:
 
 
 def _uncut(data: bytes, forms: Sequence[bytes]) -> bytes:
-    """Mask the end of a secret at the beginning of the data."""
+    """Mask the end of a secret that the beginning of the data has cut."""
     for form in forms:
         for start in range(1, len(form) - SHORTEST_CUT + 1):
             if data.startswith(form[start:]):
@@ -192,7 +192,7 @@ def _uncut(data: bytes, forms: Sequence[bytes]) -> bytes:
 
 
 def _replaced(data: bytes, spans: list[Span]) -> bytes:
-    """Put a mask over each span; spans that touch or overlap share one."""
+    """Replace each span by a mask; spans that touch or overlap share one."""
     if not spans:
         return data
     spans.sort()

@@ -1,4 +1,4 @@
-"""Pure: which names are those of secrets, and which values cannot be secrets.
+"""Pure: names that mean secrets, and values that cannot be secrets.
 
 A name is read word by word, so that `pad_token` and `monkey` are not. redact.py and secret_spans.py
 use this to find secrets in a run's output.
@@ -26,11 +26,11 @@ def _set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_BEFORE_TOKEN = _set(  # pad_token, max_new_tokens: a part of the vocabulary or a number
+_BEFORE_TOKEN = _set(  # as in pad_token, max_new_tokens: part of a vocabulary, or a number
     "pad eos bos unk sep cls mask image video audio special stop eot eom start end begin first last"
     " next prev max min num n new total per think input output decoder forced additional"
 )
-_BEFORE_KEY = _set(  # in text of lower case a key is mostly a dictionary's: sort_key, text_key
+_BEFORE_KEY = _set(  # in lower-case text a key is mostly a dictionary's: sort_key, text_key
     "api access secret private auth ssh wandb hf openai anthropic azure aws storage account gcp"
     " encryption encrypt signing license master deploy service client app comet neptune session"
     " subscription host rsa ssl tls pem gpg jwt hmac"
@@ -39,14 +39,14 @@ _PLAIN_VALUES = _set(
     "none null nil true false yes no on off undefined disabled enabled required optional missing"
     " default unset nan str string bytes int bool"
 )
-_ROOTS = _set(  # where the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIALS begins
+_ROOTS = _set(  # beginnings of the path in SSH_KEY_FILE or GOOGLE_APPLICATION_CREDENTIALS
     "home root etc usr var opt mnt tmp data run srv dev proc scratch workspace workspaces content"
     " kaggle gpfs lustre nfs shared users volumes project projects work app secrets"
 )
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable of this name holds a secret, by the patterns above."""
+    """Return whether a variable with this name contains a secret, by the patterns above."""
     upper = name.upper()
     if upper in _HARMLESS:
         return False
@@ -56,11 +56,11 @@ def is_secret(name: str) -> bool:
 
 @lru_cache(maxsize=512)
 def tells(name: str, loose: bool) -> bool:
-    """Return whether a name, read word by word, is that of a secret.
+    """Return whether a name, read word by word, means a secret.
 
     Args:
-        name: as it is written; `apiKey` and `API_KEY` are the same.
-        loose: it is a lower-case word in free text, where `key` alone proves nothing.
+        name: the name as written; `apiKey` and `API_KEY` are equal.
+        loose: the name is a lower-case word in free text, in which `key` alone proves nothing.
     """
     spread = re.compile(r"(?<=[a-z0-9])(?=[A-Z])").sub("_", name)
     parts = [part for part in re.compile(r"[^a-z]+").split(spread.lower()) if part]
@@ -98,7 +98,7 @@ def is_plain(value: str, name: str) -> bool:
 
 
 def is_path(value: str, name: str) -> bool:
-    """Return whether a value is certainly a path; a random token may begin with a slash, too."""
+    """Return whether a value is certainly a path; a random token may also begin with a slash."""
     if not value.startswith(("/", "./", "../", "~/")):
         return False
     if name.upper().endswith(("_FILE", "_FILES", "_PATH", "_DIR", "_HOME")):

@@ -1,14 +1,14 @@
-"""Pure data: tokens that are known by how they begin, or by the words around them.
+"""Pure data: tokens that are recognised by their beginning, or by the words around them.
 
-The services publish these forms. Two well-kept collections were looked at and not taken:
+The services publish these forms. Two well-kept collections were examined and not used:
 detect-secrets reads source files line by line with plugins and half a second of import, and
-gitleaks' rule file is written for Go's expressions and wants a context that tails do not have.
-Masking also runs inside generated scripts, which have the standard library only.
+gitleaks' rule file is written for Go's expressions and needs a context that tails do not have.
+Masking also runs inside generated scripts, which have only the standard library.
 """
 
 from __future__ import annotations
 
-BEGINNINGS: tuple[tuple[bytes, bytes], ...] = (  # the beginning of a token, and the whole of it
+BEGINNINGS: tuple[tuple[bytes, bytes], ...] = (  # (beginning of a token, the whole token)
     (b"hf_", rb"hf_(?:(?=[A-Za-z]{0,64}[0-9])[A-Za-z0-9]{12,}|[A-Za-z0-9]{30,})"),
     (b"api_org_", rb"api_org_[A-Za-z0-9]{30,}"),
     (b"gh", rb"gh[pousr]_[A-Za-z0-9]{20,}"),
@@ -49,7 +49,7 @@ BEGINNINGS: tuple[tuple[bytes, bytes], ...] = (  # the beginning of a token, and
     (b"AGE-SECRET-KEY-1", rb"AGE-SECRET-KEY-1[0-9A-Z]{30,}"),
     (b"eyJ", rb"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
 )
-SURROUNDINGS: tuple[tuple[bytes, bytes], ...] = (  # a word; it and the token (group 1)
+SURROUNDINGS: tuple[tuple[bytes, bytes], ...] = (  # (word, pattern of it and the token: group 1)
     (b"earer", rb"[Bb]earer[ \t]{1,4}([A-Za-z0-9._~+/-]{16,}=*)"),
     (
         b"andb",
@@ -59,7 +59,7 @@ SURROUNDINGS: tuple[tuple[bytes, bytes], ...] = (  # a word; it and the token (g
     (b"/webhooks/", rb"/api/webhooks/[0-9]{5,25}/([A-Za-z0-9_-]{16,200})"),  # Discord
     (b":AA", rb"(?<![0-9A-Za-z])(?:bot)?([0-9]{6,12}:AA[A-Za-z0-9_-]{30,60})"),  # Telegram
     (
-        b"-u",  # curl; docker's -u 1000:1000 is none
+        b"-u",  # curl; docker's -u 1000:1000 is no secret
         rb"""(?:[ \t'"]-u|--(?:proxy-)?user)[ \t=]{1,4}["']?[^\s:"'/]{1,128}:
              (?![0-9]{1,12}(?:\s|\Z))([^\s"'@/]{8,512})""",
     ),

@@ -1,8 +1,8 @@
-"""Pure: what in bytes looks like a secret, by its surroundings or its shape.
+"""Pure: find text in bytes that looks like a secret by its surroundings or its shape.
 
-`find` yields spans (begin, end). Credentials in URLs; tokens of well-known shape; private keys;
-`NAME=value`, `"name": "value"` and `--name value` where the name tells of a secret. Each rule looks
-at a byte a bounded number of times, so no input takes more than linear time.
+`find` yields spans (begin, end) of credentials in URLs; tokens of well-known shape; private keys;
+and `NAME=value`, `"name": "value"` and `--name value` if the name means a secret. Each rule
+examines a byte a limited number of times, so no input takes more than linear time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from saferun.system.secret_names import STRONG, is_plain, tells
 from saferun.system.secret_shapes import BEGINNINGS, SURROUNDINGS
 
 Span = tuple[int, int]
-STAR = b"***"  # the mask; what is masked already is not found again
-_KEY_LINES = 200  # are masked where a private key's first line is lost; RSA-16384 has 195
+STAR = b"***"  # the mask; masked text is not found again
+_KEY_LINES = 200  # masked if a private key's first line is lost; RSA-16384 has 195
 
 
 def _pattern(pattern: bytes) -> re.Pattern[bytes]:
@@ -23,19 +23,19 @@ def _pattern(pattern: bytes) -> re.Pattern[bytes]:
 
 
 def find(data: bytes) -> Iterator[Span]:
-    """Yield the spans of what looks like a secret; they may overlap."""
+    """Yield the spans of text that looks like a secret; they may overlap."""
     yield from _in_urls(data)
     yield from _shapes(data)
     yield from _private_keys(data)
     yield from _tables(data)
     if any(c in data for c in b"=:-"):
-        lower = data.lower()  # ASCII only, so that offsets stay
+        lower = data.lower()  # ASCII only, so that offsets stay equal
         yield from _named(data, lower)
         yield from _options(data, lower)
 
 
 def _kept(span: Span, data: bytes) -> Iterator[Span]:
-    """Yield a span, unless it is empty or masked already."""
+    """Yield a span, unless it is empty or already masked."""
     if span[0] < span[1] and data[span[0] : span[1]] != STAR:
         yield span
 
@@ -51,7 +51,7 @@ def _in_urls(data: bytes) -> Iterator[Span]:
 
 
 def _shapes(data: bytes) -> Iterator[Span]:
-    """Yield tokens that are known by how they begin; not in the middle of a longer word."""
+    """Yield tokens that are known by their beginning, but not in the middle of a longer word."""
     for begin, whole in BEGINNINGS:
         if begin in data:
             alone = rb"(?<![A-Za-z0-9_-]" + re.escape(begin) + rb")"
@@ -63,7 +63,7 @@ def _shapes(data: bytes) -> Iterator[Span]:
 
 
 def _private_keys(data: bytes) -> Iterator[Span]:
-    """Yield what is between the BEGIN and END lines of a private key, or all after BEGIN."""
+    """Yield the text between the BEGIN and END lines of a private key, or all after BEGIN."""
     if b"PRIVATE KEY" not in data:
         return
     done = 0
@@ -81,7 +81,7 @@ def _private_keys(data: bytes) -> Iterator[Span]:
 
 
 def _base64_begins(data: bytes, end: int, floor: int) -> int:
-    """Return where the lines of base64 above this place begin; at most _KEY_LINES of them."""
+    """Return where the base64 lines above this place begin, at most _KEY_LINES of them."""
     begin = end
     for _ in range(_KEY_LINES):
         above = max(floor, data.rfind(b"\n", floor, max(floor, begin - 1)) + 1)
@@ -93,7 +93,7 @@ def _base64_begins(data: bytes, end: int, floor: int) -> int:
 
 
 def _tables(data: bytes) -> Iterator[Span]:
-    """Yield values of a table: `| HF_TOKEN | … |`; a name in lower case may be a heading."""
+    """Yield values in a table: `| HF_TOKEN | … |`; a lower-case name may be a heading."""
     row = rb"""(?<![A-Z0-9_]) ([A-Z][A-Z0-9_]{2,63}) [ \t]{1,60}
                (?: \| | \xe2\x94[\x82\x83]) [ \t]{1,60} ([^\s|\xe2]{8,512})"""
     if b"|" in data or b"\xe2\x94" in data:
@@ -110,7 +110,7 @@ _AFTER_NAME = rb"""  # the rest of a name, and what is between it and the value
 _NO_NUMBER = (
     rb"""(?! [ \t]{0,4} [0-9][0-9.,_]{0,11} (?:[\s;)\]}]|\Z))"""  # tokens=4096 in every line
 )
-_NAMES: tuple[tuple[bytes, bytes], ...] = (  # one pattern each: re is fast where a literal leads
+_NAMES: tuple[tuple[bytes, bytes], ...] = (  # one pattern each: re is fast if a literal leads
     (b"key", _AFTER_NAME + _NO_NUMBER),
     (b"token", _AFTER_NAME + _NO_NUMBER),
     *((word.encode(), _AFTER_NAME) for word in (*STRONG, "authorization", "signature")),
@@ -147,7 +147,7 @@ def _named_by(pattern: re.Pattern[bytes], data: bytes, lower: bytes) -> Iterator
 
 
 def _name_begins(data: bytes, at: int) -> int:
-    """Return where the name around this place begins; at most 48 bytes before it."""
+    """Return where the name around this place begins, at most 48 bytes before it."""
     low = max(0, at - 48)
     head = data[low:at]
     return low + len(
@@ -165,7 +165,7 @@ def _is_loose(name: str) -> bool:
 
 
 def _value_at(data: bytes, at: int, name: str, in_query: bool) -> Span:
-    """Return the span of the secret value here; an empty one where there is none."""
+    """Return the span of the secret value here; an empty span if there is none."""
     if in_query:
         match = _pattern(rb"""[^\s&\#"'<>\\]*""").match(data, at)
         return match.span() if match else (at, at)
@@ -177,7 +177,7 @@ def _value_at(data: bytes, at: int, name: str, in_query: bool) -> Span:
     if not match:
         return at, at
     begin, end = match.span(match.lastindex or 0)
-    if match.lastindex == 4:  # unquoted: without what closes a call, list or sentence
+    if match.lastindex == 4:  # unquoted: without the end of a call, list or sentence
         end = begin + len(data[begin:end].rstrip(b",;)]}>."))
     value = data[begin : min(end, begin + 256)].decode("latin-1")
     weak = name.lower() in ("token", "tokens", "authorization") and data[at - 1 : at] != b"="
@@ -187,7 +187,7 @@ def _value_at(data: bytes, at: int, name: str, in_query: bool) -> Span:
 
 
 def _looks_random(value: str) -> bool:
-    """Return whether a value is not a word of a sentence: long, unbroken, with a digit."""
+    """Return whether a value is not an ordinary word: long, unbroken, with a digit."""
     return bool(re.match(r"(?=.*[0-9])[^\s<>(){}\[\]]{8,}|[^\s<>(){}\[\]]{24,}", value))
 
 

@@ -1,9 +1,9 @@
-"""Signals as data: blocked, and read from a descriptor together with their sender.
+"""Signals as data: they are blocked, and read from a descriptor together with their sender.
 
-`signal.signal` gives the number only. The sender decides whether a child in our own process group
-must still get the signal: a key at the terminal makes the kernel send it to the whole foreground
-group, a process sends it to us alone. Slurm signals every process of a job step (slurmstepd does,
-on its own, for scancel and for srun): the child has the signal already, and torchrun aborts its
+`signal.signal` gives only the number. The sender decides whether a child in our own process group
+must still get the signal: for a key at the terminal the kernel sends it to the whole foreground
+group; a process sends it only to us. Slurm signals every process of a job step (slurmstepd does so
+by itself, for scancel and for srun): the child already has the signal, and torchrun aborts its
 shutdown when it gets a second one.
 """
 
@@ -21,8 +21,8 @@ _SI_KERNEL = 0x80
 class Signals:
     """A context in which the given signals are read from `fd` instead of taking effect.
 
-    Enter it in the main thread before other threads start: a thread that does not block the
-    signals would still be killed by them. Signals that are ignored already stay ignored.
+    Enter it in the main thread before other threads start: the signals would still kill a thread
+    that does not block them. Signals that are already ignored stay ignored.
     """
 
     KERNEL, STEP = "kernel", "step"
@@ -45,10 +45,10 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked_before)
 
     def read(self) -> list[tuple[int, str]]:
-        """Return number and sender of each signal that has arrived; does not wait.
+        """Return number and sender of each signal that has arrived, without waiting.
 
-        The sender is KERNEL, STEP (Slurm: all processes of our step have got it), or "". A SIGINT
-        by which our parent repeats one that we have got, as a script's trap may do, is left out.
+        The sender is KERNEL, STEP (Slurm: all processes of our step have it), or "". A SIGINT is
+        left out if our parent repeats one that we have, as a script's trap may do.
         """
         try:
             data = os.read(self.fd, 64 * _RECORD_BYTES)
@@ -63,8 +63,8 @@ class Signals:
         ]
 
     def _is_repeated(self, code: int, pid: int) -> bool:
-        # A shell whose trap sends the signal on does not know whether the key has reached the whole
-        # group.
+        # A shell whose trap passes the signal on does not know whether the key has reached the
+        # whole group.
         from_parent = code != _SI_KERNEL and pid == os.getppid()
         repeated = from_parent and self._is_interrupted
         self._is_interrupted = not from_parent
@@ -81,7 +81,7 @@ class Signals:
 
 
 def _signalfd(numbers: Iterable[int]) -> int:
-    # sigset_t: 1024 bits in C libraries, of which the kernel reads the first 64.
+    # sigset_t has 1024 bits in C libraries; the kernel reads the first 64.
     mask = sum(1 << number - 1 for number in numbers).to_bytes(128, "little")
     libc = ctypes.CDLL(None, use_errno=True)
     fd = int(libc.signalfd(-1, ctypes.c_char_p(mask), os.O_CLOEXEC | os.O_NONBLOCK))

@@ -1,4 +1,4 @@
-"""Pure: the known word that a misspelt one is nearest to."""
+"""Pure: find the known word that is nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the known word that is most like another; "" where none is.
+    """Return the known word that is nearest to another; "" if none is near.
 
     Args:
-        word: as it was written.
-        known: the words that there are.
-        cutoff: from 0, where every word will do, to 1, where only the same one does
-            (`difflib.get_close_matches`).
+        word: the word as written.
+        known: the known words.
+        cutoff: from 0 (every word is near) to 1 (only the same word is), as for
+            `difflib.get_close_matches`.
     """
     from difflib import get_close_matches  # 3 ms, which only a mistake needs
 

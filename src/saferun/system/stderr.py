@@ -1,4 +1,4 @@
-"""saferun's own lines on stderr, its error messages, and its end after Ctrl-C."""
+"""saferun's own lines and error messages on stderr, and its end after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saferun.system.printable import printable
 
 
 def say(text: str) -> None:
-    """Write `saferun:` lines to stderr; a closed stderr stops no job."""
+    """Write `saferun:` lines to stderr; a closed stderr does not stop a job."""
     try:
         plain = printable(text, kept="\n\t")
         lines = [f"saferun: {line}" if line else "" for line in plain.splitlines()]
@@ -23,33 +23,33 @@ def say(text: str) -> None:
 
 
 def settle() -> None:
-    """Flush our output; what nobody takes is dropped, and does not change the exit status to 120.
+    """Flush our output; a failed write is dropped and does not change the exit status to 120.
 
-    Such is a terminal that has hung up.
+    A write fails, for example, on a terminal that has hung up.
     """
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
-            if stream is not None:  # closed by the caller
+            if stream is not None:  # None if the caller closed it
                 stream.flush()
         except (OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def die_of_interrupt() -> int:
-    """End as Python does after Ctrl-C, by the signal itself: a shell's loop goes on otherwise."""
+    """End by the signal itself, as Python does after Ctrl-C: otherwise a shell's loop continues."""
     settle()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
-    return 130  # it is blocked
+    return 130  # the signal is blocked
 
 
 def report(error: Exception) -> int:
-    """Write an error: one line for a user's mistake, a traceback for ours. Return the exit code."""
+    """Write an error (a line for a user's mistake, a traceback for a bug); return the exit code."""
     if isinstance(error, SaferunError):
         say(str(error).replace("\n", " "))
         return error.code
 
-    import traceback  # only a fault of ours needs it
+    import traceback  # only a bug needs it
 
     trace = "".join(traceback.format_exception(error))
     with contextlib.suppress(AttributeError, OSError, ValueError):

@@ -1,6 +1,6 @@
-"""How many bytes the TCP connections of some processes have carried (sock_diag(7)).
+"""The number of bytes that some processes' TCP connections have carried (sock_diag(7)).
 
-What send(2) and recv(2) move is in no counter of /proc: read and write count in proc_pid_io(5).
+No counter in /proc has the bytes of send(2) and recv(2): proc_pid_io(5) counts only read and write.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator
 
 _NETLINK, _SOCK_DIAG, _BY_FAMILY = 16, 4, 20  # linux/netlink.h, linux/sock_diag.h
 _DUMP, _DONE, _ERROR = 0x301, 3, 2  # NLM_F_REQUEST | NLM_F_DUMP; NLMSG_DONE, NLMSG_ERROR
-_INFO = 2  # INET_DIAG_INFO, and the bit of it is 1 << (2 - 1)
-_BYTES = 120  # where tcp_info has tcpi_bytes_acked and tcpi_bytes_received (Linux 4.1)
+_INFO = 2  # INET_DIAG_INFO, whose bit is 1 << (2 - 1)
+_BYTES = 120  # offset of tcpi_bytes_acked and tcpi_bytes_received in tcp_info (Linux 4.1)
 _ESTABLISHED = 1 << 1
 _FAMILIES = (2, 10)  # AF_INET, AF_INET6
 _LIMIT_S = 1.0
 
 
 def moved(pids: Iterable[int]) -> int | None:
-    """Return what the open connections of these processes have carried so far; None if unknown."""
+    """Return the bytes that these processes' open connections have carried; None if unknown."""
     wanted = {inode for pid in pids for inode in _sockets(pid)}
     if not wanted:
         return 0
@@ -47,7 +47,7 @@ def _sockets(pid: int) -> Iterator[int]:
 
 def _connections(family: int) -> Iterator[tuple[int, int]]:
     """Yield the inode of each established connection, and the bytes that it has carried."""
-    import socket  # 3 ms; only a job that has been silent for long needs it
+    import socket  # 3 ms; only a job that is silent for long needs it
 
     with socket.socket(_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as link:
         link.settimeout(_LIMIT_S)

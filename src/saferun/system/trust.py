@@ -1,6 +1,7 @@
 """Whether a file that nobody named can be trusted: only we or root can have written it.
 
-ssh (StrictModes) and git (safe.directory) ask the same of what they read without being told to.
+ssh (StrictModes) and git (safe.directory) require the same of files that they read without being
+told to.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ _WRITABLE = 0o022  # by the group, by everybody
 
 
 def problem(path: str) -> str:
-    """Return why a file cannot be trusted; "" where only we or root can write and replace it.
+    """Return why a file cannot be trusted; "" if only we or root can write and replace it.
 
-    The file and its directory are looked at, and where it is a link, its target's directory too.
+    The file and its directory are checked, and, for a link, its target's directory, too.
     """
     try:
         folder = os.path.dirname(path) or "."
@@ -31,15 +32,15 @@ def problem(path: str) -> str:
 
 
 def can_be_replaced(path: str) -> bool:
-    """Return whether somebody but us or root can put something else in a directory's place.
+    """Return whether anybody but us or root can replace a directory.
 
-    Whoever can write one of those above it can, but where that is sticky and ours or root's.
+    A user can if he can write to one of its parents, unless that is sticky and ours or root's.
     """
     return gives_way(os.path.dirname(os.path.realpath(path)))
 
 
 def gives_way(folder: str) -> bool:
-    """Return whether somebody but us or root can put something else in place of what is in it.
+    """Return whether anybody but us or root can replace the content of a directory.
 
     Args:
         folder: a directory, without links in its path.
@@ -55,10 +56,10 @@ def gives_way(folder: str) -> bool:
 
 
 def of_file(file: str | int) -> str:
-    """Return why a file, by its path or open, cannot be trusted; "" where it can.
+    """Return why a file, given by path or open, cannot be trusted; "" if it can.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the file cannot be examined.
     """
     if not stat.S_ISREG(os.stat(file).st_mode):
         return "it is not a regular file"
@@ -69,9 +70,9 @@ def _of_directory(path: str, *, sticky: bool) -> str:
     """Return why a directory cannot be trusted.
 
     Args:
-        path: of the directory.
-        sticky: whether others may write there if they cannot replace our file. Not where a name is
-            looked up: there the missing file is theirs to make.
+        path: the directory's path.
+        sticky: whether others may write there if they cannot replace our file. It is False where a
+            name is looked up: others could create the missing file there.
     """
     status = os.stat(path)
     if sticky and status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid()):
@@ -91,19 +92,19 @@ def _of(file: str | int, noun: str) -> str:
 
 
 def _names_users(file: str | int) -> bool:
-    """Return whether an access control list is there, whose mask stands in the group's bits."""
+    """Return whether there is an access control list, whose mask the group's bits show."""
     try:
         return bool(os.getxattr(file, "system.posix_acl_access"))
-    except OSError:  # none, or a file system without
+    except OSError:  # no list, or a file system without lists
         return False
 
 
 def _is_private_group(status: os.stat_result) -> bool:
-    """Return whether a file's group has its owner alone, as distributions with umask 002 make them.
+    """Return whether only its owner is in a file's group, as on distributions with umask 002.
 
-    Their sign: the user's own group, of the user's name, that lists nobody else and is nobody
-    else's own. The table of all users is read for that, as sshd does on such distributions; a
-    directory service may not list its users.
+    Such a group is the user's own, has the user's name, lists nobody else and is nobody else's own.
+    To check that, the table of all users is read, as sshd does on such distributions; a directory
+    service may not list its users.
     """
     try:
         owner = pwd.getpwuid(status.st_uid)
@@ -118,7 +119,7 @@ def _is_private_group(status: os.stat_result) -> bool:
 
 
 def user(uid: int) -> str:
-    """Return a user's name, or the number of one that has none."""
+    """Return a user's name, or the number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

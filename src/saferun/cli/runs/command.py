@@ -131,10 +131,10 @@ def report_run(
 
 
 def _write(path: str, page: str) -> None:
-    """Write a page, private; what is no plain file is left alone.
+    """Write a page that only the user can read; refuse to replace anything but a plain file.
 
     Raises:
-        UsageError: there is something else at `path`.
+        UsageError: `path` is something else than a plain file.
         UnavailableError: it cannot be written.
     """
     if path == "-":

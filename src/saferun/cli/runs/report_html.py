@@ -1,4 +1,4 @@
-"""A run's report as one HTML page that needs nothing else: no network, no script.
+"""A run's report as one HTML page that loads nothing else: no network, no script.
 
 The template escapes by default. The page's policy (CSP) allows its own style and nothing more.
 """
@@ -25,7 +25,7 @@ from saferun.journal.trials import number_of
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _WIDTH, _HEIGHT = 1000, 200  # units of the drawings
-_DECADE = 10  # losses that differ by a larger factor are drawn logarithmically
+_DECADE = 10  # losses are drawn on a logarithmic scale if they differ by a larger factor
 _LEAST = 4  # width of the shortest bar
 _REGIONS = 10
 _WITHIN = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)|(?<=\d min) (?=\d+ s\b)|(?<=\d h) (?=\d+ min\b)")
@@ -33,10 +33,10 @@ _WITHIN = re.compile(r"(?<=\d) (?=(?:s|min|h)\b)|(?<=\d min) (?=\d+ s\b)|(?<=\d 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """An attempt in the timeline's drawing: its three parts, in their order."""
+    """An attempt in the drawing of the timeline: three parts, in order."""
 
-    at: float  # where it begins, the wait before it included
-    starts: float  # widths
+    at: float  # x where it begins, including the wait before it
+    starts: float  # width of each part
     useful: float
     again: float
 
@@ -48,7 +48,7 @@ class Line:
     steps: str
     losses: str
     failed_at: float | None  # where it ends, if it failed
-    saved: tuple[tuple[float, float], ...]  # checkpoints
+    saved: tuple[tuple[float, float], ...]  # positions of the checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class Chart:
     """Steps and losses over the time of the run."""
 
     lines: tuple[Line, ...]
-    first: int  # steps
+    first: int  # range of the steps
     last: int
-    losses: tuple[float, float] | None  # the least and the largest; None without any
+    losses: tuple[float, float] | None  # smallest and largest loss; None if there are none
     logarithmic: bool  # how the losses are drawn
-    saves: int  # checkpoints that are marked
+    saves: int  # number of marked checkpoints
 
 
 def page(report: RunReport) -> str:
-    """Return the page."""
+    """Return the HTML page of a report."""
     css = _read("report.css")
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     environment = jinja2.Environment(
@@ -100,31 +100,31 @@ def _read(name: str) -> str:
 
 
 def _finalized(value: object) -> object:
-    """Clean every text that the template shows."""
+    """Return a value for the template; control characters are removed from texts."""
     return value if isinstance(value, Markup) else report_text.shown(value, kept="\n\t")
 
 
 def _together(text: str) -> Markup:
-    """Return a text in which no line breaks within a duration."""
+    """Return text in which no line breaks within a duration."""
     clean = str(escape(report_text.shown(text)))
     return Markup(_WITHIN.sub("&nbsp;", clean))  # noqa: S704 - escaped
 
 
 def _state(report: RunReport, one: AttemptReport) -> str:
-    """Return the class of an attempt: it gives the colour."""
+    """Return the CSS class of an attempt, which determines its colour."""
     if not one.attempt.outcome.has_ended:
         return "runs" if report.run.outcome == RUNNING else "unknown"
     return "good" if one.attempt.outcome.exit_code == 0 else "bad"
 
 
 def _bars(report: RunReport) -> list[Bar]:
-    """Return where each attempt stands in the timeline."""
+    """Return the position of each attempt in the timeline."""
     scale = _WIDTH / _took_s(report)
     bars = []
     for one in report.attempts:
         spent = one.spent
         starts_s, useful_s = spent.starts_and_waits_s, spent.useful_s
-        if not starts_s + useful_s + spent.done_again_s:  # when it began is not known
+        if not starts_s + useful_s + spent.done_again_s:  # its beginning is not known
             useful_s = _lived_s(report, one)
         sizes = [one.begins_s - spent.waited_s, starts_s, useful_s, spent.done_again_s]
         at, *widths = (round(max(0.0, size) * scale, 1) for size in sizes)
@@ -135,7 +135,7 @@ def _bars(report: RunReport) -> list[Bar]:
 
 
 def _whole(report: RunReport) -> Bar:
-    """Return the whole run as one bar: useful work first."""
+    """Return the whole run as one bar, useful work first."""
     scale = _WIDTH / max(report.cost.used.s, 0.001)
     cost = report.cost
     parts = (cost.starts_and_waits.s, cost.useful.s, cost.done_again.s)
@@ -148,14 +148,14 @@ def _took_s(report: RunReport) -> float:
 
 
 def _opened(report: RunReport) -> int:
-    """Return which attempt's output is open: the failure that ended the run; -1 for none."""
+    """Return the attempt whose output is open: the failure that ended the run; -1 if none."""
     last = len(report.attempts) - 1
     ended = last >= 0 and report.attempts[last].attempt.outcome.has_ended
     return last if ended and report.run.outcome == FAILED else -1
 
 
 def _chart(report: RunReport) -> Chart | None:
-    """Return the drawing of steps and losses; None where the run has told of none."""
+    """Return the drawing of steps and losses; None if the run recorded neither."""
     every = [(one, one.steps.points) for one in report.attempts if len(one.steps.points) > 1]
     steps = [point.step for _, points in every for point in points]
     if not steps or max(steps) == min(steps):

@@ -1,7 +1,7 @@
 """A run's report in words, and as Markdown to paste into an issue. Pure.
 
-What a job wrote stands in code spans and fences that it cannot close, so that it is neither markup
-nor a mention of somebody.
+A job's text stands in code spans and fences that it cannot close, so it cannot act as markup or
+mention somebody.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from saferun.journal.tail_excerpt import Excerpt, Row
 from saferun.journal.trials import Trial, processes
 from saferun.system.printable import printable
 
-_CRASHED = 3  # crashed trials that are named
-CHARS = 2000  # the longest text that is shown
-_TAILS = 3  # failed attempts whose tails stand in the Markdown
+_CRASHED = 3  # most crashed trials that are named
+CHARS = 2000  # most characters of a text
+_TAILS = 3  # most failed attempts whose last lines stand in the Markdown
 _LINE_CHARS = 200
 _PLAIN = re.compile(r"(?!.*www\.)[A-Za-z0-9 .,:;()…-]*", re.ASCII)
 
@@ -34,7 +34,7 @@ Labelled = list[tuple[str, str]]
 
 
 def shown(text: object, *, kept: str = "") -> str:
-    """Return text of a job or a user as one that can be shown, cut where it is very long."""
+    """Return a job's or user's text in a form that is safe to show, cut if very long."""
     clean = printable(text, CHARS + 1, kept=kept)
     return clean if len(clean) <= CHARS else f"{clean[:CHARS]}…"
 
@@ -49,7 +49,7 @@ def moment(at_s: float | None) -> str:
 
 
 def run_facts(report: RunReport) -> Labelled:
-    """Return what is known of the whole run, by label; nothing for what is not known."""
+    """Return the known facts about the whole run, by label; unknown ones are left out."""
     run, plan, hosts = report.run, report.plan, report.hosts
     host = run.process.get("host") or ""
     profile = f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""
@@ -77,7 +77,7 @@ def _gpus(report: RunReport) -> str:
 
 
 def costs(report: RunReport) -> Labelled:
-    """Return what the run has used, and for what, by label."""
+    """Return what the run has used and what for, by label."""
     cost = report.cost
     found = [("used", _amount(cost, cost.used))]
     found += [(label, _amount(cost, part)) for label, part in three_parts(report)]
@@ -87,7 +87,7 @@ def costs(report: RunReport) -> Labelled:
 
 
 def three_parts(report: RunReport) -> list[tuple[str, Amount]]:
-    """Return what the run's time went into, by label; together they are all of it."""
+    """Return the parts of the run's time, by label; their sum is the whole time."""
     cost = report.cost
     return [
         ("useful", cost.useful),
@@ -103,7 +103,7 @@ def _amount(cost: Cost, part: Amount) -> str:
 
 
 def searched(report: RunReport) -> Labelled:
-    """Return what a search has found, by label; nothing where the run made no trials."""
+    """Return the results of a search, by label; [] if the run made no trials."""
     if not report.trials:
         return []
     best, crashed = trials.best(report.trials), [t for one in report.attempts for t in one.trials]
@@ -146,7 +146,7 @@ def end(report: RunReport, one: AttemptReport) -> str:
 
 
 def attempt_facts(one: AttemptReport) -> Labelled:
-    """Return what is known of an attempt, by label; nothing for what is not known."""
+    """Return the known facts about an attempt, by label; unknown ones are left out."""
     attempt, outcome = one.attempt, one.attempt.outcome
     found = [
         ("started", moment(attempt.started_at)),
@@ -171,7 +171,7 @@ def _trial(trial: Trial) -> str:
 
 
 def steps(one: AttemptReport) -> str:
-    """Return text such as "45 → 75, from step-40.pt"; "" where no step is known."""
+    """Return text such as "45 → 75, from step-40.pt"; "" if no step is known."""
     first, last = one.attempt.outcome.first_step, one.last_step
     text = "" if first is None else f"from {first}"
     if last is not None:
@@ -181,14 +181,14 @@ def steps(one: AttemptReport) -> str:
 
 
 def heading(report: RunReport, one: AttemptReport) -> str:
-    """Return how an attempt ended, a failure in words: a kind's name tells little to many."""
+    """Return how an attempt ended; a failure is said in words, since few people know the kinds."""
     outcome = one.attempt.outcome
     words, _ = in_words(one.cause.explanation if one.cause else "")
     return f"{words} ({outcome.kind}{on_rank(outcome)})" if words else end(report, one)
 
 
 def explained(one: AttemptReport) -> str:
-    """Return what is known of an attempt's failure beyond its heading; "" for nothing."""
+    """Return what is known about an attempt's failure beyond its heading; "" if nothing."""
     return in_words(one.cause.explanation)[1] if one.cause else ""
 
 
@@ -196,7 +196,7 @@ def explained(one: AttemptReport) -> str:
 
 
 def as_markdown(report: RunReport) -> str:
-    """Return the report as Markdown; it fits into an issue."""
+    """Return the report as Markdown, short enough for an issue."""
     lines = [f"## {_word(report.headline)}", ""]
     lines += [f"- {label}: {_word(text)}" for label, text in run_facts(report) + costs(report)]
     settings = runs_view.settings(report.plan)
@@ -260,7 +260,7 @@ def _tail(tail: Excerpt) -> Iterator[str]:
 
 
 def blocks(tail: Excerpt) -> list[tuple[str, list[Row]]]:
-    """Return the rows of a tail in groups, with what those are a part of that few want to read."""
+    """Return the rows of a tail in groups, each with the title under which it is folded, or ""."""
     groups = itertools.groupby(tail.rows, key=lambda row: row.fold)
     return [(fold, list(rows)) for fold, rows in groups]
 
@@ -272,12 +272,12 @@ def _row(row: Row) -> Iterator[str]:
 
 
 def _word(text: str) -> str:
-    """Return text as it is where it can be no markup, else as code."""
+    """Return text unchanged if it cannot be markup, else as code."""
     return shown(text) if _PLAIN.fullmatch(text) and len(text) < CHARS else _code(text)
 
 
 def _code(text: str) -> str:
-    """Return a code span, which no backtick in it can close."""
+    """Return a code span that no backtick in the text can close."""
     clean = shown(" ".join(text.split()))
     ticks = "`" * (1 + max(map(len, re.findall("`+", clean)), default=0))
     space = " " if clean.startswith("`") or clean.endswith("`") else ""

@@ -1,7 +1,7 @@
 """Runs, their attempts and the history of mitigations, as text and JSON.
 
-Pure: reads neither files nor the clock. Times are local. Text that a job or another user wrote is
-shown without control characters.
+Pure: this module reads neither files nor the clock. Times are local. Text of a job or of another
+user is shown without control characters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def table(runs: Sequence[Run], now_s: float) -> str:
     """Return a table of runs, one line for each.
 
     Args:
-        runs: those that are shown, in this order.
+        runs: the runs to show, in this order.
         now_s: seconds since the epoch; a time of another year is shown with its year.
     """
     rows = [HEAD, *(_row(run, now_s) for run in runs)]
@@ -85,7 +85,7 @@ def as_json(run: Run) -> dict[str, Any]:
 
 
 def cleaned(done: Cleaned, *, dry_run: bool) -> str:
-    """Return what was removed, a line each, and the sum."""
+    """Return what was removed, one line each, and the total."""
     verb = "would remove" if dry_run else "removed"
     lines = [f"{verb} {printable(run.id)} ({size_text(taken)})" for run, taken in done.removed]
     total = size_text(sum(taken for _, taken in done.removed))
@@ -107,15 +107,15 @@ def as_text(
     now_s: float,
     kinds: Mapping[str, Kind],
 ) -> str:
-    """Return all that is known of a run, for people.
+    """Return everything that is known about a run, for people.
 
     Args:
         run: the run.
         tried: its attempts.
-        plan: that of its first attempt.
-        times: where its time went.
+        plan: the plan of its first attempt.
+        times: how its time was spent.
         now_s: seconds since the epoch.
-        kinds: of failure: the one that ended it is shown in words.
+        kinds: kinds of failure; the one that ended the run is shown in words.
     """
     lines = [f"run {printable(run.id)}: {outcome(run)}"]
     if run.kind in kinds:
@@ -154,7 +154,7 @@ def settings(plan: RecordedPlan) -> list[str]:
 
 
 def ending(run: Run) -> str:
-    """Return how a run ended: its status and the reason, or why there is none."""
+    """Return how a run ended: its status and the reason, or why the status is unknown."""
     status = "" if run.status is None else f"status {run.status}"
     if run.outcome == RUNNING:
         return f"not yet; saferun's pid is {run.process.get('pid')}"
@@ -215,7 +215,7 @@ def _time(spent: Spent) -> str:
 
 
 def time_parts(spent: Spent) -> list[tuple[str, str]]:
-    """Return where a time went, by label; what took less than a second is left out."""
+    """Return the parts of a time by label; parts shorter than a second are left out."""
     found = []
     if spent.useful_s >= 1:
         found.append(("useful", seconds(spent.useful_s)))
@@ -228,7 +228,7 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
 
 
 def decision(outcome: AttemptOutcome) -> str:
-    """Return text such as "again: with compile-off, after 5 s"; "" where nothing failed."""
+    """Return text such as "again: with compile-off, after 5 s"; "" if nothing failed."""
     made = outcome.decision
     if made.action in ("", "done"):
         return ""
@@ -242,10 +242,10 @@ def as_json_whole(
     """Return a run with its attempts and its first plan, for programs (schema 1).
 
     Args:
-        run: what its journal tells.
+        run: the run, as read from its journal.
         tried: its attempts, in order.
-        plan: that of its first attempt.
-        times: where its time went.
+        plan: the plan of its first attempt.
+        times: how its time was spent.
     """
     shown = [
         {
@@ -302,7 +302,7 @@ def _attempt_json(attempt: Attempt) -> dict[str, Any]:
 
 
 def report_json(report: RunReport) -> dict[str, Any]:
-    """Return a run's report for programs (schema 1); its plan and trials as `show` has them."""
+    """Return a run's report for programs (schema 1); its plan and trials are as in `runs show`."""
     tree = as_tree(report)
     tree["run"], tree["plan"] = as_json(report.run), report.plan.raw or None
     for shown, one in zip(tree["attempts"], report.attempts, strict=True):
@@ -337,7 +337,7 @@ def mitigations(entries: Iterable[Entry], now_s: float) -> str:
 
 
 def expires_at(entry: Entry) -> float | None:
-    """Return when a run is first tried without a mitigation, in Unix seconds; None: never."""
+    """Return when a run first omits the mitigation again, in Unix seconds; None: never."""
     return None if entry.arguments is None else entry.at + RETRY_WITHOUT_S
 
 
@@ -361,7 +361,7 @@ def _until(entry: Entry, now_s: float) -> str:
 
 
 def parts(known: Iterable[Part]) -> str:
-    """Return the GPUs and hosts that have failed, with their failures."""
+    """Return the GPUs and hosts that have failed, each with its failures."""
     lines: list[str] = []
     for part in known:
         where = f"{part.gpu} of {part.host}" if part.gpu else part.host
@@ -375,7 +375,7 @@ def parts(known: Iterable[Part]) -> str:
 
 
 def part_json(part: Part) -> dict[str, Any]:
-    """Return a part for programs."""
+    """Return a GPU or host for programs."""
     failures = [failure._asdict() for failure in part.failures]
     named = part.is_named
     return {**part._asdict(), "gpu": part.gpu or None, "failures": failures, "named": named}

@@ -1,4 +1,4 @@
-"""`saferun runs watch`: a run that goes on, looked at until it is over or Ctrl-C.
+"""`saferun runs watch`: show a run until it is over or the user presses Ctrl-C.
 
 The run is only read, never touched (supervise/watch/live_run.py).
 """
@@ -29,19 +29,19 @@ from saferun.supervise.watch.live_run import LiveRun, Snapshot
 from saferun.system.signalfd import Signals
 
 _KEYS = "q or Ctrl-C ends the watching; the run goes on"
-_HEARD = (signal.SIGWINCH, signal.SIGTSTP)  # while it waits
+_HEARD = (signal.SIGWINCH, signal.SIGTSTP)  # signals handled while waiting
 
 
 def chosen(base: str, word: str | None) -> tuple[Run, str]:
-    """Return the run that is watched, and what is to be said of the choice.
+    """Return the run to watch, and a note about the choice.
 
     Args:
         base: the directory of runs.
-        word: what the user gave: an ID, the beginning of one, `last`; None for the newest that is
-            going on.
+        word: the user's choice: an ID, the beginning of one, `last`; None for the newest that has
+            not ended.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such run.
     """
     now = time.time()
     if word is not None:
@@ -61,9 +61,9 @@ def watch(run: Run, note: str, *, as_json: bool, interval_s: float) -> None:
 
     Args:
         run: the run.
-        note: about the choice of it; "" for nothing.
-        as_json: print an object for each change, a line each.
-        interval_s: between two looks.
+        note: note about the choice of the run; "" for none.
+        as_json: print one object a line, for each change.
+        interval_s: seconds between two reads of the run.
     """
     live = LiveRun(run, os.environ)
     if as_json:
@@ -91,11 +91,11 @@ def _follow(live: LiveRun, interval_s: float, text: Callable[[Snapshot], str]) -
 
 
 def _draw(live: LiveRun, interval_s: float, note: str) -> None:
-    """Draw the run on the terminal's second screen, then show on the first one how it ended."""
-    from rich.console import Console  # on a terminal alone, as in colour.py
+    """Draw the run on the terminal's alternate screen, then show on the main one how it ended."""
+    from rich.console import Console  # only on a terminal, as in colour.py
     from rich.live import Live
 
-    signal.signal(signal.SIGTERM, _end)  # or the second screen would stay
+    signal.signal(signal.SIGTERM, _end)  # otherwise the alternate screen stays
     drawn = Live(console=Console(), screen=True, auto_refresh=False)
     text = f"{note}; {_KEYS}" if note else _KEYS
     with Signals(_HEARD) as signals, _Keys() as keys, drawn:
@@ -117,11 +117,11 @@ def _draw(live: LiveRun, interval_s: float, note: str) -> None:
 
 
 class _Keys:
-    """The keyboard, key by key, where stdin is a terminal that is ours to read."""
+    """The keyboard, read key by key if stdin is a terminal and we are in the foreground."""
 
     def __init__(self) -> None:
         self._fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
-        self._before: list[Any] | None = None  # the terminal's modes
+        self._before: list[Any] | None = None  # the terminal's earlier modes
 
     def __enter__(self) -> _Keys:
         self.take()
@@ -131,21 +131,26 @@ class _Keys:
         self.leave()
 
     def take(self) -> None:
-        """Have each key come at once and unseen; a process in the background would be stopped."""
+        """Make keys arrive at once and without echo, unless this process is in the background."""
         if self._is_ours():
             with contextlib.suppress(termios.error):
                 self._before = termios.tcgetattr(self._fd)
                 tty.setcbreak(self._fd, termios.TCSADRAIN)
 
     def leave(self) -> None:
-        """Put the terminal's modes back."""
+        """Restore the terminal's modes."""
         if self._before is not None and self._is_ours():
-            with contextlib.suppress(termios.error):  # it is gone
+            with contextlib.suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
         self._before = None
 
     def has_quit(self, signals: int, limit_s: float) -> bool:
-        """Wait for a key or a signal; return whether the key is `q`."""
+        """Wait for a key or a signal; return whether the key is `q`.
+
+        Args:
+            signals: descriptor that is readable when a signal has come.
+            limit_s: the longest wait in seconds.
+        """
         wanted = [signals, *([self._fd] if self._before is not None and self._is_ours() else [])]
         ready = select.select(wanted, [], [], limit_s)[0]
         if self._fd not in ready:

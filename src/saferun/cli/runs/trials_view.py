@@ -20,17 +20,17 @@ from saferun.journal.trials import (
 from saferun.system.printable import printable
 
 _STATES = (("completed", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
-_SHOWN = 10  # regions in the text
-_ENDED = 5  # trials that ended their process
+_SHOWN = 10  # most regions in the text
+_ENDED = 5  # most trials shown that ended their process
 _HEAD = ("PARAMETER", "REGION", "FAILED", "OF", "SHARE", "CAUSES")
 
 
 def as_text(trials: Sequence[Trial], replaced: Mapping[str, int]) -> list[str]:
-    """Return lines about a run's trials; none where it has no trials.
+    """Return lines about a run's trials; [] if it has none.
 
     Args:
-        trials: its trials.
-        replaced: how often its process was replaced, by reason.
+        trials: the run's trials.
+        replaced: number of replacements of the run's process, by reason.
     """
     if not trials:
         return []
@@ -55,7 +55,7 @@ def parameters(trial: Trial) -> str:
 
 
 def as_json(trials: Sequence[Trial], replaced: Mapping[str, int]) -> dict[str, Any]:
-    """Return the same for programs, with all trials and regions."""
+    """Return the trials for programs, with all trials and regions."""
     return {
         **{word: dict(by_cause(trials, state)) for word, state in _STATES},
         "replaced": dict(replaced),
@@ -65,7 +65,7 @@ def as_json(trials: Sequence[Trial], replaced: Mapping[str, int]) -> dict[str, A
 
 
 def as_csv(trials: Sequence[Trial]) -> str:
-    """Return one row a trial; a column `param.NAME` for each parameter."""
+    """Return CSV with one row a trial and a column `param.NAME` for each parameter."""
     names = sorted({name for trial in trials for name in trial.params})
     fixed = ("study", "number", "state", "cause", "values", "seconds", "worker", "attempt")
     written = io.StringIO()
@@ -79,7 +79,7 @@ def as_csv(trials: Sequence[Trial]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula."""
+    """Return a cell that a spreadsheet does not read as a formula."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return "'" + value
     return "" if value is None else value

@@ -1,4 +1,4 @@
-"""A run that is watched, as lines, as one line and as JSON. Pure: reads no clock and no file."""
+"""A watched run as lines, as one line and as JSON. Pure: no clock or file is read."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot
 from saferun.system.printable import printable
 
-_QUIET_S = 15.0  # a shorter silence is an ordinary one
+_QUIET_S = 15.0  # shorter silences are ordinary
 _FEW, _BARS = 3, "▁▂▃▄▅▆▇█"
 _HOT = 85  # degrees Celsius
 
 
 def goes_on(run: Run) -> bool:
-    """Return whether there is more to see of a run."""
+    """Return whether a run may still change."""
     return run.outcome in (RUNNING, UNKNOWN)
 
 
 def lines(now: Snapshot, note: str = "") -> list[Line]:
-    """Return a run at one moment; control characters of the job's are replaced.
+    """Return a run at one moment; control characters in the job's text are replaced.
 
     Args:
-        now: the moment.
-        note: said below it; "" for nothing.
+        now: the run at that moment.
+        note: text below it; "" for none.
     """
     run = now.run
     found = [Line("run", f"{printable(run.id)}: {_outcome(run)}", "bold")]
@@ -90,7 +90,7 @@ def _failure(attempt: Attempt) -> str:
 
 
 def _before_text(job: Job, before: Attempt, at: float) -> str:
-    """Return why the attempt before failed, when, and from where this one goes on."""
+    """Return why and when the previous attempt failed, and where this one continues."""
     lived_s = before.outcome.lived_s
     when = ""
     if before.started_at is not None:
@@ -104,7 +104,7 @@ def _before_text(job: Job, before: Attempt, at: float) -> str:
 
 
 def _spark(rates: Sequence[float]) -> str:
-    """Return rates as a small drawing, from nothing to the largest; "" for less than three."""
+    """Return rates as a small chart from 0 to the largest; "" for fewer than three."""
     most = max(rates, default=0.0)
     if len(rates) < _FEW or most <= 0:
         return ""
@@ -150,7 +150,7 @@ def _heat(gpu: Load) -> str:
 
 
 def _retry(now: Snapshot) -> str:
-    """Return what would follow a failure, as far as the run has recorded it."""
+    """Return what will follow a failure, as far as the run has recorded it."""
     if not now.jobs or not goes_on(now.run):
         return ""
     job, parts = now.jobs[-1], []
@@ -168,7 +168,7 @@ def _retry(now: Snapshot) -> str:
 
 
 def one_line(now: Snapshot) -> str:
-    """Return a moment as one line, for a log or a pipe."""
+    """Return the run at one moment as one line, for a log or a pipe."""
     clock = f"{datetime.fromtimestamp(now.at):%H:%M:%S}"
     hidden = ["script", "retry", "output", "rate", "", *(["run"] if goes_on(now.run) else [])]
     shown = [line for line in lines(now) if line.label not in hidden]
@@ -176,12 +176,12 @@ def one_line(now: Snapshot) -> str:
 
 
 def changes(now: Snapshot) -> object:
-    """Return what differs where there is something new to say."""
+    """Return a value that differs when there is something new to print."""
     return now.run.outcome, [(j.attempt, j.step, j.line, j.hang_at, j.stall) for j in now.jobs]
 
 
 def as_json(now: Snapshot) -> dict[str, Any]:
-    """Return a moment for programs (schema 1); times in seconds, null where unknown."""
+    """Return the run at one moment for programs (schema 1); times in seconds, null if unknown."""
     return {
         "schema": 1,
         "at": now.at,

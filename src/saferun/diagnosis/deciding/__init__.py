@@ -1,1 +1,1 @@
-"""Which failure is the first cause, and what follows from it."""
+"""Decide which failure is the first cause, and what follows from it."""

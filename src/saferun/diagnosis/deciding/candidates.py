@@ -2,7 +2,7 @@
 
 A candidate comes from a sign that fits a place of the log or of a rank's error file, from an
 exception that no sign knows, or from a process's exit code or signal. The log and each error file
-are read apart. root_cause.py chooses among the candidates.
+are read separately. root_cause.py chooses among the candidates.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 from saferun.inject.phrases import says
 
-# After so many lines without another candidate the job had survived what stands before them.
+# If so many lines follow without another candidate, the job survived what stands before them.
 _GAP_LINES = 400
 _LONG_GAP_LINES = 3000
-_SURVIVED, _SURVIVED_LONG = 40, 5  # the most that such a candidate weighs
-_MANY_STEPS = 100  # the others would have waited for a failed rank in the next step
-_OVER = "Root Cause (first observed"  # the launcher's last words: no step is made behind them
-_BUFFER_BYTES = 8 * 1024  # a process writes so much of its stdout as it ends
+_SURVIVED, _SURVIVED_LONG = 40, 5  # the highest weight of such a candidate
+_MANY_STEPS = 100  # with a failed rank, the others would hang in the next step
+_OVER = "Root Cause (first observed"  # in the launcher's final message: no step follows it
+_BUFFER_BYTES = 8 * 1024  # a process may write this much buffered stdout as it ends
 _NO_LIMIT = 1000  # above every weight
-_WENT_ON_LINES = 10  # behind a line that says that the program goes on: it did
-_BRIEF_LINES = 80  # a phrase outside an exception can be a reason to retry in so short a log
-# Exceptions that only pass on what another process or exception reported.
+_WENT_ON_LINES = 10  # with so many lines after the message that it goes on, the program did
+_BRIEF_LINES = 80  # in a log this short, a phrase outside an exception can lead to a retry
+# Exceptions that only report another process's or exception's failure.
 _WRAPPERS = frozenset(
     ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "CalledProcessError",
      "RayTaskError", "SystemExit", "RayActorError", "ActorDiedError", "SignalException",
@@ -44,16 +44,17 @@ _ENDED_ELSEWHERE = re.compile(
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
 _WRAPPED = re.compile(r"\bRayTaskError\((\w{1,80})\)")
-_OF_CUT = {  # a traceback without its last line
+_OF_CUT = {  # for a traceback without its last line
     "own": ("user-exception", WEIGHTS["process"]),
     "likely": ("user-exception", WEIGHTS["hint"] + 1),
     "": ("unknown", WEIGHTS["hint"]),
 }
-# A traceback's; the dump of a stack (faulthandler) has no comma behind the number.
+# A frame of a traceback. In the stack dump of faulthandler no comma follows the number.
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
 _NEVER_MET = "nccl-p2p-hang"  # the log's last lines show that no collective came to its end
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
-# Exceptions that programs use for control flow: one raised while handling them explains more.
+# Exceptions that programs use for control flow. An exception raised while one is handled explains
+# more.
 _CONTROL_FLOW = frozenset(
     ("KeyError", "AttributeError", "StopIteration", "Empty", "IndexError", "ImportError",
      "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError")
@@ -62,13 +63,13 @@ _CONTROL_FLOW = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a log and the evidence beside it may mean."""
+    """The possible meanings of a log and the evidence beside it."""
 
     texts: tuple[matches.Text, ...]  # the error files, the earliest first, then the log
     found: list[Candidate]
     exits: exit_codes.Exits
-    left_out: tuple[Candidate, ...]  # phrases that do not count there
-    outlived: tuple[Candidate, ...]  # what the job made steps after
+    left_out: tuple[Candidate, ...]  # phrases that do not count where they stand
+    outlived: tuple[Candidate, ...]  # candidates after which the job made steps
 
     @property
     def log(self) -> matches.Text:
@@ -87,9 +88,9 @@ def collect(
     """Return every candidate for the cause of a failure, and how processes ended.
 
     Args:
-        evidence: of the attempt.
-        lines: the log's.
-        knowledge: how failures look.
+        evidence: the evidence of the attempt.
+        lines: the log's lines.
+        knowledge: the signs of failures.
         more: exceptions in the log that are not Python's (`foreign.panics`).
     """
     log = matches.Text("log", lines, more=more)
@@ -123,7 +124,7 @@ def collect(
 
 
 def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator[matches.Text]:
-    """Yield what the ranks' error files say, the earliest first: a traceback each."""
+    """Yield the text of each rank's error file, a traceback, the earliest first."""
     ordered = sorted(failures, key=lambda one: (one.time_s is None, one.time_s or 0.0))
     for order, failure in enumerate(ordered, -len(ordered)):
         name = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
@@ -148,7 +149,7 @@ def _states_exception(lines: Sequence[Line]) -> bool:
 
 
 def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
-    """Let none weigh more that was raised while a failure of a known kind was handled."""
+    """Limit each weight to that of the known failure that was being handled at the raise."""
     first: dict[tuple[int, int], float] = {}  # source and chain -> weight
     for one in sorted(found, key=lambda one: one.position):
         if one.raised is not None and one.weight >= WEIGHTS["cause"]:
@@ -162,14 +163,14 @@ def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
     return weighed
 
 
-# A program that ends itself after a SIGTERM has this status by convention, as Lightning does.
+# A program that ends itself after a SIGTERM, such as Lightning, has this status by convention.
 _ENDED_BY_REQUEST = 143  # 128 + SIGTERM
 
 
 def _of_exit_signs(
     exits: exit_codes.Exits, text: matches.Text, known: refinements.KindRefinement
 ) -> Iterator[Candidate]:
-    """Yield what the exit codes and signals mean that lines report."""
+    """Yield the meanings of the exit codes and signals that lines report."""
     for sign in exits.signs:
         words = " ".join(line.text for line in text.lines[sign.at : sign.at + 2])
         one = Candidate(sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code")
@@ -178,10 +179,10 @@ def _of_exit_signs(
 
 def _of_exit_status(evidence: Evidence, known: refinements.KindRefinement) -> Iterator[Candidate]:
     """Yield what the launcher's exit status means."""
-    # torchrun returns 1 whatever happened
+    # torchrun returns 1 whatever happened.
     code = evidence.exit_code
     if evidence.exited and code and code != _ENDED_BY_REQUEST:
-        code = 1  # the script's own number
+        code = 1  # a status that the script chose
     if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
         source = Source(f"exit status {evidence.exit_code}", LOG + 1)
@@ -199,9 +200,9 @@ def _of_unknown_exceptions(
 
     Args:
         text: the log or an error file.
-        explained: source and line of the exceptions that a sign fits.
-        knowledge: what a class or a phrase of an exception means.
-        known: what may change that.
+        explained: source and line of each exception that a sign fits.
+        knowledge: the meanings of classes and phrases of exceptions.
+        known: facts that may change the meaning.
     """
     chains: dict[int, list[Raised]] = {}
     for item in text.raised:
@@ -215,7 +216,7 @@ def _of_unknown_exceptions(
 def _of_unknown(
     root: Raised, text: matches.Text, knowledge: Knowledge, known: refinements.KindRefinement
 ) -> Candidate:
-    """Return what an exception explains that no sign fits."""
+    """Return the candidate for an exception that no sign fits."""
     kind, weight = _by_class(root, knowledge)
     why: tuple[str, ...] = ()
     if not root.type or root.is_thrown:
@@ -231,9 +232,9 @@ def _of_unknown(
 
 
 def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates without cut tracebacks whose message stands in the next line.
+    """Return the candidates except cut tracebacks whose message stands in the next line.
 
-    Only the exception's name is missing there, and the message is known.
+    The message is then known, and only the exception's name is missing.
     """
     stated = {(one.position, one.rank) for one in found if one.weight >= WEIGHTS["bare"]}
     return [
@@ -248,10 +249,10 @@ def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
 def _apart_outlived(
     everything: Sequence[Candidate], lines: Sequence[Line]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates, and apart those that the job outlived: no cause of its end.
+    """Return the candidates, and separately those that the job outlived: they are no cause.
 
-    What comes again at the end is found there once more, and counts, unless the job had outlived
-    that line more than once.
+    An outlived line that appears again at the end counts there, unless the job has outlived it more
+    than once.
     """
     over_at = (at for at in range(len(lines) - 1, -1, -1) if _OVER in lines[at].text)
     steps = progress.steps(lines, 0, next(over_at, len(lines))) if everything else []
@@ -279,11 +280,11 @@ def _is_outlived(
     lines: Sequence[Line],
     steps: Sequence[progress.Step],
 ) -> bool:
-    """Return whether a job made enough steps after a candidate's line.
+    """Return whether a job made enough steps after a candidate's line to have outlived it.
 
-    A few steps after a line show that the job outlived what the line says. A line that ends a
-    process needs more of them: a process writes what its stdout still holds as its last act, so
-    that a few steps from before an exception stand behind the exception.
+    A few steps after a line show that the job outlived its event. A line that ends a process needs
+    more steps: a process writes its buffered stdout when it ends, so a few earlier steps can stand
+    after an exception.
     """
     if not item.in_log:
         return False
@@ -294,7 +295,7 @@ def _is_outlived(
     many = any(progress.went_on(steps, at, rank, _MANY_STEPS) for rank in ranks)
     if not many and not any(progress.went_on(steps, at, rank) for rank in whose):
         return False
-    after = steps[-1].at  # an error file tells no time against the steps of the log
+    after = steps[-1].at  # the order of an error file and the log's steps is unknown
     later = (
         one for one in everything if (one.at > after if one.in_log else one.source.order > LOG)
     )
@@ -305,15 +306,15 @@ def _is_outlived(
 
 
 def _is_said(item: Candidate) -> bool:
-    """Return whether it is what a line says: no process's end, no exception with its traceback."""
+    """Return whether it rests on a line alone, not on a process's end or a traceback."""
     headed = item.raised is not None and item.raised.headed
     return not headed and item.weight < WEIGHTS["hard"] and item.by != "exit code"
 
 
 def _is_read(item: Raised) -> bool:
-    """Return whether it is an exception or a traceback; a frame or a stack's dump is none.
+    """Return whether it is an exception or a traceback, and not a lone frame or a stack dump.
 
-    A line that only says "Error", as a field of a record does, is none either.
+    A line that only says "Error", such as a field of a record, does not count.
     """
     if item.type == "Error" and not item.headed and item.text.strip() == item.type:
         return False
@@ -321,7 +322,7 @@ def _is_read(item: Raised) -> bool:
 
 
 def _root_of_chain(chain: Sequence[Raised]) -> Raised:
-    """Return the exception to blame: the first one, unless it was only control flow."""
+    """Return the exception to blame: the first of the chain that is not only control flow."""
     real = [item for item in chain if not _is_wrapper(item)] or list(chain)
     for item, following in zip(real, [*real[1:], None], strict=True):
         if following is None or following.link != "context" or item.name not in _CONTROL_FLOW:
@@ -334,14 +335,14 @@ def _is_wrapper(item: Raised) -> bool:
 
 
 def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
-    """Return kind and weight of an exception by its class, else by a phrase of its message."""
-    if not item.type:  # a traceback that is cut before its last line
+    """Return an exception's kind and weight by its class, else by a phrase in its message."""
+    if not item.type:  # a traceback without its last line
         return _OF_CUT[user_frame.of_cut(item.frames)]
-    if item.is_thrown:  # a cut one whose last line is the `raise`
+    if item.is_thrown:  # a cut traceback whose last line is the `raise`
         return "user-exception", WEIGHTS["process"]
     if _is_wrapper(item):
         return _of_wrapped(item, knowledge), WEIGHTS["hint"] + 3
-    if item.type == "Error" and not item.headed:  # any program may write it to the log
+    if item.type == "Error" and not item.headed:  # any program may print this word
         return "user-exception", WEIGHTS["bare"]
     weight = USER if not _PASSED_ON.search(item.text) else USER - 1
     kind = knowledge.classes.get(item.name)
@@ -354,7 +355,7 @@ def _by_class(item: Raised, knowledge: Knowledge) -> tuple[str, int]:
 
 
 def _of_wrapped(item: Raised, knowledge: Knowledge) -> str:
-    """Return what a wrapper means by the class of the exception that it names, as Ray's does."""
+    """Return the kind of a wrapper, such as Ray's, by the class of the exception that it names."""
     found = _WRAPPED.search(item.text)
     if found is None or found[1] in _WRAPPERS:
         return "child-failed-no-root"
@@ -363,7 +364,7 @@ def _of_wrapped(item: Raised, knowledge: Knowledge) -> str:
 
 
 def _with_survived_weights(found: Sequence[Candidate], lines: Sequence[Line]) -> list[Candidate]:
-    """Take weight from what the job survived: many lines follow before the next explanation."""
+    """Lower the weight of what the job survived: many lines follow before the next candidate."""
     weighed: list[Candidate] = []
     limit, later = _NO_LIMIT, len(lines) and lines[-1].number
     for one in sorted(found, key=lambda one: one.position, reverse=True):

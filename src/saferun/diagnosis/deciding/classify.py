@@ -1,9 +1,9 @@
-"""Pure: Evidence -> Diagnosis. The root cause of a failure, not its echo, and what to do about it.
+"""Pure: Evidence -> Diagnosis: the root cause of a failure, not its echo, and what to do.
 
-`candidates` collects what every part of the evidence may mean, `root_cause` chooses among these,
-and this file puts the choice into the words of knowledge/failures.yaml. A failure that is known
-only as an exception of the user's own is never retried. What nothing explains is `unknown`, with
-the innermost frame of the user's code and the kinds that are nearest.
+`candidates` collects the possible meanings of all evidence, `root_cause` chooses among them, and
+this file adds the texts of knowledge/failures.yaml. A failure that is known only as an exception of
+the user's own is never retried. A failure that nothing explains is `unknown`, with the innermost
+frame of the user's code and the nearest kinds.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from saferun.inject.phrases import says
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
-# What says little of a cause: what another node reports comes before it.
+# Kinds that say little about a cause: what another node reports comes before them.
 _TELLS_LITTLE = (*_TELLS_NOTHING, "node-lost", "sigterm-preempted", "nccl-timeout")
 _TIMEOUTS = ("nccl-timeout", "nccl-timeout-slow-rank", "nccl-p2p-hang")
-_LAST_STATEMENT = ("the log's last statement",)  # decided: a guess, so all else comes before it
-_NO_PATHS = "nccl-p2p-off"  # the mitigation: no GPU reads another one's memory
-_NUMBERS_CHARS = 8000  # of a message are searched for its numbers
+_LAST_STATEMENT = ("the log's last statement",)  # a guess, so everything else comes first
+_NO_PATHS = "nccl-p2p-off"  # the mitigation by which no GPU reads another one's memory
+_NUMBERS_CHARS = 8000  # most characters of a message that are searched for numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the lines of one run, and the evidence beside them, were found to mean."""
+    """The meaning of one run's lines, and of the evidence beside them."""
 
     collected: candidates.Collected
-    steps: tuple[root_cause.Step, ...]  # the way to the root cause; () where there is none
+    steps: tuple[root_cause.Step, ...]  # the way to the root cause; () if there is none
     diagnosis: Diagnosis
 
     @property
     def is_known(self) -> bool:
-        """Whether it has a kind."""
+        """Return whether a kind was found."""
         return self.diagnosis.kind != "unknown"
 
 
@@ -62,14 +62,14 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     """Return what the evidence means.
 
     Args:
-        evidence: of one attempt; any part of it may be missing.
-        knowledge: how failures look (`signatures.load`).
+        evidence: the evidence of one attempt; any part may be missing.
+        knowledge: the signs of failures (`signatures.load`).
     """
     return before_reading(evidence, knowledge) or read(evidence, knowledge).diagnosis
 
 
 def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None:
-    """Return what the evidence means where that is known without the log; else None."""
+    """Return the diagnosis if it is known without the log; else None."""
     hang = evidence.hang
     if evidence.exit_code == 0 and not evidence.failures:
         return _diagnosis("no-failure", knowledge, by=("exit status 0",))
@@ -77,7 +77,7 @@ def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None
         left = f"processes: {evidence.unkillable} could not be ended"
         line, rank = (hang.line, hang.rank) if hang else ("", None)
         return _diagnosis("process-unkillable", knowledge, line, rank, by=(left,))
-    if evidence.keeper:  # the job's output is cut, and what its ranks report are echoes
+    if evidence.keeper:  # the output is incomplete, and the ranks report only echoes
         return _diagnosis("keeper-killed", knowledge, evidence.keeper, by=("the keeper's end",))
     if hang is not None:
         return _diagnosis(hang.kind, knowledge, hang.line, hang.rank, by=(hang.known_from,))
@@ -123,15 +123,15 @@ def read(
         return last
     whole = of_run(log)
     if whole.diagnosis.verdict == "unknown" or not _began_again(log, start):
-        return whole  # the run before it may be what the log is about
+        return whole  # the log may be about the run before
     before = Near(whole.diagnosis.kind, 0, "", "it ended the run before the last one here")
     return replace(last, diagnosis=last.diagnosis._replace(nearest=(before,)))
 
 
 def _began_again(log: Sequence[Line], start: int) -> bool:
-    """Return whether a job made steps from `start` on that had been made before."""
+    """Return whether steps that follow `start` were made before it, too."""
     earlier, later = progress.steps(log, 0, start), progress.steps(log, start, len(log))
-    least = 3 if earlier else 100  # stdout may stand behind stderr, whose run made a few steps
+    least = 3 if earlier else 100  # stdout, with a few earlier steps, may follow stderr
     ranks = {step.rank for step in later}
     went_on = any(progress.went_on(later, start, rank, least) for rank in ranks)
     return went_on and (not earlier or later[0].number <= earlier[-1].number)
@@ -155,9 +155,9 @@ def recorded(found: Diagnosis, knowledge: Knowledge) -> Diagnosis | None:
 
 
 def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
-    """Return an unknown failure as the job's own, where the program itself stated it last.
+    """Return an unknown failure as the job's own if the program itself stated it last.
 
-    The half-answer stays with it: what the line states is not known.
+    The nearest kinds stay in it, since the line's meaning is not known.
     """
     lines = found.collected.log.lines
     at = last_words.stated(lines)
@@ -202,7 +202,7 @@ def _of_lines(
 
 
 def _frame(raised: Raised, beside: Sequence[Raised]) -> str:
-    """Return where the user's code was when it raised; else where its chain shows it."""
+    """Return where the user's code was at the raise, else where the chain shows it."""
     others = (one for one in beside if one.chain == raised.chain)
     stacks = (log_reader.of_text(one.frames).lines for one in (raised, *others))
     return next(filter(None, map(user_frame.innermost, stacks)), "")
@@ -211,12 +211,13 @@ def _frame(raised: Raised, beside: Sequence[Raised]) -> str:
 def by_machine(
     diagnosis: Diagnosis, observed: Iterable[Observation], knowledge: Knowledge
 ) -> Diagnosis:
-    """Return the diagnosis by what the machine shows, where nothing else told what happened.
+    """Return the diagnosis, or the machine's explanation if nothing else tells what happened.
 
     Args:
-        diagnosis: by everything else.
-        observed: in the order in which they count; taken one by one, and none where it is known.
-        knowledge: how failures look.
+        diagnosis: the diagnosis from all other evidence.
+        observed: observations by priority; they are made lazily, and not at all if the cause is
+            known.
+        knowledge: the signs of failures.
     """
     if diagnosis.kind not in _TELLS_NOTHING and diagnosis.decided_by != _LAST_STATEMENT:
         return diagnosis
@@ -229,18 +230,18 @@ def by_machine(
 
 
 def _kind_of(text: str, knowledge: Knowledge) -> str:
-    """Return the kind that a line (lower case) of the machine's states by itself; "" for none."""
+    """Return the kind that a line (lower case) of the machine proves by itself; "" for none."""
     signs = (sign for sign in knowledge.signs if sign.stands_alone)
     return next((s.kind for s in signs if any(says(needle, text) for needle in s.says)), "")
 
 
 def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
-    """Return the diagnosis of a failure whose kind the job itself has named, if it is known.
+    """Return the diagnosis with the kind that the job itself named, if that kind is known.
 
     Args:
-        diagnosis: what the output says; its root line stays.
+        diagnosis: the diagnosis from the output; its root line stays.
         name: the kind.
-        knowledge: how failures look.
+        knowledge: the signs of failures.
     """
     if name not in knowledge.kinds:
         return diagnosis
@@ -259,13 +260,13 @@ def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
 def by_nodes(
     diagnosis: Diagnosis, lost: str, knowledge: Knowledge, *, ends: bool = False
 ) -> Diagnosis:
-    """Return the diagnosis by what the agent lost of other nodes, where nothing here is a cause.
+    """Return the diagnosis, or that of lost nodes if nothing on this node is a cause.
 
     Args:
-        diagnosis: by everything else.
-        lost: what the agent said of it; "" for nothing.
-        knowledge: how failures look.
-        ends: the run ends of it, whatever was a cause before.
+        diagnosis: the diagnosis from all other evidence.
+        lost: the agent's message on lost nodes; "" for none.
+        knowledge: the signs of failures.
+        ends: the loss ends the run, so it overrides any other cause.
     """
     if not lost or (weight(diagnosis, knowledge) == ROOT and not ends):
         return diagnosis
@@ -275,14 +276,14 @@ def by_nodes(
 def by_nccl(
     diagnosis: Diagnosis, tests: NcclTests | None, before: str, knowledge: Knowledge
 ) -> Diagnosis:
-    """Return the diagnosis of a failed collective with what NCCL's own tests say of its paths.
+    """Return the diagnosis of a failed collective with the result of NCCL's own path tests.
 
     Args:
-        diagnosis: by everything else.
-        tests: NCCL's answer in this attempt; None where it was not asked.
-        before: what it found in an attempt before; "" for nothing. It changes no kind: the paths
-            may be others now.
-        knowledge: how failures look.
+        diagnosis: the diagnosis from all other evidence.
+        tests: NCCL's answer in this attempt; None if it was not asked.
+        before: the finding of an earlier attempt; "" for none. It does not change the kind, since
+            the paths may differ now.
+        knowledge: the signs of failures.
     """
     tests = tests or NcclTests(before)
     if diagnosis.group != "collective" or not tests.finding:
@@ -301,11 +302,11 @@ def by_nccl(
 def by_stall(diagnosis: Diagnosis, stall: Hang | None) -> Diagnosis:
     """Return the diagnosis of a collective's timeout with the rank that the others waited for.
 
-    The ranks whose collective did not end in time report that; the one that is the cause may not.
+    The waiting ranks report the timeout; the rank that causes it may not.
 
     Args:
-        diagnosis: by everything else.
-        stall: what the watch had noted when the job ended; None for nothing.
+        diagnosis: the diagnosis from all other evidence.
+        stall: the stall that the watch had found when the job ended; None for none.
     """
     if stall is None or diagnosis.kind not in _TIMEOUTS:
         return diagnosis
@@ -315,7 +316,7 @@ def by_stall(diagnosis: Diagnosis, stall: Hang | None) -> Diagnosis:
 
 
 def _broken_pipe(evidence: Evidence) -> Line | None:
-    """Return the line that reports a broken pipe: the job failed as its output's reader is gone."""
+    """Return the line that reports a broken pipe, if the reader of the job's output has gone."""
     raised = (
         Line(0, failure.rank, row, row)
         for failure in evidence.failures
@@ -336,10 +337,10 @@ def _diagnosis(
     """Return the diagnosis of a kind.
 
     Args:
-        name: of the kind.
-        knowledge: explanation and advice of the kind are in it.
+        name: the kind's name.
+        knowledge: has the kind's explanation and advice.
         line: the root line; "" without one.
-        rank: the root's; None where it is not known.
+        rank: the rank on which the failure began; None if unknown.
         text: the message, which may hold numbers for the explanation.
         by: the evidence that decided.
     """
@@ -359,7 +360,7 @@ def _diagnosis(
 
 
 def _numbers(kind: Kind, text: str) -> str:
-    """Return the message's numbers as a sentence, "" where it has none."""
+    """Return the message's numbers as a sentence; "" if it has none."""
     if kind.name.startswith("cuda-oom"):
         return oom_message.sentence(oom_message.read(text))
     found = re.search(kind.numbers, text[:_NUMBERS_CHARS]) if kind.numbers else None
@@ -375,9 +376,9 @@ _NEUTRAL = (
 
 
 def fingerprint(diagnosis: Diagnosis) -> str:
-    """Return what two occurrences of the same failure share: kind and line without particulars.
+    """Return what two occurrences of one failure share: the kind, and the line without details.
 
-    Ranks, numbers, addresses and directories are taken out.
+    Ranks, numbers, addresses and directories are removed.
     """
     line = log_reader.strip_prefixes(diagnosis.root_line)[1]
     for pattern, placeholder in _NEUTRAL:

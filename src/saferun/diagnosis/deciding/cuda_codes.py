@@ -1,8 +1,8 @@
-"""Pure: the names of CUDA's and Ascend's errors where a program prints only their numbers.
+"""Pure: names for errors of CUDA and Ascend that a program prints only as numbers.
 
-`CUDA error 700`, `failed with error 719` of a library and `code=77(...)` mean what the runtime's
-names say, `cuBLAS error 13` what the library's say. The name is added to the line, so that the same
-signs fit it.
+`CUDA error 700`, a library's `failed with error 719` and `code=77(...)` use the runtime's numbers;
+`cuBLAS error 13` uses the library's. The name is added to the line, so that the signs that know the
+name fit it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import accumulate
 
 from saferun.diagnosis.reading.log_lines import Line
 
-Numbers = Mapping[str, Mapping[int, str]]  # who defines them -> number -> name
-# A check of TensorFlow's and XLA's, whose left side is the status of CUDA or HIP.
+Numbers = Mapping[str, Mapping[int, str]]  # library that defines them -> number -> name
+# A check of TensorFlow or XLA, whose left side is the status of CUDA or HIP.
 _CHECKED = re.compile(r"\b(?:cuda|hip)Success \((?P<number>\d{1,3}) vs\. 0\)")
-# A line of ROCm's queues, with the status (hsa_status_t of hsa.h).
+# A line of ROCm's queues with its status (hsa_status_t of hsa.h).
 _ABORTED = re.compile(
     r"\baborting with (?:status|error) ?: .{0,300}?\b0x(?P<number>[0-9a-f]{1,4})\b"
 )
@@ -47,11 +47,11 @@ _NUMBER = re.compile(
 
 
 def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
-    """Return the lines, those with a number of a CUDA error with its name behind.
+    """Return the lines; a CUDA error's name is added after its number.
 
     Args:
-        lines: the log's.
-        numbers: what the numbers mean (`Knowledge.numbers`).
+        lines: the log's lines.
+        numbers: the meanings of the numbers (`Knowledge.numbers`).
     """
     changed = list(lines)
     for at in _rows_with_hints(lines):
@@ -61,7 +61,7 @@ def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
 
 
 def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
-    """Return the indices of the lines with a word of a failure; all lines are searched at once."""
+    """Return the indices of lines that have a word of failure; one search covers all lines."""
     texts = [line.text for line in lines]
     whole = "\n".join(texts)
     ends = list(accumulate([len(text) + 1 for text in texts]))
@@ -76,7 +76,7 @@ def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
 
 
 def _may_have(text: str) -> bool:
-    """Return whether a line with a word of a failure may report an error of CUDA's."""
+    """Return whether a line with a word of failure may report a CUDA error."""
     return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU") or "07" in text
 
 
@@ -91,7 +91,7 @@ def _named(line: Line, numbers: Numbers) -> Line:
 
 
 def _of_other(text: str, numbers: Numbers) -> str | None:
-    """Return the name of an error that a line has in a form of its own, not as CUDA's runtime."""
+    """Return the name of an error whose line has another form than the CUDA runtime's."""
     if "07" in text and any(word in text for word in _NPU_WORDS):
         found = _NPU_NUMBER.search(text)
         if found and (name := numbers["npu"].get(int(found["number"]))):

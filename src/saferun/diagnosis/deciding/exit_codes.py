@@ -14,8 +14,8 @@ _SIGNALS = {
     "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
     "sigterm": 15, "sigxcpu": 24, "sigxfsz": 25,
 }  # fmt: skip
-# signal -> kind, weight. Kills and crashes are causes unless an exception explains more. An abort
-# follows an error that the log should hold. A SIGTERM mostly comes from a launcher that ends the
+# signal -> kind, weight. A kill or a crash is a cause unless an exception explains more. An abort
+# follows an error that the log should contain. A SIGTERM mostly comes from a launcher that ends the
 # other ranks.
 _BY_SIGNAL = {
     1: ("sighup-terminal-closed", 26),
@@ -34,21 +34,22 @@ _BY_SIGNAL = {
     24: ("scheduler-time-limit", 45),
     25: ("disk-full", 45),
 }
-# Any other signal that ends a process, SIGALRM above all. SIGPIPE has a cause that others report.
+# For any other signal that ends a process, mainly SIGALRM. A SIGPIPE has a cause that other lines
+# report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
 _SIGPIPE, _LAST_SIGNAL = 13, 64
-# The cause is what the first failed rank died of, not that torchrun failed then.
+# Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
-    2: ("child-failed-no-root", 14),  # argparse's, a missing file's and many a script's own
+    2: ("child-failed-no-root", 14),  # from argparse, a missing file, and many scripts
     127: ("user-missing-file", 40),
 }
 _ROOT = "root cause (first observed failure)"
-_ROOT_LINES = 8  # the length of the block below that line
-AGENT_ASKED = 40  # weight of what a launcher reports that was itself asked to end
-_ECHO = 40  # a candidate of this weight or less may be an echo, or caused by the launcher
-_LISTED = "failures:"  # the line above the ranks that failed beside the root
+_ROOT_LINES = 8  # length of the block below that line
+AGENT_ASKED = 40  # weight of a report by a launcher that was itself told to end
+_ECHO = 40  # a candidate with at most this weight may be an echo, or the launcher's effect
+_LISTED = "failures:"  # the line above the other failed ranks
 _TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
 _SAME_MOMENT_S = 2  # the launcher's own SIGKILL comes 30 s later (--shutdown-timeout)
 _EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
@@ -79,7 +80,7 @@ _PHRASES = (
     ("free(): invalid", 11), ("corrupted size vs", 11), ("munmap_chunk()", 11),
     ("malloc(): ", 11), ("corrupted double-linked", 11), ("free(): double", 11),
     ("fatal python error: aborted", 6), ("terminate called", 6), ("malloc_consolidate()", 11),
-    ("core dumped", 6),  # last: a shell adds this to every signal that left a core
+    ("core dumped", 6),  # last: a shell adds this to every signal that wrote a core
 )  # fmt: skip
 _KILLED_ALONE = re.compile(
     r"^\*{0,3}(?:\S{1,80}: (?:line \d{1,6}: |tasks? [\d,-]{1,40}: )?){0,3}"
@@ -87,25 +88,25 @@ _KILLED_ALONE = re.compile(
     r"(?:killed\b|(?P<abrt>aborted(?:$|\s{6}))|(?P<term>terminated(?:$|: 15$|\s{6})))"
     r"(?!.{0,40}(?:subprocess|process group|by signal|trial))"
 )
-# behind a bar, too
+# Such a line may also follow a progress bar.
 _KILLED_IN_SHELL = re.compile(r": line \d{1,6}:\s{1,6}\d{1,9} (?:killed\b|(?P<abrt>aborted\s{6}))")
-# Launchers, and Lightning, end the remaining ranks by SIGKILL: that says nothing about the cause.
+# Launchers and Lightning end the remaining ranks by SIGKILL, which tells nothing about the cause.
 _KILL_ALL = re.compile(r"forcefully terminating all other processes|^srun: (?:force )?terminat")
-_KILLING_LINES = 40  # below such a line, within which SIGKILLs are the launcher's
+_KILLING_LINES = 40  # SIGKILLs within so many lines below such a line are the launcher's
 _NOISE = (
     "sending process", "closing signal", "killing subprocess", "registered signal",
     "signal handler", "stopping process", "signals_to_handle", "unable to shutdown process",
     "floating point exceptions ",  # a setting
-    # Ray lists them all, whatever ended its worker, in one line that terminals break
+    # Ray lists all of these, whatever ended its worker, in one line that terminals break.
     "potential root causes", "sigkill by oom killer due to high memory",
     "due to sigsegv or other unexpected",
 )  # fmt: skip
-# What follows is what may have been, not what was: the signals there are examples.
+# The text after these words says what may have happened; signals in it are examples.
 _HEDGE = re.compile(
     r"\((?:e\.g\.|for example|such as|maybe|perhaps|possibly)|\bthis (?:can|may|might|could) \b"
     r"|\b(?:possible|potential|likely|common) (?:root )?(?:cause|reason)s?\b"
 )
-# Substrings of every line that may hold an exit code or a signal: a cheap test, for every line.
+# Each line that may hold an exit code or a signal has one of these substrings: a cheap test.
 _HINTS = (
     *("exit", "sig", "kill", "fault", "error", "core", "free", "malloc", "terminat", "munmap"),
     *("corrupted", "limit exceeded", "status failed", "abort", "illegal inst", "floating point e"),
@@ -128,16 +129,17 @@ class ExitSign:
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """How processes ended, and which rank the launcher names as the first one."""
+    """The ends of processes, and the rank that the launcher names as the first."""
 
     signs: tuple[ExitSign, ...]
     root_rank: int | None
 
 
 def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Return the lines, those of torchrun's summary with the rank that each of its blocks names.
+    """Return the lines; those of torchrun's summary get the rank that their block names.
 
-    The summary repeats every rank's traceback: an echo there is another rank's, not the root's.
+    The summary repeats every rank's traceback, so an echo in it may belong to another rank than the
+    root.
     """
     if not any("(local_rank: " in line.text for line in lines):
         return tuple(lines)
@@ -153,7 +155,7 @@ def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def kind_of(code: int) -> tuple[str, int] | None:
-    """Return kind and weight of an exit status (negative or 128+n for a signal)."""
+    """Return the kind and weight of an exit status (negative or 128+n for a signal)."""
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
     if number:
         other = code < 0 and number != _SIGPIPE and number <= _LAST_SIGNAL
@@ -162,9 +164,9 @@ def kind_of(code: int) -> tuple[str, int] | None:
 
 
 def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
-    """Return the rank that ended as this kind does; None where none or several did.
+    """Return the rank that ended in this kind's way; None if none or several did.
 
-    The launcher may name another rank as the first one: a peer that saw the crash and raised.
+    The launcher may name another rank as the first: a peer that saw the crash and raised.
     """
     ranks = set()
     for line in lines:
@@ -179,16 +181,16 @@ def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
 def find(
     lines: Sequence[Line], skip: Iterable[int] = (), alike: Sequence[str] | None = None
 ) -> Exits:
-    """Return what a log reports of exit codes and signals.
+    """Return the exit codes and signals that a log reports.
 
     Args:
-        lines: the log's.
-        skip: indices of lines that hold no such report (the frames of tracebacks).
-        alike: the lines' forms, where they are known (`digit_masks.of`).
+        lines: the log's lines.
+        skip: indices of lines without such a report (the frames of tracebacks).
+        alike: the lines' forms, if known (`digit_masks.of`).
     """
     reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
     telling = digit_masks.which(digit_masks.of(lines) if alike is None else alike, _may_tell)
-    killing = -_KILLING_LINES  # the line where a launcher began to end the remaining ranks
+    killing = -_KILLING_LINES  # the line where a launcher began to end the other ranks
     for at, line in enumerate(lines):
         if not (telling[at] or reader.in_root(at)):
             continue
@@ -209,23 +211,23 @@ def find(
 
 
 class _Reader:
-    """Collects the signs of a log, and follows torchrun's summary of the failed ranks in it."""
+    """Collect the signs of a log, and follow torchrun's summary of the failed ranks."""
 
     def __init__(self, summary: int) -> None:
-        self.signs: dict[ExitSign, ExitSign] = {}  # the first one of those alike but for the line
+        self.signs: dict[ExitSign, ExitSign] = {}  # first of those that differ only in their line
         self.root_rank: int | None = None
         self._root: int | None = None  # the line where the root's block begins
         self._summary = summary  # the line where the summary begins to list the ranks
-        self._crashes: list[tuple[ExitSign, float]] = []  # those that the summary lists, and when
+        self._crashes: list[tuple[ExitSign, float]] = []  # crashes in the summary, and their times
         self._moment = float("inf")
 
     def read_summary(self, at: int, text: str, lower: str) -> None:
-        """Read a line of the log, which may be one of the summary's.
+        """Read one line of the log, which may belong to the summary.
 
         Args:
-            at: index of the line.
+            at: the line's index.
             text: the line.
-            lower: the same in lower case.
+            lower: the line in lower case.
         """
         in_root = self.in_root(at)
         if lower.strip() == _LISTED:
@@ -246,22 +248,22 @@ class _Reader:
             self.root_rank = int(found[1])
 
     def in_root(self, at: int) -> bool:
-        """Return whether a line is of the summary's block on the rank that failed first."""
+        """Return whether a line is in the summary's block on the rank that failed first."""
         return self._root is not None and at < self._root + _ROOT_LINES
 
     def rank_of(self, line: Line) -> int | None:
-        """Return whose sign a line holds: the root's, once the summary has begun its block."""
+        """Return the rank of a line's sign; in the summary's block on the root, the root's."""
         return line.rank if self._root is None else self.root_rank
 
     def add(self, sign: ExitSign) -> None:
-        """Keep a sign."""
+        """Store a sign."""
         self.signs.setdefault(replace(sign, at=0), sign)
         if sign.code < 0 and sign.weight > _ECHO:
             self._crashes.append((sign, self._moment))
 
 
 def _may_tell(text: str) -> bool:
-    """Return whether a line may report an exit code, or be one of torchrun's summary."""
+    """Return whether a line may report an exit code or belong to torchrun's summary."""
     lower = text.lower()
     return _may_report(lower) or _LISTED in lower or _ROOT in lower or "time " in lower
 
@@ -274,11 +276,11 @@ def _may_report(text: str) -> bool:
 
 
 def _crashes_before(summary: int, signs: Mapping[ExitSign, ExitSign]) -> dict[ExitSign, ExitSign]:
-    """Return the crashes that stand before the launcher's summary.
+    """Return the crashes that happened before the launcher's summary.
 
-    Most that the summary lists beside the root came after it, many by the launcher's own SIGKILL.
-    Those of the same moment did not (`_SAME_MOMENT_S`): the launcher looks at the processes every
-    tenth of a second, and may see a rank's crash after a peer's exception over it.
+    Most ends that the summary lists beside the root came later, many by the launcher's own SIGKILL.
+    Those at the same moment did not (`_SAME_MOMENT_S`): the launcher checks the processes every
+    tenth of a second, and may see a rank's crash after the exception of a peer that met it.
     """
     return {
         alike: sign for alike, sign in signs.items() if sign.weight > _ECHO and sign.at < summary
@@ -286,7 +288,7 @@ def _crashes_before(summary: int, signs: Mapping[ExitSign, ExitSign]) -> dict[Ex
 
 
 def _moment(text: str) -> float | None:
-    """Return when a rank of the summary failed, in seconds; only good for differences of a day."""
+    """Return when a rank in the summary failed, in seconds; only differences within a day count."""
     found = _TIME.match(text)
     if found is None:
         return None
@@ -312,7 +314,7 @@ def _code(text: str) -> int | None:
     for phrase, number in _PHRASES:
         if phrase in text and len(text) < 400:
             return -number
-    # a shell adds the whole command
+    # The shell prints the whole command, which may be long.
     found = _KILLED_IN_SHELL.search(text) or _KILLED_ALONE.match(text[:600])
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Pure: the evidence that decided a diagnosis, named for people."""
+"""Pure: the evidence that decided a diagnosis, as text for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # a launch loads this file, and does without dataclasses
     from saferun.diagnosis.deciding.candidate import Candidate
 
 _NO_KILL = "kernel: no process was killed for lack of memory"
-# What makes these of the kind that a signal or a message usually has (refinements.py).
+# The facts that turn the usual kind of a signal or message into these kinds (refinements.py).
 _FACTS = {
     "crash-after-the-end": "receipts: the scripts of all ranks had reached their end",
     "killed-from-outside": _NO_KILL,
@@ -28,7 +28,7 @@ _BY_PROGRESS = (
 
 
 def named(best: Candidate, evidence: Evidence) -> tuple[str, ...]:
-    """Return what the root cause is known from: its source, then what else decided the kind."""
+    """Return the evidence for the root cause: its source, then what else decided the kind."""
     return (best.source.name, *_facts(best, evidence))
 
 
@@ -48,12 +48,12 @@ def _facts(best: Candidate, evidence: Evidence) -> Iterator[str]:
 
 
 def known_from(decided_by: Sequence[str]) -> list[str]:
-    """Return the line about the evidence that decided; none where the job's own words did."""
+    """Return the line about the deciding evidence; [] if the job's own words decided."""
     if all(one.startswith(("log", "error file")) for one in decided_by):
         return []
     return [f"known from: {'; '.join(decided_by)}"]
 
 
 def kills(count: int) -> str:
-    """Return what the kernel's counter says."""
+    """Return the value of the kernel's counter of kills, in words."""
     return f"kernel: {count} killed for lack of memory while it ran"

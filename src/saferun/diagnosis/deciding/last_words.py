@@ -1,9 +1,9 @@
-"""Pure: what a program itself said last, where nothing else tells why it ended.
+"""Pure: the last statement of a program, for failures that nothing else explains.
 
-Programs report a mistake of their input in a few forms that are older than any log format:
-`name: error: ...`, a shell's `file: line 3: ...`, `*** [target] Error 1`, a record of the level
-ERROR, `Check failed: ...`. Such a line at the end of a log is the program's own statement, unless
-it names something that may pass. What it states is not known, so it weighs less than all else.
+Programs report a mistake in their input in a few forms that are older than any log format: `name:
+error: ...`, a shell's `file: line 3: ...`, `*** [target] Error 1`, a record of level ERROR, `Check
+failed: ...`. Such a line at the end of a log is the program's own statement, unless it names
+something that may pass. Its meaning is not known, so it weighs less than all else.
 Go's `panic:` is none: only `foreign` reads other languages' exceptions.
 """
 
@@ -17,9 +17,9 @@ from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 
-_LINES = 12  # lines with text that are looked at, at the end of a log
-_BRIEF_LINES = 3  # an excerpt has no more: whoever made it chose the line that states the failure
-_CHARS = 600  # searched in a line
+_LINES = 12  # number of last lines with text that are examined
+_BRIEF_LINES = 3  # a log this short is an excerpt, chosen for the line that states the failure
+_CHARS = 600  # characters of a line that are searched
 _STATES = re.compile(
     r"(?:[\w./+-]{1,80}: )?(?:fatal |syntax |parse |internal )?(?:error|fatal)\b[:\s\]!-]"
     r"|\W{0,3}(?:ERROR|CRITICAL|FATAL|Error|Fatal)\b[:\s\]!-]"
@@ -50,17 +50,17 @@ _MAY_PASS = re.compile(
 
 
 def stated(lines: Sequence[Line]) -> int | None:
-    """Return the index of the line with which a program stated its failure; None for none.
+    """Return the index of the line in which a program states its failure; None if there is none.
 
     Args:
-        lines: the log's, of which nothing else is known.
+        lines: the lines of a log about which nothing else is known.
     """
     rows = [at for at, line in enumerate(lines) if any(map(str.isalnum, line.text))]
     brief = len(rows) <= _BRIEF_LINES
     for at in reversed(rows[-_LINES:]):
         text = lines[at].text[:_CHARS]
         if progress.step_in(text) is not None:
-            return None  # the job went on
+            return None  # the job continued
         states = _STATES.match(text) or _STATES.match(lines[at].raw[:_CHARS])
         if states is None and brief:
             states = _COMPLAINS.search(text)

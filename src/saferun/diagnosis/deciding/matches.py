@@ -1,6 +1,6 @@
 """Pure: the places of a log that the signs of failures fit.
 
-All places are found here; root_cause.py decides between them.
+This module finds all places; root_cause.py decides between them.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign
 from saferun.inject.phrases import says
 
 GOING_ON = "the program says that it goes on"
-_PLAIN_LOSS = 6  # weight that a line loses which is not part of an exception
-_CONTEXT_LINES = 25  # above a line, and below it
-_HITS = 60  # lines with one phrase that are examined: the first ones, and as many of the last
-_LAST_LINES = 3  # a log's last ones, for a sign with `last`
+_PLAIN_LOSS = 6  # what a line's weight loses if it is not part of an exception
+_CONTEXT_LINES = 25  # lines of context, above a line and below it
+_HITS = 60  # most lines examined for one phrase: this many first and last ones
+_LAST_LINES = 3  # number of last lines, for a sign with `last`
 _WARNING = re.compile(r"warning\b|^\[?w\d{3,4} |^\[w |\bw\d{3,4} \d\d:|^warn\b|\[warn|deprecat")
-# The level of a line that its program does not take for a failure: a logger's, NCCL's, glog's.
+# The level of a line that does not report a failure: a logger's, NCCL's, glog's.
 _INFORMATION = re.compile(
     r"\A(?:.{0,120}?(?<![=\w])(?:INFO|DEBUG|TRACE)\b(?!.{0,40}\b(?:ERROR|CRITICAL|FATAL)\b)"
     r"|\[?I\d{4} \d\d:|\S{0,40}\blevel=(?:info|debug)\b"
     r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\")"
 )
-# Lines that say nothing about a failure beside them: torchrun's name of this machine and the link
-# to its manual (no request was sent to either), what wandb says of its run, and a progress bar that
-# reached its end.
+# Lines that say nothing about a failure beside them: torchrun's name for this machine and the link
+# to its manual (no request was sent to either), wandb's lines about its run, and a full progress
+# bar.
 _NOT_CONTEXT = re.compile(
     r"\s{0,20}(?:host\s{1,20}: |traceback : to enable|wandb:(?!.{0,40}\berror\b))"
     r"|.{0,200}\b100%\|"
 )
-# Exceptions whose traceback is only that of the launcher that passes the failure on.
+# Exceptions whose traceback is only the launcher's that reports the failure.
 _LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
 
 
 def is_information(line: Line) -> bool:
-    """Return whether a program gives a line the level of information."""
+    """Return whether the program gave a line an information level."""
     return any(_INFORMATION.match(text) for text in (line.raw, line.text))
 
 
 def _is_forwarded(lines: Sequence[Line], framed: Iterable[int]) -> bool:
-    """Return whether a runner gives its level to all that its job prints, even to frames."""
+    """Return whether a runner puts its own level on all output of its job, even on frames."""
     told = itertools.chain(
         (lines[row] for row in framed), (line for line in lines if " NCCL WARN " in line.text)
     )
@@ -56,9 +56,9 @@ def _is_forwarded(lines: Sequence[Line], framed: Iterable[int]) -> bool:
 
 
 def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
-    """Return whether a program goes on after an exception that it only mentions in a line.
+    """Return whether a program continues after an exception that it only mentions in a line.
 
-    That line, or the one below it, says that it retries or continues without.
+    The line, or the one below it, says that the program retries or does without.
     """
     if item.headed:
         return False
@@ -66,7 +66,7 @@ def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
 
 
 def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
-    """Return the lines in which saferun, inside the job, reports what does not end it."""
+    """Return the lines in which saferun, inside the job, reports a fault that does not end it."""
     own = (
         row
         for row, line in enumerate(lines)
@@ -78,15 +78,15 @@ def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
 class Text:
     """A log or a rank's error file: lines in lower case, searched as one text.
 
-    No sign fits the frames of tracebacks, nor what saferun says of a fault of its own.
+    Frames of tracebacks and saferun's messages on its own faults are not matched.
 
     Args:
-        name: of the source.
-        lines: the source's.
-        order: of the source among all.
-        more: exceptions in the lines that are not Python's.
-        log: of a rank's error file, which is written when the rank ends: the job's log. What may
-            stand anywhere is searched there, too, and its last lines stand around each of the file.
+        name: the source's name.
+        lines: the source's lines.
+        order: the source's order.
+        more: exceptions of other languages in the lines.
+        log: for a rank's error file, which is written when the rank ends: the job's log. Words that
+            may stand anywhere are searched in it, too, and its last lines are context of each line.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Text:
         self.framed = exceptions.framed | _own_faults(lines)
         self.by_row = {row: number for number, item in enumerate(self.raised) for row in item.rows}
         self.messages = [item.text.lower() for item in self.raised]
-        rows: dict[str, list[int]] = {}  # form -> the lines that differ only in digits, as steps do
+        rows: dict[str, list[int]] = {}  # form -> lines that differ only in digits, such as steps
         for row, form in enumerate(self.alike):
             rows.setdefault(form, []).append(row)
         self._of_shape = list(rows.values())
@@ -121,16 +121,16 @@ class Text:
         self._rows: dict[str, tuple[int, ...]] = {}
 
     def has(self, words: Iterable[str]) -> str:
-        """Return the first of some words that stands anywhere; "" for none."""
+        """Return the first of some words that occurs anywhere; "" if none does."""
         places = (self.whole, self._log.whole) if self._log else (self.whole,)
         return next((word for word in words if any(word in place for place in places)), "")
 
     def is_information(self, row: int) -> bool:
-        """Return whether the program itself gives a line the level of information."""
+        """Return whether the program itself gave a line an information level."""
         return not self._forwarded and is_information(self.lines[row])
 
     def rows_with(self, word: str) -> tuple[int, ...]:
-        """Return the lines that hold a phrase: at most the first and the last _HITS of them."""
+        """Return the lines that contain a phrase: at most the first and last _HITS of them."""
         if word not in self._rows:
             self._rows[word] = self._search(word)
         return self._rows[word]
@@ -145,7 +145,7 @@ class Text:
         return tuple(rows if len(rows) <= 2 * _HITS else rows[:_HITS] + rows[-_HITS:])
 
     def _of_shapes_with(self, bare: str) -> Iterator[list[int]]:
-        """Yield the lines of every form that holds a phrase whose digits are 0."""
+        """Yield the lines of every form that contains a phrase with 0 for its digits."""
         at = self._shapes.find(bare)
         while at >= 0:
             shape = bisect_right(self._starts, at) - 1
@@ -153,7 +153,7 @@ class Text:
             at = self._shapes.find(bare, self._starts[shape + 1])
 
     def _frames_of_launchers(self) -> set[int]:
-        """Return the lines of launchers' own tracebacks."""
+        """Return the lines of the launchers' own tracebacks."""
         rows: set[int] = set()
         for item in self.raised:
             row = item.at if item.name in _LAUNCHERS else 0
@@ -162,16 +162,16 @@ class Text:
         return rows
 
     def innermost(self, row: int) -> str:
-        """Return the last frame of an exception's traceback, "" where there is none."""
+        """Return the last frame of an exception's traceback; "" if there is none."""
         number = self.by_row.get(row)
         frames = self.raised[number].frames.lower() if number is not None else ""
         at = frames.rfind('file "')
         return frames[at:] if at >= 0 else ""
 
     def around(self, row: int) -> str:
-        """Return the lines around one, with its traceback where it is an exception's.
+        """Return the lines around a line, with the traceback if it is an exception's line.
 
-        The line itself comes as it was printed: torch's loggers name the file that said it.
+        The line itself is returned as printed: torch's loggers name the source file in it.
         """
         if row not in self._around:
             text = self._context(row)
@@ -195,19 +195,19 @@ class Text:
         )
 
     def own(self, row: int) -> str:
-        """Return an exception's traceback and message, or the line alone."""
+        """Return an exception's traceback and message, or only the line."""
         number = self.by_row.get(row)
         if number is None:
             return self.lower[row]
         return f"{self.raised[number].frames.lower()}\n{self.messages[number]}"
 
     def above(self, row: int) -> str:
-        """Return the lines that stand above one."""
+        """Return the lines above a line."""
         return "\n".join(self.lower[max(0, row - _CONTEXT_LINES) : row])
 
 
 def match(knowledge: Knowledge, text: Text) -> list[Candidate]:
-    """Return every place that a sign fits; of several signs at one place the first one."""
+    """Return every place that a sign fits; where several fit, the first sign counts."""
     taken: set[tuple[bool, int]] = set()
     found: list[Candidate] = []
     for sign in knowledge.signs:
@@ -224,13 +224,13 @@ def match(knowledge: Knowledge, text: Text) -> list[Candidate]:
 
 
 def _places(sign: Sign, text: Text) -> Iterator[int]:
-    """Yield the lines that hold what a sign says, in no particular order."""
+    """Yield the lines that contain a sign's phrase, in no particular order."""
     if sign.types:
         for item in text.raised:
             if item.name in sign.types:
                 yield item.at
     for needle in sign.says:
-        for row in text.rows_with(max(needle, key=len)):  # the longest part is likely the rarest
+        for row in text.rows_with(max(needle, key=len)):  # the longest part is probably the rarest
             number = text.by_row.get(row)
             if number is not None:
                 if sign.only != "line" and says(needle, text.messages[number]):
@@ -244,12 +244,12 @@ def _places(sign: Sign, text: Text) -> Iterator[int]:
 
 
 def against(sign: Sign, text: Text, row: int) -> str:
-    """Return the name of the sign's first condition that a place does not meet; "" for none.
+    """Return the name of the first condition of a sign that a place does not meet; "" for none.
 
     Args:
-        sign: with its conditions.
-        text: of the log.
-        row: the line where its phrase stands.
+        sign: the sign.
+        text: the log.
+        row: the line that contains the sign's phrase.
     """
     if sign.last and row < len(text.lines) - _LAST_LINES:
         return "last"
@@ -290,7 +290,7 @@ def _candidate(sign: Sign, text: Text, row: int, number: int | None) -> Candidat
 
 
 def _of_a_line(sign: Sign, lower: str) -> tuple[int, str]:
-    """Return what a sign weighs in a line without an exception, and why that is less."""
+    """Return a sign's weight in a line without an exception, and why it is lower."""
     if _WARNING.search(lower) and not sign.warned:
         return min(sign.weight, WEIGHTS["hint"]), "a warning"
     if GOES_ON.search(lower):

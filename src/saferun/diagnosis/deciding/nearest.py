@@ -1,6 +1,6 @@
 """Pure: the kinds of failures that nearly fit a log, and what speaks against each.
 
-It is half an answer where nothing fits, and what one asks for whose new sign does not match.
+They are a partial answer if nothing fits, and help to debug a new sign that does not match.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.signatures import Knowledge, Needle, Sign
 from saferun.inject.phrases import says
 
-MOST = 2  # kinds that people are shown where nothing fits
+MOST = 2  # most kinds shown to people if nothing fits
 _WORDS_SHOWN = 4
 _WORD = re.compile(r"[a-z][a-z0-9]{2,40}")
 _COMMON = frozenset(
     ("and", "are", "can", "error", "for", "from", "has", "its", "not", "that", "the", "this",
      "was", "with", "your")
 )  # fmt: skip
-_SHARED = 0.34  # the least part of a phrase's words, weighed by rarity, that a line shares
-_REACH = 1000  # lines from the end of the log, among which such lines are looked for
-_LAST_LINES = 5  # the log's last ones are compared without such a word, too
-_LINES = 60  # the last ones with a word of failure, which are compared with all phrases
+_SHARED = 0.34  # least part of a phrase's words, weighed by rarity, that a line must share
+_REACH = 1000  # most lines from the end of the log that are searched
+_LAST_LINES = 5  # number of last lines that are compared without such a word, too
+_LINES = 60  # number of last lines with a word of failure, compared with all phrases
 
 
 def closest(collected: Collected, knowledge: Knowledge) -> tuple[Near, ...]:
     """Return the nearest kinds, the nearest one first: at most MOST, each once.
 
-    Candidates that weigh little come first, then signs of which a condition is not met, then
-    phrases of which a line shares most of the words. There may be none.
+    Candidates with a low weight come first, then signs with an unmet condition, then phrases that
+    share most of their words with a line. The result may be empty.
     """
     kinds: dict[str, Near] = {}
     for near in _in_order(collected, knowledge):
@@ -55,12 +55,12 @@ def _in_order(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
 
 
 def misses(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
-    """Yield the places where a sign's phrase stands but the sign does not count.
+    """Yield the places that contain a sign's phrase although the sign does not count.
 
-    One for each kind and line, those of the last lines first.
+    There is one for each kind and line, the last lines first.
 
     Args:
-        collected: of the log.
+        collected: the candidates of the log.
         knowledge: the signs.
     """
     counted = {item.position: item for item in collected.found}
@@ -88,7 +88,7 @@ def _body(text: matches.Text, row: int) -> str:
 
 
 def _against(sign: Sign, text: matches.Text, row: int, counted: Candidate | None) -> str:
-    """Return why a sign does not count where its phrase stands; "" where it does."""
+    """Return why a sign does not count at a place with its phrase; "" if it counts."""
     if elsewhere := text.has(sign.not_anywhere):
         return f"`{elsewhere}` is in the log, too"
     if sign.anywhere and not text.has(sign.anywhere):
@@ -108,7 +108,7 @@ def _against(sign: Sign, text: matches.Text, row: int, counted: Candidate | None
     return ""
 
 
-_CONDITIONS = {  # a sign's, by the names of matches.against
+_CONDITIONS = {  # conditions of a sign, by the names that matches.against returns
     "last": "not in the last lines of the log",
     "innermost": "its last frame has not {}",
     "own": "its traceback and message have not {}",
@@ -128,13 +128,13 @@ def _any(words: object) -> str:
 
 
 def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
-    """Yield the kinds of which a phrase shares most of its words with a line, nearest first."""
+    """Yield the kinds with a phrase that shares most of its words with a line, nearest first."""
     phrases = [
         (sign.kind, needle, frozenset(_words(" ".join(needle))))
         for sign in knowledge.signs
         for needle in sign.says
     ]
-    holding: dict[str, list[int]] = {}  # phrases by word
+    holding: dict[str, list[int]] = {}  # word -> phrases that contain it
     for at, (_, _, words) in enumerate(phrases):
         for word in words:
             holding.setdefault(word, []).append(at)
@@ -155,7 +155,7 @@ def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
 
 
 def _telling_rows(text: matches.Text) -> Sequence[int]:
-    """Return the last lines with a word of failure, and the last lines; none of information."""
+    """Return the last lines with a word of failure, and the last lines; no information lines."""
     begin = max(0, len(text.lower) - _REACH)
     rows = [
         row for row, line in enumerate(text.lower[begin:], begin) if line and row not in text.framed

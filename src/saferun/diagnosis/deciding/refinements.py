@@ -1,7 +1,7 @@
-"""Pure: the kind that a match becomes by what else is known: numbers, progress, ranks, the machine.
+"""Pure: refine a match's kind by other knowledge: numbers, progress, ranks, the machine.
 
-Several failures print the same message. What tells them apart is in the numbers of the message, in
-how far the job had come, in how many ranks say it, and in what was measured on the machine.
+Several failures print the same message. They are told apart by the numbers in the message, the
+job's progress, the number of ranks that report it, and measurements on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saferun.diagnosis.reading import oom_message, progress
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
 
-# A number as a host is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
+# A host that is a number is an address in 0.0.0.0/8, where nobody listens: 05 is 0.0.0.5.
 _NO_HOST = re.compile(
     r"network address of \(\d{1,10}, |to host \d{1,10}:\d{1,5}(?: |$)"
     r"|connect to \[?(?:::ffff:)?0\.\d{1,3}\.\d{1,3}\.[1-9]"
@@ -25,12 +25,12 @@ _BARRIER = re.compile(
     r"(?:on rank: (?P<rank>\d{1,6}), .{0,80})?"
     r"world_size=(?P<size>\d{1,6}), (?:worker_count|num_workers_joined)=(?P<joined>\d{1,6})"
 )
-_CRASHES = (  # kinds that the signal of a crash alone stands for
+_CRASHES = (  # kinds that are known only from the signal of a crash
     *("abort-unknown", "dataloader-shm-full", "illegal-instruction"),
     *("segfault", "segfault-environment"),
 )
-# kind -> what it is in the first steps, and after long progress: a fault of code or build shows at
-# once, and what ran well for long may run again.
+# kind -> its kind in the first steps, and after long progress. A fault of code or build shows at
+# once; a job that ran well for long may run well again.
 _BY_PROGRESS = {
     "cuda-illegal-access": ("cuda-illegal-access", "cuda-illegal-access-sporadic"),
     "cuda-launch-failure": ("cuda-illegal-access", "cuda-launch-failure"),
@@ -45,11 +45,12 @@ _WORKER_CRASHED = re.compile(
     re.I,
 )
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
-# The source file of a kernel that is not torch's: checks of its calls print it beside the message.
+# A source file of a kernel that is not torch's; the checks of its calls print it beside the
+# message.
 _KERNEL_FILE = re.compile(r"(?<!\S)(?!\S{0,300}(?:aten|c10|torch|THC)/)\S{1,200}\.cuh?\b", re.I)
-# Only these statuses of cuBLAS and cuDNN say that a call failed which had been possible.
+# Only with these statuses of cuBLAS and cuDNN did a call fail that had been possible.
 _CALL_FAILED = re.compile(r"STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)")
-# The first collective of a group is a barrier in most programs: nobody reaches it while a rank
+# The first collective of a group is a barrier in most programs: ranks wait in it while another one
 # still prepares data. PG 0 is the default group.
 _TIMED_OUT = re.compile(
     r"(?:\[(?:PG (?:ID )?(?P<group>\d{1,4})[^\]]{0,80} )?Rank (?P<rank>\d{1,5})\].{0,200}?)?"
@@ -57,17 +58,17 @@ _TIMED_OUT = re.compile(
     r"(?:, NumelIn=(?P<numel>\d{1,12})"
     r"|, TensorShape=\[(?P<shape>[\d, ]{0,60})\])?"  # up to torch 2.0
 )
-# The limit, and how long the operation ran: the watchdog looks now and then.
+# The limit, or the time that the operation ran: the watchdog checks only periodically.
 _TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
-_FIRST_SEQUENCE = 3  # up to this number it is one of the first collectives
-# An exception over the network: by its class, by the system's number, by its words.
+_FIRST_SEQUENCE = 3  # sequence numbers up to this one are the first collectives
+# A network exception, recognised by its class, by errno or by its words.
 _NETWORK_CLASS = re.compile(
     r"Connection|Connect(?:Error|Timeout|or)|Timeout|TimedOut|Unreachable|Unavailable|Disconnect"
     r"|^(?:URLError|IncompleteRead|BadStatusLine|gaierror|herror|timeout|(?:Remote)?ProtocolError"
     r"|BrokenPipeError|ReadError|WriteError|NoBrokersAvailable|AutoReconnect|RpcError|SSHException"
     r"|SSL(?:EOF|ZeroReturn|Syscall)?Error)$"
 )
-# These tell of a mistake, or of a process of the job's own, whatever their words are.
+# These classes show a mistake, or concern a process of the job itself, whatever their words are.
 _NO_NETWORK_CLASS = re.compile(
     r"^(?:Key|Value|Type|Attribute|Assertion|Index|Name|Import|ModuleNotFound|Lookup|NotImplemented"
     r"|Syntax|ZeroDivision|Recursion|FileNotFound|Permission)Error$|^TimeoutExpired$|^Stop"
@@ -93,28 +94,29 @@ _COMMUNICATOR = re.compile(
     r"\brank (?P<rank>\d{1,6}) nranks \d{1,6} .{0,80}?busId (?P<bus>\w{1,12})"
     r" commId (?P<id>\w{1,20})"
 )
-# nccl-tests: size, count, type, operation, root, then twice time, two bandwidths, wrong values
+# A line of nccl-tests: size, count, type, operation, root, then twice time, two bandwidths, wrong
+# values.
 _TESTED = re.compile(
     r"^\s{1,20}\d{1,16}\s{1,20}\d{1,16}\s{1,10}\w{1,12}\s{1,10}\w{1,12}\s{1,10}-?\d{1,6}"
     r"(?:\s{1,12}[\d.]{1,12}){3}\s{1,12}(\d{1,16}|N/A)(?:\s{1,12}[\d.]{1,12}){3}"
     r"\s{1,12}(\d{1,16}|N/A)$"
 )
 _TF_LIMIT = re.compile(r"^\s{0,4}Limit:\s{1,40}(\d{1,14})$")
-_TF_LIMIT_LINES = 400  # above the failure: TensorFlow lists every chunk of memory
-_TF_LITTLE = 1 << 30  # bytes: TensorFlow takes nearly all that is free when it starts
+_TF_LIMIT_LINES = 400  # lines above the failure: TensorFlow lists every chunk of memory
+_TF_LITTLE = 1 << 30  # bytes: TensorFlow normally takes nearly all free memory at its start
 _OTHERS = re.compile(r"Process (\d{1,9}) has")
 _OWN = re.compile(r"\(pid: (\d{1,9})\)|Sending process (\d{1,9}) closing|\bpid=(\d{1,9})\b")
 
 
 class KindRefinement:
-    """What is known beside the matches of one log; each part is looked for once, when needed."""
+    """The knowledge beside the matches of one log; each part is determined once, when needed."""
 
     def __init__(
         self, matches: Sequence[Candidate], evidence: Evidence, lines: Sequence[Line]
     ) -> None:
         self._matches = matches
         self._evidence = evidence
-        self._lines = lines  # the log's
+        self._lines = lines  # the log's lines
         self._decide: dict[str, Callable[[Candidate], str]] = {
             "cuda-oom": self._of_memory,
             "disk-full": self._of_full_disk,
@@ -129,14 +131,14 @@ class KindRefinement:
         }
 
     def kind_of(self, match: Candidate) -> str:
-        """Return the kind of a match, where circumstances decide between look-alikes."""
-        if _WORKER_CRASHED.search(match.text):  # a crash of the worker, not of its memory
+        """Return the kind of a match, decided by the circumstances if several look alike."""
+        if _WORKER_CRASHED.search(match.text):  # the worker crashed, but not from lack of memory
             return self._by_progress("segfault", match)
-        # A DataLoader worker: torch knows only the signal's number, and supposes a reason for one.
+        # A DataLoader worker failed: torch knows only the signal's number and guesses the reason.
         if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
             kind = by_machine(match.kind, self._evidence)
             if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:
-                return "ended-by-signal"  # memory was not short: it need not come again
+                return "ended-by-signal"  # memory was not short, so it may not happen again
             return kind
         if match.kind == "dataloader-worker-died" and self._evidence.oom_kills:
             return "host-oom-killed"
@@ -144,13 +146,14 @@ class KindRefinement:
         return decide(match) if decide is not None else self._by_progress(match.kind, match)
 
     def of_signal(self, ended: Candidate) -> str:
-        """Return what a signal's usual kind becomes by the machine and by the job's progress."""
+        """Return a signal's kind, refined by the machine and by the job's progress."""
         return self._by_progress(by_machine(ended.kind, self._evidence), ended)
 
     def is_lost_server(self, one: Candidate) -> bool:
-        """Return whether an exception of no known kind tells of a server that a job had reached.
+        """Return whether an exception of an unknown kind means that a server was lost.
 
-        Before its first steps a job may have a wrong address; after them the connection was lost.
+        Before its first steps a job may have a wrong address; after them the connection must have
+        broken.
         """
         name = one.raised.name if one.raised is not None else ""
         if _NO_NETWORK_CLASS.search(name) or _NO_NETWORK.search(one.text):
@@ -163,7 +166,7 @@ class KindRefinement:
         return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
 
     def wrong_values(self) -> int | None:
-        """Return the line in which nccl-tests count wrong values; None where there is none."""
+        """Return the line in which nccl-tests count wrong values; None if there is none."""
         header = False
         for at, line in enumerate(self._lines):
             header = header or "#wrong" in line.text
@@ -173,11 +176,11 @@ class KindRefinement:
         return None
 
     def _by_progress(self, kind: str, crash: Candidate) -> str:
-        """Return the kind that a crash becomes by how far the job had come.
+        """Return a crash's kind, refined by the job's progress.
 
         Args:
-            kind: the crash's usual one.
-            crash: its message or signal.
+            kind: the crash's usual kind.
+            crash: the crash's message or signal.
         """
         if kind == "segfault" and self._was_loading:
             return "segfault-environment"
@@ -189,8 +192,8 @@ class KindRefinement:
         if kind == "cuda-illegal-access":
             beside = crash.source.lines[max(0, crash.at - 3) : crash.at + 2]
             if any(_KERNEL_FILE.search(line.text) for line in beside):
-                return kind  # a fault of that kernel's code
-        # A bar may stand before a message on its line. What is not in the log came at its end.
+                return kind  # a bug in that kernel
+        # A bar may stand before a message on its line. Evidence outside the log belongs to its end.
         end = crash.at + (crash.raised is None) if crash.in_log else len(self._lines)
         before = self._lines[:end]
         if self._ran_long(before, self._lines[end:]):
@@ -198,7 +201,7 @@ class KindRefinement:
         return early if progress.is_early(before) else kind
 
     def _ran_long(self, before: Sequence[Line], behind: Sequence[Line]) -> bool:
-        """Return whether the job had made long, healthy progress."""
+        """Return whether the job made long, healthy progress."""
         if progress.diverged(before):
             return False
         age_s, step = self._evidence.age_s or 0.0, self._evidence.step or 0
@@ -208,12 +211,12 @@ class KindRefinement:
 
     @cached_property
     def _was_loading(self) -> bool:
-        """Whether the first crash came while Python loaded a module of compiled code."""
+        """Return whether the first crash came while Python loaded a compiled module."""
         innermost = crash_stack(self._lines, None)[:2]
         return any(_LOADS.search(frame) for frame in innermost)
 
     def _of_memory(self, match: Candidate) -> str:
-        """Return which full card the numbers mean; ranks of this job are no other process."""
+        """Return the out-of-memory kind by the numbers; this job's ranks are no other process."""
         kind = oom_message.kind(oom_message.read(match.text))
         if kind == "cuda-oom-other-process" and self._pids & set(_OTHERS.findall(match.text)):
             return "cuda-oom"
@@ -221,16 +224,16 @@ class KindRefinement:
 
     @cached_property
     def _pids(self) -> set[str]:
-        """The processes of this job that its launcher names."""
+        """Return the processes of this job that its launcher names."""
         return set(_own_pids(self._lines))
 
     def _of_full_disk(self, match: Candidate) -> str:
-        """Return why a file could not be opened: where there is room, the path is at fault."""
+        """Return why a file could not be opened: if the disk has room, the path is wrong."""
         refused = "cannot be opened" in match.text and self._evidence.disk_ample
         return "permission-denied" if refused else match.kind
 
     def _of_tensorflow_memory(self, match: Candidate) -> str:
-        """Return whose memory ended: TensorFlow got little of the card where others have it."""
+        """Return who used up the memory: TensorFlow got little of the card if others hold it."""
         at = match.at if match.in_log else len(self._lines)
         near = self._lines[max(0, at - _TF_LIMIT_LINES) : at + _TF_LIMIT_LINES]
         limits = (_TF_LIMIT.match(line.text) for line in near)
@@ -243,13 +246,13 @@ class KindRefinement:
         counts = _BARRIER.search(match.text)
         if counts is None:
             return match.kind
-        if int(counts["rank"] or 0) >= int(counts["size"]):  # there is no such rank in this world
+        if int(counts["rank"] or 0) >= int(counts["size"]):  # the world has no such rank
             return "distributed-environment"
         more = int(counts["joined"]) > int(counts["size"])
         return "stale-rendezvous-store" if more else match.kind
 
     def _of_busy_device(self, match: Candidate) -> str:
-        """Return whether other jobs hold the device, or several ranks of this one want it."""
+        """Return whether other jobs or several ranks of this job hold the device."""
         ranks = {m.rank for m in self._matches if m.kind == match.kind and m.rank is not None}
         return "cuda-exclusive-mode-conflict" if len(ranks) > 1 else match.kind
 
@@ -258,16 +261,16 @@ class KindRefinement:
 
     @cached_property
     def _timeout(self) -> str:
-        """Why collectives timed out, where their numbers or a progress bar tell; else ""."""
+        """Return why collectives timed out, if numbers or a progress bar tell; else ""."""
         timeouts = [m for m in self._matches if m.kind == "nccl-timeout"]
         found = [hit for m in timeouts for hit in _TIMED_OUT.finditer(m.text)]
         begun = min((m.at for m in timeouts if m.in_log), default=len(self._lines))
         before = self._lines[:begun]
-        if progress.is_over(before):  # ranks waited for each other as they ended
+        if progress.is_over(before):  # the ranks waited for each other at their end
             return "crash-after-the-end"
         if any(map(_is_first_barrier, found)) and not progress.steps(before, 0, len(before)):
             ranks = {int(hit["rank"]) for hit in found if hit["rank"]}
-            # Every rank waits and none is missing: the way between them does not work.
+            # Every rank waits and none is missing, so the connection between them is broken.
             return "nccl-p2p-hang" if _is_complete(ranks) else "nccl-timeout-slow-rank"
         limits = {int(limit) / 1000 for m in timeouts for limit in _TIMEOUT_MS.findall(m.text)}
         slow = any(progress.bar_of_age(before, limit) for limit in limits)
@@ -278,7 +281,7 @@ class KindRefinement:
 
     @cached_property
     def _shared_gpu(self) -> bool:
-        """Whether two ranks of one host have told NCCL the same GPU."""
+        """Return whether two ranks of one host reported the same GPU to NCCL."""
         ranks: dict[tuple[str, str, str], str] = {}
         for line in self._lines:
             if "busId" in line.text and (found := _COMMUNICATOR.match(line.text)):
@@ -289,7 +292,7 @@ class KindRefinement:
 
 
 def by_machine(kind: str, evidence: Evidence) -> str:
-    """Return the kind that a signal's usual kind becomes by what was measured on the machine."""
+    """Return a signal's kind, refined by the measurements on the machine."""
     if evidence.finished and kind in _CRASHES:
         return "crash-after-the-end"
     if kind == "host-oom-killed" and evidence.oom_kills == 0:

@@ -2,11 +2,11 @@
 
     decide(history, settings, usable=…, jitter=…) -> Decision
 
-reads no clock and no random numbers; both are passed as values. A failure that occurs twice at the
-same age with the same mitigations counts as deterministic, and is not retried. The exception are
-failures that pass with time (a port in TIME_WAIT, a service that is down, memory that is being
-freed): there the same failure at the same age is expected, and only the number of attempts limits
-the retries.
+`decide` reads no clock and no random numbers; both are passed as values. A failure that occurs
+twice at the same age with the same mitigations counts as deterministic and is not retried. Failures
+that pass with time (a port in TIME_WAIT, a service that is down, memory that is being freed) are
+the exception: they are expected again at the same age, so only the number of attempts limits their
+retries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from saferun.settings import RetryPolicy, Settings
 # one, or by at most this many seconds.
 SAME_AGE_SHARE = 0.1
 SAME_AGE_S = 5.0
-# The same with the same last step. The start of torchrun, which an attempt's duration includes,
-# takes 1 s with a warm agent and up to a minute from a cold disk or on a busy machine.
+# This larger tolerance applies to two attempts with the same last step. An attempt's duration
+# includes the start of torchrun, which takes 1 s with a warm agent and up to a minute from a cold
+# disk or on a busy machine.
 SAME_STEP_S = 60.0
-SAME_LOSS_STEPS = 20  # of two attempts whose loss became no number; the sums differ a little
-DEBUG = "debug-settings"  # the mitigation that only collects diagnostics
-GUARDS = "debug-guards"  # one that does so for an index out of range on a GPU
-OURS = "keeper-killed"  # the kind of a failure that is our own
-_ASSERT = "device-side-assert"  # the kind that such an index has
+SAME_LOSS_STEPS = 20  # steps between losses that stop being numbers; sums differ a little
+DEBUG = "debug-settings"  # a mitigation that only collects diagnostics
+GUARDS = "debug-guards"  # the same for an index out of range on a GPU
+OURS = "keeper-killed"  # a failure of saferun itself
+_ASSERT = "device-side-assert"  # the kind of such an index
 
 AGAIN, STOP, DONE = "again", "stop", "done"
 
@@ -44,8 +45,8 @@ def decide(
 
     Args:
         history: all attempts of this run, oldest first; at least one.
-        policy: what the profile allows.
-        usable: returns whether a mitigation can be used with those in force.
+        policy: the profile's settings.
+        usable: function that returns whether a mitigation can be used with those in force.
         jitter: 0 to 1; shortens a wait by up to half, so that nodes do not restart all at once.
 
     Returns:
@@ -78,7 +79,7 @@ def _by_verdict(
     policy: Settings,
     usable: Callable[[str, tuple[str, ...]], bool],
 ) -> Decision:
-    """Return the decision by the verdict of the last attempt, before any limit is applied."""
+    """Return the decision by the last attempt's verdict, before any limit is applied."""
     last = history[-1]
     if last.diagnosis.verdict == "mitigate":
         return _mitigation(last, policy, usable)
@@ -96,7 +97,7 @@ def _by_verdict(
 def _mitigation(
     last: AttemptOutcome, policy: Settings, usable: Callable[[str, tuple[str, ...]], bool]
 ) -> Decision:
-    """Choose the cheapest mitigation not yet in force; without one, retry if waiting helps."""
+    """Choose the cheapest mitigation not yet in force; if there is none, retry if waiting helps."""
     if not policy.mitigate.enabled:
         return Decision(STOP, "mitigations are switched off (mitigate.enabled)")
     left = [
@@ -129,15 +130,15 @@ def _unknown(history: Sequence[AttemptOutcome], policy: Settings) -> Decision:
 
 
 def _is_ours_once(history: Sequence[AttemptOutcome]) -> bool:
-    """Return whether the last attempt, and no other, has ended with our keeper."""
+    """Return whether the last attempt, and no earlier one, failed with our keeper."""
     return history[-1].kind == OURS and all(one.kind != OURS for one in history[:-1])
 
 
 def _seen_before(history: Sequence[AttemptOutcome]) -> bool:
     """Return whether an earlier attempt with the same settings and start failed so at this age.
 
-    Where a later one has made progress, the failure is not one that comes every time. On another
-    rank it is another failure: machines kill processes at any time.
+    If a later attempt made progress, the failure does not come every time. On another rank it is a
+    different failure: machines kill processes at any time.
     """
     last = history[-1]
     begun = max((place + 1 for place, one in enumerate(history) if one.progressed), default=0)
@@ -153,7 +154,7 @@ def _seen_before(history: Sequence[AttemptOutcome]) -> bool:
 
 
 def _loss_comes_again(history: Sequence[AttemptOutcome]) -> bool:
-    """Return whether an attempt was ended for its loss, as one before it, and came no further."""
+    """Return whether an attempt was ended for its loss as an earlier one, and came no further."""
     last = history[-1].no_number
     before = [one.no_number for one in history[:-1] if one.no_number]
     if last is None or not before:
@@ -190,7 +191,7 @@ def same_age(one_s: float, other_s: float, within_s: float = SAME_AGE_S) -> bool
 
 
 def _debug(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
-    """Return a last attempt that collects diagnostics, if the policy wants one and none has run."""
+    """Return a last attempt for diagnostics if the policy wants one and none has run."""
     last = history[-1]
     unknown = last.diagnosis.verdict == "unknown" or DEBUG in last.offered
     name = GUARDS if last.kind == _ASSERT else DEBUG if unknown else ""
@@ -210,7 +211,7 @@ def _bounded(history: Sequence[AttemptOutcome], policy: Settings, decision: Deci
 
 
 def _in_total(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
-    """Return the decision, or a stop if all attempts of a run or its time are used up."""
+    """Return the decision, or a stop if the run's total attempts or time are used up."""
     if sum(not one.replaced for one in history) >= policy.retry.attempts_total:
         limit = f"retry.attempts_total: {policy.retry.attempts_total}"
         return Decision(STOP, f"no attempts are left ({limit})")
@@ -231,7 +232,7 @@ def _in_time(last: AttemptOutcome, policy: Settings, decision: Decision) -> Deci
 
 
 def left(history: Sequence[AttemptOutcome], policy: RetryPolicy) -> int:
-    """Return how many attempts can follow the next one, if that makes no progress."""
+    """Return how many attempts can follow the next one if that makes no progress."""
     in_row = policy.attempts - used_up(history)
     in_total = policy.attempts_total - sum(not one.replaced for one in history)
     return max(0, min(in_row, in_total) - 1)
@@ -241,8 +242,8 @@ def used_up(history: Sequence[AttemptOutcome]) -> int:
     """Return how many attempts of the budget are used; progress starts a new budget.
 
     An attempt made progress if the *first* step in its output is beyond the first steps of all
-    earlier attempts (it resumed from a later checkpoint), or if it did work that counts. One
-    that could not load its checkpoint is not counted, where the one before it is tried next.
+    earlier attempts (it resumed from a later checkpoint), or if it did work that counts. An attempt
+    that could not load its checkpoint does not count if the previous checkpoint is tried next.
     """
     since = _furthest(history)
     for place, one in enumerate(history):
@@ -252,7 +253,7 @@ def used_up(history: Sequence[AttemptOutcome]) -> int:
 
 
 def _furthest(history: Sequence[AttemptOutcome]) -> int:
-    """Return the place of the last attempt that began further than all before it; 0 if none did."""
+    """Return the index of the last attempt that began further than all earlier ones; 0 if none."""
     since, furthest = 0, 0
     for place, one in enumerate(history):
         if one.first_step is not None and one.first_step > furthest:

@@ -1,8 +1,8 @@
-"""Pure: which one of several candidates is the root cause of a failure.
+"""Pure: choose the root cause of a failure among several candidates.
 
-It is the candidate that weighs most, on the rank that failed first, at the earliest place. The
-exceptions to that order are here: a rank that ended silently explains what its peers saw, and an
-exception of the user's own comes before what it led to.
+It is the candidate with the highest weight, on the rank that failed first, at the earliest place.
+The exceptions to that order are here: a rank that ended silently explains what its peers saw, and
+an exception in the user's code comes before its consequences.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
 
-_MESSAGE_LINES = 8  # an exception has; what follows may be output already
+_MESSAGE_LINES = 8  # longest message of an exception; later lines may be output
 _SEPARATE_LINES = 3  # normal output between a handled exception and the one that ended the job
-# How a rank ends without giving a reason: what its peers then see is not the cause.
+# Kinds by which a rank ends without a reason: what its peers then see is not the cause.
 _SILENT = ("child-failed-no-root", "user-args-error")
-# The same for the echo `peer-lost`. An abort may follow any other echo, so it explains no other.
+# The same for the echo `peer-lost`. Any other echo may itself lead to an abort, so an abort
+# explains none of them.
 _SIGNALLED = ("abort-unknown", "ended-by-signal", "interrupted", "sigterm-preempted")
 _SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
-# What torchrun's own end by a signal from outside is called.
+# Kinds of torchrun's own end by a signal from outside.
 _ASKED = ("sigterm-preempted", "sighup-terminal-closed", "interrupted")
 _KILLED = ("killed-from-outside", "host-oom-killed")
 _GONE = ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError")
-_SUMMARY = "ChildFailedError"  # torchrun's: what it lists below was before it
+_SUMMARY = "ChildFailedError"  # torchrun's; the failures that it lists happened before it
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
 _NO_GPU = "cuda-not-available"
 _OF_GPU = re.compile(r"(?i:\b(?:cuda|gpus?|nvidia)\b)")
@@ -38,7 +39,7 @@ _TO_GPU = re.compile(r"\.cuda\b|\bcuda\.|\.to\(|\bto_device\(|\bdevice\b")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A candidate that seemed best, and why."""
+    """A candidate that seemed best, and the reason."""
 
     taken: Candidate
     why: str
@@ -47,13 +48,13 @@ class Step:
 def choose(
     found: Sequence[Candidate], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
 ) -> tuple[Step, ...]:
-    """Return the way to the root cause, which is the last step; () without a candidate.
+    """Return the steps to the root cause, which is the last one; () without a candidate.
 
     Args:
         found: all candidates (`candidates.collect`).
-        root_rank: the rank that the launcher names as the first one; None where it names none.
+        root_rank: the rank that the launcher names as the first; None if it names none.
         knowledge: the kinds of failures.
-        lines: the log's.
+        lines: the log's lines.
     """
     if not found:
         return ()
@@ -86,7 +87,7 @@ def choose(
 
 
 def _standing(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the standing cause that came as a warning, of which `best` is the consequence."""
+    """Return the lasting cause, printed as a warning, that led to `best`."""
     without = _is_without_gpu(best)
     return next(
         (
@@ -101,9 +102,9 @@ def _standing(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
 
 
 def _is_without_gpu(item: Candidate) -> bool:
-    """Return whether it is an exception of the script's own that is about the GPU.
+    """Return whether it is an exception of the script that concerns the GPU.
 
-    Of a traceback that is cut before its exception, the last call counts.
+    If a traceback is cut before its exception, its last call decides.
     """
     if not item.generic or item.raised is None:
         return False
@@ -114,9 +115,9 @@ def _is_without_gpu(item: Candidate) -> bool:
 
 
 def _asked_before(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the signal that the launcher reports before an exception: ranks are ended then.
+    """Return the signal that the launcher reports before an exception: it then ends the ranks.
 
-    Where a rank had failed by itself the launcher names it, and reports no such signal.
+    If a rank had failed by itself, the launcher would name it and report no such signal.
     """
     asked = (i for i in found if i.kind in _ASKED and i.weight >= AGENT_ASKED and not i.raised)
     before = (i for i in asked if i.in_log and best.in_log and i.at < best.at)
@@ -124,24 +125,24 @@ def _asked_before(best: Candidate, found: Sequence[Candidate]) -> Candidate | No
 
 
 def _killed(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the launcher's own end by SIGKILL, where an exception says that a peer is gone."""
+    """Return the launcher's own end by SIGKILL if an exception says that a peer is gone."""
     if best.raised is None or best.raised.type not in _GONE:
         return None
     return next((item for item in found if item.line is None and item.kind in _KILLED), None)
 
 
 def _ended(item: Candidate, root_rank: int | None) -> bool:
-    """Return whether it is the signal that ended the rank which failed first: that is no echo."""
-    kind = item.usual or item.kind  # whatever its circumstances call it
+    """Return whether it is the signal that ended the rank which failed first, so no echo."""
+    kind = item.usual or item.kind  # whatever kind the circumstances give it
     return kind in _SIGNALLED and item.raised is None and item.rank == root_rank
 
 
 def _reported_before(echo: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return what the log reports before an echo, where it explains the echo.
+    """Return the report that stands before an echo in the log and explains it.
 
-    That is a rank's end without a reason, as a launcher reports it, or a reason without the
-    exception around it: the peers saw the consequence. An exception in the line directly above the
-    echo passes the echo on and does not count.
+    It is a launcher's report of a rank's end without a reason, or a reason without its exception.
+    The peers saw the consequence. An exception in the line directly above only repeats the echo and
+    does not count.
     """
     earlier = [item for item in found if item.at >= 0 and item.weight > WEIGHTS["hint"]]
     earlier = [i for i in earlier if i.raised is None or i.raised.name != _SUMMARY]
@@ -158,7 +159,7 @@ def _reported_before(echo: Candidate, found: Sequence[Candidate]) -> Candidate |
 def _own_faults(
     best: Candidate, found: Sequence[Candidate], lines: Sequence[Line], knowledge: Knowledge
 ) -> list[Candidate]:
-    """Return the exceptions of the user's own that ended the job, not what seems best."""
+    """Return the exceptions of the user's code that ended the job instead of `best`."""
     kind = knowledge.kinds[best.kind]
     communication = kind.group in _COMMUNICATION and not kind.stops
     own = [
@@ -176,17 +177,17 @@ def _is_own_fault(
     after_only: bool,
     before_communication: bool,
 ) -> bool:
-    """Return whether an exception of the user's own, not what seems best, ended the job.
+    """Return whether an exception of the user's code, and not `best`, ended the job.
 
-    One that stands before it on another chain came first. One that stands after it, apart from
-    it, means that the job had survived it.
+    An exception before `best`, on another chain, came first. One that follows at a distance means
+    that the job survived `best`.
 
     Args:
         item: the candidate that may be such an exception.
         best: the candidate that seems best.
         after_only: only an exception after `best` counts.
-        before_communication: `best` is a failure to communicate that may pass: an exception with
-            its traceback outweighs it at any distance.
+        before_communication: `best` is a communication failure that may pass, so an exception with
+            a traceback outweighs it at any distance.
     """
     if not item.generic or item.weight < USER - 1 or item.raised is None:
         return False
@@ -197,7 +198,7 @@ def _is_own_fault(
         return not after_only
     if before_communication and item.raised.headed:
         return True
-    if not together:  # an error file is of the exception that ended its rank
+    if not together:  # an error file concerns the exception that ended its rank
         return False
     lines = best.source.lines
     end = min(best.raised.rows[-1], best.at + _MESSAGE_LINES) if best.raised else best.at
@@ -212,7 +213,7 @@ def _not_survived(
 ) -> list[Candidate]:
     """Return the exceptions after which the job made no steps before a later failure, `best`.
 
-    Without a failed rank its peers make no steps: the next collective holds them. (An echo, or a
+    When a rank has failed, its peers make no steps: the next collective blocks them. (An echo, or a
     crash at exit, weighs less than an exception and is never `best` here. It would prove nothing,
     as a rank's stdout may be written when the rank ends.)
     """
@@ -230,6 +231,6 @@ def _not_survived(
 
 
 def _is_normal(line: Line) -> bool:
-    """Return whether a line is a job's own output and not part of a traceback."""
+    """Return whether a line is the job's own output and not part of a traceback."""
     text = line.text
     return bool(text) and not text.startswith((" ", "Traceback", "frame #", "\t", "│", "╭", "╰"))

@@ -1,4 +1,4 @@
-"""Pure: the line of a log that people are shown: the one that states the root cause."""
+"""Pure: the line of a log that states the root cause, to show to people."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ROOT_CHARS = 600
 _FAILURE_WORDS = (
     *("error", "exception", "fail", "fatal", "abort", "kill", "denied", "invalid", "cannot"),
 )
-_NEAR_ROWS = 100  # a traceback follows the record of a logger (Optuna) within so many
+_NEAR_ROWS = 100  # lines after a logger's record (Optuna) within which its traceback follows
 _NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 
 
 def root_line(best: Candidate, knowledge: Knowledge) -> str:
-    """Return the deciding line as it was printed; "" where an exit code decides, not a line.
+    """Return the deciding line as printed; "" if an exit code decides.
 
     Args:
-        best: the root cause; of an exception, the row of its message that states it is returned.
-        knowledge: the signs, which tell the row.
+        best: the root cause; for an exception, the line of its message that states it is returned.
+        knowledge: the signs, which determine that line.
     """
     if best.line is None:
         return ""
@@ -40,12 +40,12 @@ def root_line(best: Candidate, knowledge: Knowledge) -> str:
 
 
 def _goes_on_below(line: str) -> bool:
-    """Return whether the line below has the particulars: the message, its sizes, its names."""
+    """Return whether the line below has the details: the message, its sizes, its names."""
     return _NAME_ALONE.search(line) is not None or line.endswith((":", "…", "..."))
 
 
 def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:
-    """Return the row where an exception that a record mentions is printed by itself, soon after."""
+    """Return the line in which an exception that a record mentions is itself printed soon after."""
     record = lines[row].text
     for at in range(row + 1, min(row + _NEAR_ROWS, len(lines))):
         name, _, message = lines[at].text.partition(": ")
@@ -57,7 +57,7 @@ def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:
 def _deciding_row(
     best: Candidate, raised: Raised, lines: Sequence[Line], knowledge: Knowledge
 ) -> int:
-    """Return the line of an exception's message that holds a sign of the kind.
+    """Return the line of an exception's message that contains a sign of the kind.
 
     The earlier sign in knowledge/failures.yaml counts, not the earlier line.
     """
@@ -72,9 +72,9 @@ def _deciding_row(
 
 
 def telling_line(lines: Sequence[Line]) -> str:
-    """Return the line to show where nothing is recognised.
+    """Return the line to show if nothing is recognised.
 
-    It is the last one with a word of failure, else the last one that is not empty.
+    It is the last line with a word of failure, else the last line that is not empty.
     """
     last = ""
     for line in reversed(lines):

@@ -1,7 +1,7 @@
-"""Pure: what a log may say where its lines, read as they are, say nothing.
+"""Pure: a second reading of a log whose lines, read as they are, tell nothing.
 
-An exception within a line, behind words that are no prefix, is taken for one. Read so at first, a
-log would be full of exceptions that somebody only mentions.
+An exception in the middle of a line, after words that are no known prefix, then counts. In a first
+reading, that would find many exceptions that are only mentioned.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from saferun.diagnosis.deciding.matches import is_information
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 
-_CHARS = 8000  # searched in a line
+_CHARS = 8000  # characters of a line that are searched
 _WITHIN = re.compile(
     r"(?<![\w.'\"/])(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?=: \S|:$)"
 )
-# Words before an exception that is only mentioned.
+# Words that stand before an exception that is only mentioned.
 _MENTIONS = (
     *("raise", "except", "catch", "catching", "caught", "if", "for", "a", "an", "the", "no", "on"),
     *("of", "from", "ignore", "ignored", "ignoring", "handle", "handled", "handling"),
@@ -26,7 +26,7 @@ _WARNS = re.compile(r"\bwarn", re.I)
 
 
 def lines(read: Sequence[Line]) -> list[Line]:
-    """Return as many lines, each with an exception within it from that exception on."""
+    """Return as many lines; one with an exception in it begins with that exception."""
     return [_from_exception(line) for line in read]
 
 

@@ -1,1 +1,1 @@
-"""A diagnosis in words."""
+"""Explain a diagnosis in words."""

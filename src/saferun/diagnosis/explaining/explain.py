@@ -1,6 +1,6 @@
-"""Pure: which lines of a log weighed how much, and how the root cause was chosen among them.
+"""Pure: the weights of a log's lines, and how the root cause was chosen among them.
 
-For `saferun diagnose --explain`: for people who doubt a diagnosis, and for those who add a kind.
+This serves `saferun diagnose --explain`, for people who doubt a diagnosis or add a kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saferun.diagnosis.signatures import Knowledge
 from saferun.inject.phrases import says
 
 LINE_CHARS = 160
-_SHOWN = 30  # lines, and as many near misses
+_SHOWN = 30  # most lines shown, and most near misses
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Weighed:
     line: int  # counted from 1; 0 for an exit status or an error file
     rank: int | None
     text: str
-    by: str  # what recognised it
-    why: tuple[str, ...]  # what changed its weight or its kind
+    by: str  # how it was recognised
+    why: tuple[str, ...]  # reasons for a change of its weight or kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Why a log means what it is taken for."""
+    """The reasons for a diagnosis of a log."""
 
     lines: tuple[Weighed, ...]  # heaviest first
     decision: tuple[Chosen, ...]  # the last one is the root cause
-    near: tuple[Near, ...]  # signs whose phrase is there, and that do not count
+    near: tuple[Near, ...]  # signs whose phrase occurs, but which do not count
 
 
 def account(reading: Reading, knowledge: Knowledge) -> Account:
-    """Return which lines weighed how much.
+    """Return the account of a reading: the weight of each line.
 
     Args:
-        reading: of the log (`classify.read`).
-        knowledge: how failures look.
+        reading: the reading of the log (`classify.read`).
+        knowledge: the signs of failures.
     """
     collected = reading.collected
     outlived = [
@@ -99,7 +99,7 @@ def as_document(found: Account) -> Mapping[str, object]:
 
 
 def as_lines(found: Account) -> Iterator[str]:
-    """Yield an account for people."""
+    """Yield an account as lines for people."""
     yield "what weighed, the heaviest first:" if found.lines else "nothing in it weighed anything"
     for one in found.lines[:_SHOWN]:
         rank = "" if one.rank is None else f", rank {one.rank}"

@@ -1,4 +1,4 @@
-"""Pure: the lines that are printed between attempts and at the end of a run."""
+"""Pure: the lines printed between attempts and at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.inject.durations import seconds
 
-LINE_CHARS = 200  # a longer line of the job's output is cut; the journal has it in full
+LINE_CHARS = 200  # longer lines of the job's output are cut; the journal has them in full
 
 
 def between(last: AttemptOutcome, decision: Decision, change: str = "") -> str:
-    """Return the line about why another attempt starts.
+    """Return the line that says why another attempt starts.
 
     Args:
         last: the attempt that failed.
@@ -34,18 +34,18 @@ def between(last: AttemptOutcome, decision: Decision, change: str = "") -> str:
 
 
 def replaced(last: AttemptOutcome, decision: Decision) -> str:
-    """Return the line about an attempt whose process asked to be replaced."""
+    """Return the line about an attempt whose process asked for a new process."""
     if decision.action == AGAIN:
         return f"process replaced: {last.replaced}"
     return f"the process is not replaced, as it asked ({last.replaced}): {decision.reason}"
 
 
 def success(history: Sequence[AttemptOutcome], search: str = "") -> list[str]:
-    """Return the last line of a run that succeeded; none where no attempt had failed.
+    """Return the last line of a successful run; [] if no attempt had failed.
 
     Args:
         history: all attempts.
-        search: a search as one line; "" where the run has made no trials.
+        search: summary of a search; "" if the run made no trials.
     """
     if search:
         return [search] if len(history) > 1 else []
@@ -73,7 +73,7 @@ def failure(
         decision: gives the reason why there is no further attempt.
         host: the name of this machine.
         journal: the run's directory; None if there is none.
-        search: a search as one line, in place of the attempts; "" for none.
+        search: summary of a search, shown instead of the attempts; "" for none.
 
     Returns:
         Lines for people; none if a signal from outside ended the run.
@@ -99,7 +99,7 @@ def failure(
 def in_words(explanation: str) -> tuple[str, str]:
     """Return a kind of failure as a headline, and the rest of its explanation.
 
-    A kind's name tells little to those who meet it for the first time.
+    A kind's name says little to people who see it for the first time.
 
     >>> in_words("A process crashed in compiled code. A stack shows the call.")
     ('A process crashed in compiled code', 'A stack shows the call.')
@@ -109,13 +109,13 @@ def in_words(explanation: str) -> tuple[str, str]:
 
 
 def where(diagnosis: Diagnosis) -> list[str]:
-    """Return the lines below the root line: the stack of a crash, where the user's code was."""
+    """Return the lines below the root line: a crash's stack, and the frame in the user's code."""
     frames = diagnosis.stack or ((f"at {diagnosis.user_frame}",) if diagnosis.user_frame else ())
     return [f"    {_cut(frame)}" for frame in frames]
 
 
 def half_answer(diagnosis: Diagnosis) -> list[str]:
-    """Return what an unknown failure nearly is."""
+    """Return the lines on the kinds that an unknown failure is nearest to."""
     lines = []
     for near in diagnosis.nearest:
         where = f" (line {near.line})" if near.line else ""
@@ -129,7 +129,7 @@ def _what(diagnosis: Diagnosis) -> str:
 
 
 def _root(diagnosis: Diagnosis) -> str:
-    """Return the root line; of a rank that a signal ended, the same in words."""
+    """Return the root line; for a rank that a signal ended, the same in words."""
     ended = process_end.by_signal(diagnosis.root_line)
     if not ended:
         return _cut(diagnosis.root_line)
@@ -138,7 +138,7 @@ def _root(diagnosis: Diagnosis) -> str:
 
 
 def _advice(history: Sequence[AttemptOutcome], diagnosis: Diagnosis) -> str:
-    """Return the advice of a kind, or what is left to do where that has been done."""
+    """Return a kind's advice, or what remains to be done if the advice was already followed."""
     if diagnosis.kind == "segfault" and not diagnosis.stack:
         times = sum(one.kind == "segfault" for one in history)
         if times > 1:
@@ -162,7 +162,7 @@ def _tried(history: Sequence[AttemptOutcome]) -> list[str]:
 
 def _cut(text: str) -> str:
     """Return a line of the job's output, shortened, without prefixes and control codes."""
-    from saferun.diagnosis.reading import log_reader  # only a failure needs its patterns
+    from saferun.diagnosis.reading import log_reader  # patterns that only a failure needs
 
     bare = log_reader.strip_prefixes(text)[1].strip() or text.strip()
     plain = "".join(c if c.isprintable() else " " for c in bare)

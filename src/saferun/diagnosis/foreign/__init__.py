@@ -1,1 +1,1 @@
-"""What only logs from elsewhere need: the front of `saferun diagnose`."""
+"""Diagnose logs from elsewhere, for `saferun diagnose`."""

@@ -1,4 +1,4 @@
-"""Pure: lines that a terminal has broken at its edge, put together."""
+"""Pure: join lines that a terminal has broken at its edge."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from saferun.diagnosis.reading.log_lines import Line
 
 _WORD_BROKEN = re.compile(r"[a-z\d][a-z\d]", re.I)
-_FORM = dict.fromkeys(map(ord, "123456789"), "0")  # lines alike but for these are steps
-_NARROW = 60  # characters: no terminal is narrower
-_BROKEN = 2  # lines of one width, and none that is longer: a terminal's edge
-_JOINED = 12  # lines, at most, of one that a terminal has broken
+_FORM = dict.fromkeys(map(ord, "123456789"), "0")  # lines that differ only in these are steps
+_NARROW = 60  # characters; no terminal is narrower
+_BROKEN = 2  # number of lines with equal width, and none longer, that show a terminal's edge
+_JOINED = 12  # most lines into which a terminal has broken one
 
 
 def is_broken(lines: Sequence[Line], at: int) -> bool:
@@ -23,15 +23,15 @@ def is_broken(lines: Sequence[Line], at: int) -> bool:
 
 
 def whole(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines with those put together that a terminal has broken at its edge.
+    """Return the lines; those that a terminal has broken at its edge are joined.
 
-    The rest of such a line is left empty, so that all other lines keep their places.
+    The lines that were joined to another one become empty, so that all others keep their places.
     """
     joined = list(lines)
     edge = _edge(lines)
     for at in range(len(lines) - 2, -1, -1) if edge else ():
         line, rest = lines[at], joined[at + 1]
-        # a blank at the edge was not copied
+        # A blank at the edge was not copied.
         alike = line.raw.translate(_FORM) == lines[at + 1].raw.translate(_FORM)
         full = len(line.raw) in (edge, edge - 1) and not alike
         if full and rest.text and len(rest.raw) < _JOINED * edge:
@@ -44,7 +44,7 @@ def whole(lines: Sequence[Line]) -> list[Line]:
 
 
 def _edge(lines: Sequence[Line]) -> int:
-    """Return the width at which a terminal has broken lines; 0 where it did not."""
+    """Return the width at which a terminal has broken lines; 0 if it did not."""
     widths = Counter(len(line.raw) for line in lines)
     width = max(widths, default=0)
     return width if width >= _NARROW and widths[width] >= _BROKEN else 0

@@ -1,7 +1,7 @@
 """Pure: the diagnosis of a log that another program wrote, on any machine.
 
-It is the diagnosis of a live run's log (`classify`) with what only such logs hold: statuses of
-Windows, exceptions of other languages, and lines that a terminal has broken.
+It extends the diagnosis of a live run's log (`classify`) by what only such logs contain: exit
+statuses of Windows, exceptions of other languages, and lines that a terminal has broken.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     """Return what the evidence means.
 
     Args:
-        evidence: a log, and what is known beside it.
-        knowledge: how failures look (`signatures.load`).
+        evidence: a log, and other knowledge about the run.
+        knowledge: the signs of failures (`signatures.load`).
     """
     return core.before_reading(evidence, knowledge) or read(evidence, knowledge).diagnosis
 
@@ -41,7 +41,7 @@ def _unclear(found: Reading) -> Sequence[Line] | None:
 
 
 def _is_broken_off(found: Reading) -> bool:
-    """Return whether it is an unknown exception, in a line that a terminal has broken."""
+    """Return whether the cause is an unknown exception in a line that a terminal has broken."""
     best = found.steps[-1].taken if found.steps else None
     return (
         best is not None

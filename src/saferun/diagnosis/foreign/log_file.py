@@ -23,7 +23,7 @@ class LogError(SaferunError):
 
 
 class LogNotFoundError(LogError, FileNotFoundError):
-    """There is no such file; Python programs may catch it as FileNotFoundError, too."""
+    """The file does not exist. Python programs may also catch this as FileNotFoundError."""
 
     __str__ = SaferunError.__str__
 
@@ -49,7 +49,7 @@ def read(path: str | None) -> Log:
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a stream's bytes; UTF-16, as Windows shells redirect it, becomes UTF-8."""
+    """Yield a stream's bytes; UTF-16 from a Windows shell's redirection becomes UTF-8."""
     first = file.read(_CHUNK_BYTES) or b""
     encoding = _UTF16.get(first[:2])
     if encoding is None:

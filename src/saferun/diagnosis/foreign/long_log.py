@@ -1,6 +1,7 @@
 """Pure: a bounded list of lines from the bytes of a log of any length.
 
-A log's head, its tail and the places that mention a failure are kept; the rest is only counted.
+The log's head, its tail and the places that mention a failure are kept; other lines are only
+counted.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from saferun.diagnosis.reading.log_lines import Log
 
 HEAD_BYTES = 128 * 1024
 TAIL_BYTES = 512 * 1024
-BEFORE_BYTES = 6000  # kept before a mention: a traceback
-AFTER_BYTES = 3000  # kept after it: a message of several lines
-FIRST_BYTES = 256 * 1024  # kept of the mentions between head and tail: from the first one on
-LAST_BYTES = 512 * 1024  # kept of them up to the last one
+BEFORE_BYTES = 6000  # bytes kept before a mention: a traceback
+AFTER_BYTES = 3000  # bytes kept after it: a message of several lines
+FIRST_BYTES = 256 * 1024  # kept from the first mention on, between head and tail
+LAST_BYTES = 512 * 1024  # kept up to the last mention
 
-# Between head and tail, a place that holds none of these cannot decide anything.
+# Between head and tail, a place without any of these cannot decide anything.
 _MENTIONS = (b"rror", b"xception", b"NCCL WARN", b"FAIL", b"signal ", b"atal", b"Xid", b"illed")
 
 
@@ -28,7 +29,7 @@ class _Piece:
     """A stretch of a log's bytes."""
 
     offset: int
-    number: int  # its first line's, from 1
+    number: int  # number of its first line, from 1
     data: bytes
 
     @property
@@ -55,10 +56,10 @@ def read(chunks: Iterable[bytes]) -> Log:
         size += len(chunk)
         if size > HEAD_BYTES + TAIL_BYTES:
             break
-    else:  # all of it is kept, so nothing needs to be searched
+    else:  # all of it is kept, so no search is needed
         return log_reader.read(begin)
     reader = _Reader()
-    while begin:  # none is held longer than it is read
+    while begin:  # each chunk is released once it is read
         reader.feed(begin.pop(0))
     for chunk in rest:
         reader.feed(chunk)
@@ -66,7 +67,7 @@ def read(chunks: Iterable[bytes]) -> Log:
 
 
 class _Reader:
-    """Keeps head, tail and mentions of a stream."""
+    """Keep the head, the tail and the mentions of a stream."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -78,7 +79,7 @@ class _Reader:
         self._last_bytes = 0
         self._offset = 0
         self._newlines = 0
-        self._carry = b""  # the end of what was searched: context of mentions to come
+        self._carry = b""  # end of the searched part: context of later mentions
 
     def feed(self, chunk: bytes) -> None:
         if len(self._head) < HEAD_BYTES:
@@ -133,7 +134,7 @@ class _Reader:
 
 
 def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
-    """Return the merged stretches of a block around its mentions, in order."""
+    """Return the stretches of a block around its mentions, in order and merged."""
     found: list[tuple[int, int]] = []
     for word in _MENTIONS:
         at = block.find(word, searched_from)
@@ -150,14 +151,14 @@ def _windows(block: bytes, searched_from: int) -> list[tuple[int, int]]:
 
 
 def _line_start(block: bytes, at: int) -> int:
-    """Return where the context before a mention begins: at the start of a line where possible."""
+    """Return where the context before a mention begins, if possible at the start of a line."""
     floor = max(0, at - BEFORE_BYTES)
     newline = block.find(b"\n", floor, at)
     return newline + 1 if floor and newline >= 0 else floor
 
 
 def _joined(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Return the pieces in order, without overlaps, adjacent ones joined."""
+    """Return the pieces in order, without overlaps; adjacent ones are joined."""
     done: list[_Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.offset, -len(p.data))):
         if done and piece.offset <= done[-1].end:

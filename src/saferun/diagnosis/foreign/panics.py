@@ -1,7 +1,8 @@
 """Pure: the exceptions that other languages' runtimes print when they end a process.
 
-Those are Rust (`panicked at`), Go (`panic:`), Java (`Exception in thread "main"`) and LLVM's C++
-(`libc++abi`). Each states a type or none, and a message that means what a Python exception's does.
+The languages are Rust (`panicked at`), Go (`panic:`), Java (`Exception in thread "main"`) and C++
+with LLVM's library (`libc++abi`). Each exception may state a type, and has a message that is read
+like a Python exception's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 
-_NEAR = 8  # lines: other ranks' lines may stand between two of one message
+_NEAR = 8  # lines: those of other ranks may stand within one message
 _LIBCXX = re.compile(
     r"libc\+\+abi(?:\.dylib)?: terminating (?:due to|with) uncaught exception"
     r"(?: of type (?P<type>.{1,200}?))?: (?P<text>.*)"
@@ -43,7 +44,7 @@ def find(lines: Sequence[Line]) -> list[Raised]:
 
 
 def _raised(lines: Sequence[Line], at: int, line: Line) -> Raised | None:
-    ends = True  # the process, and not only a thread
+    ends = True  # whether it ends the process, not only a thread
     if found := _LIBCXX.search(line.text):
         kind, text = found["type"] or "std::exception", found[0]
     elif found := _PANICKED.match(line.text):

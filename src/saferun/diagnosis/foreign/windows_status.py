@@ -1,4 +1,4 @@
-"""Pure: the signals that statuses of Windows stand for, added to a log's lines."""
+"""Pure: add to a log's lines the signals that exit statuses of Windows stand for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.reading.log_lines import Line
 
-# What Windows returns where Linux has a signal (NTSTATUS), a number of 32 bits, signed or in hex.
+# Statuses that Windows returns where Linux has a signal (NTSTATUS): numbers of 32 bits, signed or
+# in hex.
+#
 # https://learn.microsoft.com/openspecs/windows_protocols/ms-erref/596a1078-e883-4972-9bbc-49e60bebca55
 _SIGNALS = {
     0xC0000005: "SIGSEGV", 0xC00000FD: "SIGSEGV", 0xC0000374: "SIGSEGV", 0xC0000006: "SIGBUS",
@@ -19,11 +21,11 @@ _STATUS = re.compile(
     r"(?:(?P<number>-10737\d{5}|322[12]\d{6})\b|(?P<hex>0xc0[0-9a-f]{6})\b)",
     re.I,
 )
-_HINTS = ("322", "-107", "0xc0", "0xC0")  # one of these is in every line that holds a status
+_HINTS = ("322", "-107", "0xc0", "0xC0")  # every line that holds a status has one of these
 
 
 def named(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines, those with a status of Windows with the signal's name behind it."""
+    """Return the lines; a Windows status is followed by the signal's name."""
     return [_named(line) if any(hint in line.text for hint in _HINTS) else line for line in lines]
 
 

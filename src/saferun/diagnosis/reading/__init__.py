@@ -1,1 +1,1 @@
-"""Logs and tracebacks as lines with their ranks and meaning."""
+"""Read logs and tracebacks as lines with their ranks and meaning."""

@@ -1,7 +1,7 @@
-"""Pure: the exceptions of C++ that end a process: torch's watchdogs and checks print them.
+"""Pure: C++ exceptions that end a process; torch's watchdogs and checks print them.
 
-`terminate called` with `what(): X`, and `Check failed: X` of glog, each state a type or none, and a
-message that means the same as a Python exception's.
+`terminate called` with `what(): X`, and glog's `Check failed: X`, may state a type, and have a
+message that is read like a Python exception's.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 
-_NEAR = 8  # lines: other ranks' lines may stand between two of one message
+_NEAR = 8  # lines: those of other ranks may stand within one message
 _TERMINATED = re.compile(r"terminate called after throwing an instance of '(?P<type>.{1,200}?)'")
 _WHAT = re.compile(r"^\s{0,8}what\(\):\s{0,4}(?P<text>\S.*)")
-# glog's, and that of the libraries which log as it does: its level F ends the process
+# A line of glog, or of a library that logs as it does; level F ends the process.
 _CHECK = re.compile(
     r"^(?:(?:.{0,80}: )?F(?:\d{4} [\d:.]{8,20} {1,6}\d{1,9})? \S{1,160}:\d{1,6}\] )?"
     r"(?P<text>Check failed: \S.{0,2000})"
@@ -35,7 +35,7 @@ def find(lines: Sequence[Line]) -> Iterator[Raised]:
 
 
 def _type_above(lines: Sequence[Line], at: int) -> tuple[tuple[int, ...], str]:
-    """Return the line above the message of a C++ exception, and the type that it names."""
+    """Return the line above a C++ exception's message, and the type that it names."""
     for row in range(at - 1, max(-1, at - _NEAR), -1):
         if lines[row].rank == lines[at].rank and (found := _TERMINATED.search(lines[row].text)):
             return (row,), found["type"]

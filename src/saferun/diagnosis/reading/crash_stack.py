@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from saferun.diagnosis.reading.log_lines import Line
 
-MOST = 5  # frames that are kept: the innermost ones
+MOST = 5  # most frames that are kept, from the innermost one
 _FATAL = re.compile(r"Fatal Python error: |Windows fatal exception: ")
 _THREAD = re.compile(
     r"(?P<current>Current )?[Tt]hread 0x[0-9a-f]+ .{0,80}\(most recent call first\):"
@@ -19,12 +19,12 @@ def crash_stack(lines: Iterable[Line], rank: int | None) -> tuple[str, ...]:
     """Return the innermost frames of the thread that crashed first, the innermost one first.
 
     Args:
-        lines: of the log.
-        rank: whose crash is looked for, where prefixes tell ranks apart; None: the first crash.
+        lines: the log's lines.
+        rank: the rank whose crash is wanted, if prefixes name ranks; None: the first crash.
 
     Returns:
-        Lines as `File "train.py", line 9 in step`, those of an import but for the two innermost
-        left out; empty where the log has no such stack.
+        Lines such as `File "train.py", line 9 in step`. Frames of an import are left out, except
+        for the two innermost. The result is empty if the log has no such stack.
     """
     found: list[str] = []
     crashed = inside = False

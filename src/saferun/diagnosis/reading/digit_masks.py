@@ -1,6 +1,6 @@
-"""Pure: the lines of a log that are alike but for their digits, as the steps of a training are.
+"""Pure: groups of log lines that differ only in digits, such as the steps of a training.
 
-What depends on a line's words and not on its numbers is found once for each form.
+A property that depends on a line's words and not on its numbers is computed once a group.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ def of(lines: Sequence[Line]) -> list[str]:
 
 
 def of_word(word: str) -> str:
-    """Return the form of a word, which few have digits in."""
+    """Return the form of a word; few words have digits."""
     return word if _DIGIT.isdisjoint(word) else word.translate(_DIGITS)
 
 
 def which(forms: Sequence[str], holds: Callable[[str], bool]) -> list[bool]:
-    """Return for each form whether something holds for it that no digit decides."""
+    """Return for each form whether a property holds that does not depend on digits.
+
+    Args:
+        forms: the forms of lines (`of`).
+        holds: tests a form for the property.
+    """
     known = {form: holds(form) for form in set(forms)}
     return [known[form] for form in forms]

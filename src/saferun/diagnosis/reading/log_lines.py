@@ -1,4 +1,4 @@
-"""Pure: the lines of a log, as the diagnosis reads them."""
+"""Pure: the lines of a log as values for the diagnosis."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ class Line(NamedTuple):
     """One line of a log."""
 
     number: int  # counted from 1; approximate between head and tail of a long log
-    rank: int | None  # named by a prefix
+    rank: int | None  # rank that a prefix names
     text: str  # without prefixes, for the rules
     raw: str  # the printed line without colours, for people
 
 
 class Log(NamedTuple):
-    """The lines that are kept of a log."""
+    """The lines of a log that are kept."""
 
     lines: tuple[Line, ...] = ()
     line_count: int = 0
-    whole: bool = True  # False where parts between head and tail were only counted
+    whole: bool = True  # False if parts between head and tail were only counted

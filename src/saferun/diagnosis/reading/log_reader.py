@@ -1,7 +1,7 @@
-"""Pure: clean lines from the bytes of a log.
+"""Pure: turn the bytes of a log into clean lines.
 
 Colours, carriage returns and the prefixes of launchers, schedulers and containers are removed from
-what is kept. A rank that such a prefix names stays with the line.
+the lines. If such a prefix names a rank, the line keeps that rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from saferun.diagnosis.reading import own_prefix, records
 from saferun.diagnosis.reading.log_lines import Line, Log
 
-BAR_PARTS = 12  # kept of a progress bar that rewrites its line: the first states, as many last ones
-LINE_CHARS = 4000  # a longer line is cut into pieces of this length
+BAR_PARTS = 12  # states kept of a rewritten progress bar: so many first and last ones
+LINE_CHARS = 4000  # longer lines are cut into pieces of this length
 
 _ANSI = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,500}(?:\x07|\x1b\\)|[()][A-Z0-9])"
@@ -24,15 +24,16 @@ _ANSI = re.compile(
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 _UNPRINTED = bytes(code for code in (*range(32), 127) if code not in b"\t\n")
 
-# A progress bar does not end its line, so the next output of a rank follows on the same line. Lines
-# that were copied from a screen have blanks up to its edge instead of line ends.
+# A progress bar does not end its line, so the next output of a rank follows on that line. Lines
+# copied from a screen have blanks up to its edge instead of line ends.
 _BEHIND_A_BAR = re.compile(
     rb"(?<=\])(?=\[rank\d{1,5}\]:|\[[EWIF](?:\d{3,4})? |Traceback \(most recent call last\))"
     rb"|(?:(?<=\])|(?<= {8}))(?=(?:WARNING|ERROR|CRITICAL):[\w.]{1,80}:)"
 )
 _JOINED_LINES = (b"][", b"]T", b"]WARNING:", b"]ERROR:", b"        WARNING:", b"        ERROR:")
 
-# One prefix; it is matched again on the rest. Counts are bounded, so that none can backtrack far.
+# One prefix, which is matched again on the rest. Counts are bounded, so that no match backtracks
+# far.
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _PREFIX = re.compile(
     r"""
@@ -69,25 +70,25 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _MAX_PREFIXES = 4
-_OF_THE_JOB = ("rank", "cluster")  # groups of it that name a rank of the whole job, and
-_OF_A_NODE = ("tee", "mpi", "srun")  # those whose number may be one of a node
+_OF_THE_JOB = ("rank", "cluster")  # groups that name a rank of the whole job
+_OF_A_NODE = ("tee", "mpi", "srun")  # groups whose number may be a rank of one node
 _NOWHERE = (0, 0)
 _DOCKER = b'{"log":'
-_RECORDS = 3  # records within a record: of a logger, of a container, of collectors
+_RECORDS = 3  # nested records: of a logger, of a container, of collectors
 _FORM = bytes.maketrans(b"123456789", b"0" * 9)
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
-_BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of one
+_BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of a box
 _DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefixes:
-    """Where a line's prefixes end, and where the rank stands that they name."""
+    """The end of a line's prefixes, and the place of the rank in them."""
 
     end: int
     rank_from: int
-    rank_to: int  # 0 where they name none
+    rank_to: int  # 0 if they name none
 
     def rank(self, text: str) -> int | None:
         """Return the rank that the prefixes of a line name."""
@@ -98,10 +99,10 @@ _NOT_PLAIN = _Prefixes(-1, 0, 0)
 
 
 def read(chunks: Iterable[bytes]) -> Log:
-    """Read all of a log, or of a live run's last output.
+    """Read a whole log, or the last output of a live run.
 
     Args:
-        chunks: its bytes in order; they are held in memory.
+        chunks: the log's bytes in order; they are held in memory.
     """
     data = b"".join(chunks)
     if not data:
@@ -115,7 +116,7 @@ def of_text(text: str) -> Log:
 
 
 def cleaned(lines: list[Line]) -> tuple[Line, ...]:
-    """Return the lines of a whole log, in order and without the log's own prefix."""
+    """Return the lines of a whole log, in order and without a prefix of this log's own."""
     return own_prefix.without(records.in_order(lines))
 
 
@@ -123,8 +124,8 @@ def lines_of(data: bytes, first: int) -> Iterator[Line]:
     """Yield the clean lines of a stretch of a log.
 
     Args:
-        data: its bytes.
-        first: number of its first line, from 1.
+        data: the bytes of the stretch.
+        first: number of the first line, from 1.
     """
     data = data.replace(b"\r\n", b"\n")
     if b"\x1b" in data:
@@ -144,7 +145,7 @@ def lines_of(data: bytes, first: int) -> Iterator[Line]:
 
 
 def _is_plain(row: bytes) -> bool:
-    """Return whether a row is one line with nothing but prefixes before it; no digit decides."""
+    """Return whether a row is one line with only prefixes before it, whatever its digits."""
     return not (
         b"\\n" in row
         or row.endswith((b"}", b'"', b'",'))
@@ -157,8 +158,8 @@ def _is_plain(row: bytes) -> bool:
 
 
 def _of_row(number: int, row: bytes) -> Iterator[Line]:
-    """Yield the lines of a row: of a record, a progress bar, or without control characters."""
-    whole = row.rstrip(b"\r")  # a terminal's line ends with one
+    """Yield the lines of a row, which may be a record or a progress bar, cleaned."""
+    whole = row.rstrip(b"\r")  # a line of a terminal ends with one
     may_hold = b"\\n" in row or whole.endswith((b"}", b'"', b'",'))
     if may_hold and (unpacked := _unpacked(number, whole)):
         yield from unpacked
@@ -169,7 +170,7 @@ def _of_row(number: int, row: bytes) -> Iterator[Line]:
 
 
 def _unpacked(number: int, row: bytes) -> list[Line]:
-    """Return the lines that a record holds; none where the row is no record of a failure."""
+    """Return the lines of a record; [] if the row is no record of a failure."""
     before, text = strip_prefixes(_CONTROL.sub(b" ", row).decode("utf-8", "replace").rstrip())
     return [
         Line(number, rank, inner[:LINE_CHARS], raw[:LINE_CHARS])
@@ -178,7 +179,7 @@ def _unpacked(number: int, row: bytes) -> list[Line]:
 
 
 def _of_record(text: str, before: int | None, depth: int) -> list[tuple[int | None, str, str]]:
-    """Return rank, text and text with prefixes of a record's lines, and of those of its records."""
+    """Return rank, text and text with prefixes of each line of a record and of nested records."""
     if (found := records.unpack(text)) is None:
         return []
     named = before if found[0] is None else found[0]
@@ -192,7 +193,7 @@ def _of_record(text: str, before: int | None, depth: int) -> list[tuple[int | No
 
 
 def _parts(row: bytes) -> list[bytes]:
-    """Return the first and the last states of a line that rewrites itself, as a bar does."""
+    """Return the first and the last states of a line that rewrites itself, such as a bar."""
     if b"\r" not in row:
         return _split_behind_bar(row)
     parts = [part for part in row.split(b"\r") if part] or [b""]
@@ -202,7 +203,7 @@ def _parts(row: bytes) -> list[bytes]:
 
 
 def _split_behind_bar(part: bytes) -> list[bytes]:
-    """Return a progress bar and the line that follows on its line, apart."""
+    """Split a progress bar from the output that follows it on its line."""
     return _BEHIND_A_BAR.split(part) if any(sign in part for sign in _JOINED_LINES) else [part]
 
 
@@ -219,11 +220,11 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
     """Remove the prefixes of launchers, schedulers and containers from a line.
 
     Returns:
-        The rank that a prefix named (None where none did), and the rest of the line.
+        The rank that a prefix named (None if none did), and the rest of the line.
     """
     text = raw
     if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
-        with contextlib.suppress(ValueError):  # as docker escapes <, > and &, others all but ASCII
+        with contextlib.suppress(ValueError):  # docker escapes <, > and & so; others, all but ASCII
             text = json.loads(f'"{boxed[1]}"')
     prefixes = _prefixes(text)
     rank, rest = prefixes.rank(text), text[prefixes.end :]
@@ -231,7 +232,7 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
 
 
 def _prefixes(text: str) -> _Prefixes:
-    """Return where a line's prefixes are; no digit decides that."""
+    """Return where a line's prefixes end; digits do not matter."""
     end, rank = 0, _NOWHERE
     for _ in range(_MAX_PREFIXES):
         found = _PREFIX.match(text, end)
@@ -249,7 +250,7 @@ def _prefixes(text: str) -> _Prefixes:
 
 
 def _unboxed(text: str) -> str:
-    """Replace the two sides of a box around a line (rich) by blanks."""
+    """Replace the two sides of a box (rich) around a line by blanks."""
     if left := _BOX.match(text):
         text = "  " + text[left.end() :]
     inner = text.rstrip()

@@ -1,6 +1,6 @@
 """Pure: the numbers of an out-of-memory message, in the wordings of torch from 0.4 to 2.13.
 
-Fragmentation, a full card, memory of another process and a refusal despite free memory all print
+Fragmentation, a full card, another process's memory and a refusal despite free memory all print
 "CUDA out of memory". The numbers in the message tell them apart.
 """
 
@@ -22,34 +22,34 @@ _FIELDS = {
     "allocated": rf"Of the allocated memory {_SIZE}",
     "allocated_old": rf"{_SIZE} already allocated",
     "idle": rf"{_SIZE} is reserved by PyTorch but unallocated",
-    "cached": rf"{_SIZE} cached",  # torch < 1.4: cached and idle
+    "cached": rf"{_SIZE} cached",  # torch < 1.4: "cached" includes idle memory
     "reserved": rf"{_SIZE} reserved in total",
 }
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
-# Memory is fragmented where the allocator's idle memory and the card's free memory together would
+# Memory is fragmented if the allocator's idle memory and the card's free memory together would
 # serve the request (growing segments can use both) and the idle part is at least a tenth of the
-# card. With less, growing segments has not been seen to help.
+# card. With a smaller part, growing segments have not been seen to help.
 _IDLE_SHARE = 0.10
-_LITTLE_SHARE = 0.50  # a process that holds no larger part of the card does not fill it
-_FREE_FACTOR = 1.25  # free memory of so many times the request should have served it
-_FREE_SHARE = 0.05  # the driver may keep back a smaller part of a full card
-_NO_SIZE = 2.0**40  # MiB; larger ones are negative numbers that were printed as unsigned
+_LITTLE_SHARE = 0.50  # a process that holds at most this part of the card does not fill it
+_FREE_FACTOR = 1.25  # free memory of this many times the request should have served it
+_FREE_SHARE = 0.05  # the driver may reserve up to this part of a full card
+_NO_SIZE = 2.0**40  # MiB; larger sizes are negative numbers printed as unsigned
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The numbers of an out-of-memory message, in MiB; None for those that it does not have."""
+    """The numbers of an out-of-memory message, in MiB; None for missing ones."""
 
     requested: float | None
     total: float | None
     free: float | None
-    held: float | None  # what this process has: allocated and idle
-    idle: float | None  # the part of `held` that is reserved but not allocated
-    allowed: float | None = None  # a limit that the process has set itself
+    held: float | None  # memory of this process: allocated and idle
+    idle: float | None  # part of `held` that is reserved but not allocated
+    allowed: float | None = None  # a limit that the process set itself
 
 
 def read(text: str) -> Memory:
-    """Read a message; the lines that a terminal broke it into should have been joined."""
+    """Read a message; lines that a terminal broke must be joined already."""
     sizes = {name: _size(pattern.search(text)) for name, pattern in _PATTERNS.items()}
     allocated = _first(sizes["allocated"], sizes["allocated_old"])
     idle = _first(sizes["idle"], sizes["cached"])
@@ -73,30 +73,30 @@ def _first(*values: float | None) -> float | None:
 
 
 def kind(memory: Memory) -> str:
-    """Return the kind of failure that the numbers mean; `cuda-oom` where they do not decide."""
+    """Return the kind of failure that the numbers mean; `cuda-oom` if they do not decide."""
     requested, total, free = memory.requested, memory.total, memory.free
     held, idle, allowed = memory.held, memory.idle, memory.allowed
     if (
         total is not None and allowed is not None and allowed < total
-    ):  # the process's own limit is its card
+    ):  # the process's own limit replaces the card
         total, free = allowed, min(free or 0.0, max(0.0, allowed - (held or allowed)))
     if requested is None or total is None or requested > total:
         return "cuda-oom"
     if held is not None and held > total:
-        return "cuda-oom"  # the driver adds host memory, and that is full too
+        return "cuda-oom"  # the driver adds host memory, which is full, too
     enough = max(requested * _FREE_FACTOR, _FREE_SHARE * total)
     if free is not None and free >= enough:
         return "cuda-oom-despite-free"
     if idle is not None and idle >= _IDLE_SHARE * total and idle + (free or 0.0) >= requested:
         return "cuda-oom-fragmentation"
-    # What is neither free (see above) nor needed here is then at least a third of the card.
+    # At least a third of the card is then neither free (see above) nor needed by this process.
     if free is not None and held is not None and held + requested <= _LITTLE_SHARE * total:
         return "cuda-oom-other-process"
     return "cuda-oom"
 
 
 def sentence(memory: Memory) -> str:
-    """Return the numbers as one sentence, "" where the message has none."""
+    """Return the numbers as one sentence; "" if the message has none."""
     parts = [
         f"{_readable(value)} {meaning}"
         for value, meaning in (

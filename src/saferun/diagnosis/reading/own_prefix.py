@@ -1,8 +1,8 @@
-"""Pure: a log's own prefix, which no list knows, removed from its lines.
+"""Pure: remove a prefix that is specific to one log.
 
-A scheduler, a wrapper or a person's logger may put anything before each line. A traceback shows
-what it is: its head and its frames begin with words that nothing else has, so what stands before
-them is a prefix. It is removed from every line that begins alike; only digits may differ.
+A scheduler, a wrapper or a person's logger may put anything before each line. Tracebacks reveal it:
+their heads and frames begin with words that nothing else has, so the text before them is a prefix.
+It is removed from every line that begins with it; only digits may differ.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.reading.log_lines import Line
 
-_MOST = 4  # prefixes of one log
-_CHARS = 120  # the length of the longest prefix
+_MOST = 4  # most prefixes of one log
+_CHARS = 120  # longest prefix
 _HEAD = "Traceback (most recent call last):"
 _FRAME = re.compile(r'(?P<before>.{1,120}?) {1,2}File "[^"]{1,400}", line \d{1,9}')
-_FRAMES = 2  # the frames that must share a prefix where no head shows it
+_FRAMES = 2  # frames that must share a prefix if no head shows it
 _PARTS = re.compile(r"\d+| +|[^\d ]+")
 
 
@@ -25,7 +25,7 @@ def without(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Return the lines without the prefixes that the log's tracebacks show.
 
     Args:
-        lines: the log's, without the prefixes that are known.
+        lines: the log's lines, without the known prefixes.
     """
     prefixes = [re.compile(form) for form in _forms(lines)]
     if not prefixes:
@@ -41,7 +41,7 @@ def _shortened(line: Line, prefixes: Sequence[re.Pattern[str]]) -> Line:
 
 
 def _forms(lines: Sequence[Line]) -> list[str]:
-    """Return the forms of the log's prefixes, as regular expressions, the commonest first."""
+    """Return the forms of the log's prefixes as regular expressions, the most frequent first."""
     shown: Counter[str] = Counter()
     for at, line in enumerate(lines):
         text = line.text
@@ -55,7 +55,7 @@ def _forms(lines: Sequence[Line]) -> list[str]:
 
 
 def _form(before: str) -> str:
-    """Return a regular expression for a prefix: other digits, and the blanks that align them."""
+    """Return a regular expression for a prefix that allows other digits and alignment blanks."""
     parts = _PARTS.findall(before)
     form = ""
     for at, part in enumerate(parts):

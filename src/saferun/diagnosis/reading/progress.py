@@ -1,7 +1,7 @@
 """Pure: the training steps in a job's output: where an attempt began and how far it came.
 
 A resumed attempt is recognised by its first step, which lies beyond the first steps of earlier
-attempts. Here a number only counts as a step if a larger one follows in a line of the same form:
+attempts. A number counts as a step only if a larger one follows in a line of the same form:
 "max_steps=20000" is a setting, not progress. Loading, tokenizing and evaluating count from zero, so
 the largest first number of all such series is that of the training.
 """
@@ -16,36 +16,36 @@ from dataclasses import dataclass
 from saferun.diagnosis.reading import loss_lines
 from saferun.diagnosis.reading.log_lines import Line
 
-HEAD_BYTES = 64 * 1024  # searched at either end of an attempt's output
-# An attempt that ran this long, or made this many steps or epochs, was healthy for long.
+HEAD_BYTES = 64 * 1024  # bytes searched at either end of an attempt's output
+# An attempt that ran this long, or made this many steps or epochs, was healthy for a long time.
 LONG_S = 1800.0
 LONG_STEPS = 500
 _LONG_EPOCHS = 10
-_LINES = 200  # before the failure that are searched for long progress
-_RECENT_LINES = 20  # before the failure that are searched for a diverged loss
-_START_CHARS = 2000  # searched in a line of raw output; a bar's states are lines of their own
-_END_CHARS = 400  # searched at the end of a log's line: a bar shows its last state there
+_LINES = 200  # lines before the failure that are searched for long progress
+_RECENT_LINES = 20  # lines before the failure that are searched for a diverged loss
+_START_CHARS = 2000  # characters searched in a line of raw output; each state of a bar is a line
+_END_CHARS = 400  # characters searched at the end of a log's line: a bar's last state
 
-# What a step is: a number behind one of these words, the position in an epoch, or that of tqdm's
-# bar. Megatron aligns it to the right, and counts what it skipped, too; a logger's place may end in
-# a function's name (stage3.py:9:step).
+# A step is a number after one of these words, the position in an epoch, or the number of tqdm's
+# bar. Megatron aligns the number to the right and counts skipped steps, too; a logger's location
+# may end in a function's name (stage3.py:9:step).
 _COUNTER = (
     r"(?<!skipped )(?<!nan )(?<!\d:)\b(?:global[_ ]?step|step|iter|iteration|batch)s?"
     r"[\s=:#/\[\]\"']{1,10}(?P<count>\d{1,9})\b(?!%|[.,]\d)"
 )
-_IN_EPOCH = (  # fairseq, and the examples of PyTorch, timm, DETR and OpenMMLab
+_IN_EPOCH = (  # of fairseq, and of the examples of PyTorch, timm, DETR and OpenMMLab
     r"\bepoch \d{1,5}: {1,12}(?P<update>\d{1,9}) / \d"
     r"|\b(?:train|epoch|iter)\b[^\[%|]{0,20}(?:\[\d{1,5}\] {0,4})?"
     r"\[ {0,8}(?P<place>\d{1,9}) {0,2}/ {0,8}\d{1,9}(?: {0,2}\(| ?\])"
 )
-_BAR = (  # tqdm's, and that of Keras 3, whose sign is read as the bytes that it has in UTF-8, too
+_BAR = (  # of tqdm and Keras 3, whose sign is also matched as its UTF-8 bytes
     r"(?<![\d.])(?P<position>\d{1,9})/\d{1,9} ?\["
     r"|^(?:\x1b\[\d{0,2}m)? {0,8}(?P<drawn>\d{1,9})/\d{1,9}(?:\x1b\[\d{0,2}m)? (?:\x1b\[\d{0,2}m)?"
     r"(?:\u2501|\xe2\x94\x81)"
 )
 _POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
-# What grows in a log where no step is told: epochs or parts of one, Optuna's trials, a place in a
+# Numbers that grow in a log without steps: epochs or parts of one, Optuna's trials, a position in a
 # list, Keras's bar.
 _GROWS = re.compile(
     r"\bepoch['\"]?[\s=:#\[(]{1,4}(?P<epoch>\d{1,5}(?:\.\d{1,9})?)\b"
@@ -53,25 +53,25 @@ _GROWS = re.compile(
     r"|\[ {0,8}(?P<place>\d{1,9}) ?/ ?\d{1,9}\]|^ {0,8}(?P<bar>\d{1,9})/\d{1,9} .?━",
     _FLAGS,
 )
-_GROWING = ("poch", "POCH", "rial ", "[", "━")  # one of these is in every line that it fits
+_GROWING = ("poch", "POCH", "rial ", "[", "━")  # every line that it fits has one of these
 _STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
-_COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not a step here
+_COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not used here
 _EPOCHS = re.compile(
     r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
 )
-# tqdm's position, total (none of an endless bar) and elapsed time
+# tqdm's position, total (absent in an endless bar) and elapsed time.
 _TQDM = re.compile(
     r"(?<![\d.])(?P<at>\d{1,9})(?:/(?P<of>\d{1,9})|it) ?"
     r"\[(?:(?P<h>\d{1,3}):)?(?P<m>\d{1,2}):(?P<s>\d\d)[<,]"
 )
-# tqdm's bar before its first step, but not at 0: its numbers are those that a job resumed at.
+# tqdm's bar before its first step, but not at 0: the job resumed there.
 _RESUMED = re.compile(r"(?<![\d.])[1-9]\d{0,8}/\d{1,9} ?\[00:00<\?")
 _FIRST_STEPS = 1  # a job that reports no higher step is in its first one
-_STARTED = 20  # an unfinished bar beyond this shows that the job had made steps before
-_SAME_AGE = (0.95, 1.1)  # parts of a time-out: a bar of that age began when the waiting began
+_STARTED = 20  # an unfinished bar beyond this shows that the job made steps before
+_SAME_AGE = (0.95, 1.1)  # parts of a time-out: a bar of that age began when the wait began
 _ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
-# A bar of tqdm's that another message has cut: the percentage that is done, and behind the message
-# the time that is left and the rate, or the elapsed time without its end or its start.
+# A bar of tqdm that another message has cut: the percentage done, and after the message the
+# remaining time and the rate, or the elapsed time without its end or its start.
 _CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
 _OF_STEPS = re.compile(
     r"(?!.{0,60}(?:load|map|fetch|token|filter|prepar|process|eval|valid|test|sampl|sav"
@@ -87,12 +87,12 @@ _CUT_AGE = re.compile(
     r"\| {0,2}\d{1,9}/\d{1,9} ?\[(\d{1,3}):(\d\d):(?!\d\d\])"
     r"|^\s{0,4}(?::|(\d{1,3}):)(\d\d):\d\d<"
 )
-_NAME_CHARS = 60  # a bar has its name in the first ones of its line
-_CUT_LINES = 3  # a cut bar's: its start with the message, and what follows
-# A loss that is not a number, or is above ten thousand, leads to indices outside every table.
+_NAME_CHARS = 60  # a bar's name is within so many characters of its line
+_CUT_LINES = 3  # lines of a cut bar: its start with the message, and the rest
+# A loss that is not a number, or above ten thousand, leads to indices outside every table.
 _DIVERGED = re.compile(r"loss\w{0,20}['\"]?\s{0,3}[:=]\s{0,3}(?:-?nan\b|-?inf\b|\d{5,30}\b)", re.I)
-# A training's end, as the script or its framework states it. What transformers says comes before
-# the model is saved, so it is none.
+# The end of a training, as the script or its framework states it. transformers prints its message
+# before the model is saved, so that one does not count.
 _OVER = re.compile(
     r"`Trainer\.fit` stopped: `max_|\bend time of running main\b"
     r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)"
@@ -106,7 +106,7 @@ _IN_EPOCHS = re.compile(
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBERS = re.compile(r"\d+", re.ASCII)
-# Whose line it is, where no launcher's prefix says so: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
+# The rank of a line without a launcher's prefix: "rank 1", "[GPU0]", "local_rank=1", "[R1]".
 _OF_RANK = re.compile(
     r"(?:rank|gpu|process|proc|\[r(?=\d{1,5}\]))[\s_:=#]{0,2}(\d{1,5})(?!\d|[.,]\d|\s?[gmt]i?b)",
     re.IGNORECASE,
@@ -116,15 +116,15 @@ _FORM = dict.fromkeys(map(ord, "123456789"), "0")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of a job that reports a step."""
+    """A line of the log that reports a step."""
 
     at: int  # index of the line
     rank: int | None
-    number: float  # a part of an epoch, too
+    number: float  # may be a part of an epoch
 
 
 def first_step(head: bytes) -> int | None:
-    """Return the first training step in the beginning of an attempt's output; None without one.
+    """Return the first training step in the beginning of an attempt's output; None if none.
 
     >>> first_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
     11
@@ -137,18 +137,19 @@ def first_step(head: bytes) -> int | None:
 class Apart:
     """Ranks of one attempt that begin at different steps."""
 
-    difference: str  # "rank 0 at 20, rank 1 at 0"; "" where they begin alike
-    is_far: bool = False  # a line that was lost would not explain the difference
+    difference: str  # "rank 0 at 20, rank 1 at 0"; "" if they begin at the same step
+    is_far: bool = False  # a lost line could not explain the difference
 
 
 def apart(lines: Sequence[Line]) -> Apart | None:
-    """Return how the ranks of one attempt begin at different steps; None where too few lines tell.
+    """Return how the first steps of an attempt's ranks differ; None if too few lines tell.
 
-    Ranks are compared by lines that are alike but for their numbers, and whose numbers grow by the
-    same amount on each. A smaller difference than that amount does not count: ranks may take turns.
+    Ranks are compared by lines that differ only in their numbers, if the numbers grow by the same
+    amount on each rank. A smaller difference than that amount does not count: ranks may take turns.
 
     Args:
-        lines: from the attempt's beginning on; the `rank` of a line or its text says whose it is.
+        lines: the lines from the attempt's beginning on; `rank` or the text of a line names its
+            rank.
     """
     series: dict[str, dict[int, list[int]]] = {}
     for rank, text in (piece for line in lines for piece in _by_rank(line)):
@@ -174,9 +175,9 @@ def apart(lines: Sequence[Line]) -> Apart | None:
 
 
 def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
-    """Yield the parts of a line that are of one rank each, with the rank; none where none is named.
+    """Yield each rank and its part of a line; nothing if the line names no rank.
 
-    Lines of two ranks may have become one: torchrun's Python writes the end of a line by itself.
+    Lines of two ranks may be joined: torchrun's Python writes a line's end separately.
     """
     text = line.text[:_START_CHARS]
     named = [*_OF_RANK.finditer(text)]
@@ -187,7 +188,7 @@ def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
     if line.rank is not None:
         text = line.raw[:_START_CHARS]
         named = [*_OF_RANK.finditer(text)]
-    # What the ranks have printed in one line begins in the same way for each of them.
+    # The parts that ranks printed into one line begin alike for each rank.
     form = _NUMBERS.sub(lambda _: r"\d+", re.escape(text[: named[0].start()]))
     places = [found.start() for found in re.finditer(form + _OF_RANK.pattern, text, re.IGNORECASE)]
     for start, end in zip(places, [*places[1:], len(text)], strict=True):
@@ -198,7 +199,7 @@ def _by_rank(line: Line) -> Iterator[tuple[int, str]]:
 
 
 def last_step(tail: bytes) -> int | None:
-    """Return the last training step in the end of an attempt's output; None without one.
+    """Return the last training step in the end of an attempt's output; None if there is none.
 
     >>> last_step(b"step 11 loss 3.2\\nstep 12 loss 3.1\\n")
     12
@@ -207,7 +208,7 @@ def last_step(tail: bytes) -> int | None:
 
 
 def last_loss(tail: bytes) -> str:
-    """Return the last loss of the training in the end of an attempt's output; "" without one.
+    """Return the last training loss in the end of an attempt's output; "" if there is none.
 
     >>> last_loss(b"step 11 loss 3.2\\n{'loss': 3.1, 'lr': 0.1}\\nval loss: 2.9 val_loss=2.8\\n")
     '3.1'
@@ -217,10 +218,10 @@ def last_loss(tail: bytes) -> str:
 
 
 def reports(tail: bytes) -> list[tuple[int, str]]:
-    """Return the steps of the training in the end of an attempt's output, each with its loss.
+    """Return the training's steps in the end of an attempt's output, each with its loss.
 
-    Of several series of numbers that grow it is the one that comes furthest. A step that a line
-    repeats, as those of other ranks do, is left out; a line without a loss has "".
+    Of several growing series, the one that reaches furthest counts. A repeated step, such as
+    another rank's, is left out; a line without a loss has "".
 
     >>> reports(b"step 10 loss 3.2\\nstep 10 val loss 3.3\\nstep 20 loss 3.1\\n")
     [(10, '3.2'), (20, '3.1')]
@@ -248,7 +249,7 @@ def _loss(line: str) -> str:
 
 
 def epoch_in(line: str, before: int | None = None) -> int | None:
-    """Return the epoch that a line of output names, else the one named before it."""
+    """Return the epoch that an output line names, else `before`."""
     if not ("poch" in line or "EPOCH" in line or "rain: " in line or line[:1] == " "):
         return before
     found = _IN_EPOCHS.search(line)
@@ -274,7 +275,7 @@ def _series(output: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _counter(line: str) -> tuple[int, int, str] | None:
-    """Return where a line has its step, and what comes before it; no digit decides that."""
+    """Return where a line has its step, and the text before it; digits do not matter."""
     found = _STEP.search(line)
     if found is None:
         return None
@@ -287,7 +288,7 @@ def _number(found: re.Match[str]) -> int:
 
 
 def step_in(text: str) -> int | None:
-    """Return the step that a line reports; None where it reports none."""
+    """Return the step that a line reports; None if it reports none."""
     found = _STEP.search(text[-_END_CHARS:])
     return _number(found) if found else None
 
@@ -296,9 +297,9 @@ def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
     """Return the steps that the lines from index `start` up to `end` report.
 
     Args:
-        lines: of one log.
+        lines: the lines of one log.
         start: index of the first line.
-        end: index after the last one.
+        end: index after the last line.
     """
     reported = []
     for at in range(start, end):
@@ -308,7 +309,7 @@ def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
 
 
 def _grown(text: str) -> float | None:
-    """Return the step that a line reports, or what else grows in it."""
+    """Return the step that a line reports, or another number that grows in it."""
     number = step_in(text)
     if number is not None or not any(word in text for word in _GROWING):
         return number
@@ -317,16 +318,16 @@ def _grown(text: str) -> float | None:
 
 
 def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3) -> bool:
-    """Return whether a job made enough growing steps after a line.
+    """Return whether a job made enough rising steps after a line.
 
     Args:
         reported: the steps of the log, from `steps`.
-        at: index of the line.
-        rank: whose steps count; None for those without a rank.
-        least: the number of steps that are enough.
+        at: the line's index.
+        rank: the rank whose steps count; None for steps without a rank.
+        least: the number of steps that is enough.
     """
-    # Steps count that go beyond every number before, and steps that rise one after the other: a
-    # counter of another kind may have come further before.
+    # Steps count if they exceed every earlier number, or if they rise one after the other: a
+    # different counter may have reached a higher number before.
     count, reached = 0, -1.0
     in_row, last = 0, -1.0
     for step in reported[bisect_left(reported, at, key=lambda step: step.at) :]:
@@ -341,16 +342,16 @@ def went_on(reported: Sequence[Step], at: int, rank: int | None, least: int = 3)
 
 
 def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: int) -> bool:
-    """Return whether steps behind a line were written while the job made them.
+    """Return whether steps after a line were written while the job made them.
 
-    They were where they are more than a buffer holds, and where a bar shows them: bars go to
-    stderr, which has no buffer.
+    They were if they are more than a buffer holds, or if a bar shows them: bars go to stderr, which
+    has no buffer.
 
     Args:
-        lines: the log's.
-        reported: its steps, from `steps`.
-        at: index of the line.
-        limit: the bytes of the buffers.
+        lines: the log's lines.
+        reported: the log's steps, from `steps`.
+        at: the line's index.
+        limit: size of the buffers in bytes.
     """
     behind = reported[bisect_left(reported, at, key=lambda step: step.at) :]
     if any("%|" in lines[step.at].text for step in behind):
@@ -359,7 +360,7 @@ def is_written(lines: Sequence[Line], reported: Sequence[Step], at: int, limit: 
 
 
 def _cut_percent(text: str) -> int:
-    """Return how far a bar of steps has come that another message has cut; 0 for any other line."""
+    """Return the percentage of a bar of steps that another message has cut; 0 for other lines."""
     found = _CUT.match(text) if "%|" in text else None
     if found is None or not _OF_STEPS.match(found["what"]) or _POSITION.search(text):
         return 0
@@ -367,11 +368,11 @@ def _cut_percent(text: str) -> int:
 
 
 def _age_of_cut(percent: int, text: str) -> float:
-    """Return for how many seconds at least a bar has run that another message has cut.
+    """Return the least age in seconds of a bar that another message has cut.
 
     Args:
-        percent: that is done; each is held to be a step.
-        text: of the bar's lines.
+        percent: the percentage done; each percent counts as a step.
+        text: the text of the bar's lines.
     """
     if left := _LEFT.search(text):
         hours = int(left["h"] or bool(left["cut"]))
@@ -382,7 +383,7 @@ def _age_of_cut(percent: int, text: str) -> float:
 
 
 def _is_long_cut(lines: Sequence[Line], at: int) -> bool:
-    """Return whether a line is of a bar of many minutes that another message has cut."""
+    """Return whether a line has a bar of many minutes that another message has cut."""
     text = lines[at].text
     if found := _CUT_AGE.search(text[-_END_CHARS:]):
         hours, minutes = found[1] or found[3] or 1, found[2] or found[4]
@@ -396,7 +397,7 @@ def _is_long_cut(lines: Sequence[Line], at: int) -> bool:
 
 
 def _counted(whole: str, end: str) -> Iterator[int]:
-    """Yield the training steps that a line's end reports; a bar must look like one of training."""
+    """Yield the training steps at a line's end; a bar must look like a training's."""
     yield from map(int, _COUNTED.findall(end))
     name = whole.partition("%|")[0][:_NAME_CHARS].rstrip(" 0123456789")
     bar = _POSITION.search(end)
@@ -409,7 +410,7 @@ def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
 
     Args:
         before: the lines up to a failure.
-        behind: those that follow, where a bar may go on that the failure has cut.
+        behind: the lines after the failure, which may continue a bar that the failure has cut.
     """
     last = before[-_LINES:]
     cut = [*last, *behind[: _CUT_LINES - 1]]
@@ -442,7 +443,7 @@ def is_early(before: Sequence[Line]) -> bool:
         if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
             return False
         bar = _POSITION.search(text)
-        if bar is not None and bar[1] == bar[2]:  # it came to its end, as one of loading does
+        if bar is not None and bar[1] == bar[2]:  # it was completed, such as a bar of loading
             continue
         if found := _STEP.search(text):
             last = _number(found)
@@ -452,7 +453,12 @@ def is_early(before: Sequence[Line]) -> bool:
 
 
 def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
-    """Return whether a progress bar, which is no training's, runs for about as long as `age_s`."""
+    """Return whether a progress bar that is no training's has run for about `age_s`.
+
+    Args:
+        before: the lines up to the failure.
+        age_s: the age in seconds.
+    """
     for line in before[-_LINES:]:
         text = line.text[-_END_CHARS:]
         found = _TQDM.search(text)
@@ -465,7 +471,7 @@ def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
 
 
 def is_over(before: Sequence[Line]) -> bool:
-    """Return whether a job has said that its training is over, and only saved something since."""
+    """Return whether a job said that its training is over, and only saved something since."""
     for line in reversed(before[-_LINES:]):
         text = line.text[-_END_CHARS:]
         if _OVER.search(text):

@@ -1,7 +1,7 @@
-"""Pure: the lines that a structured log record holds: JSON of any logger, and torch's error file.
+"""Pure: the lines inside a structured log record: JSON of any logger, or torch's error file.
 
-A traceback inside a record is one line of the log with its newlines escaped. Unpacked, it is read
-like any other. Records that report nothing wrong stay as they are.
+A traceback in a record is one line of the log with escaped newlines. Once unpacked, it is read like
+any other. Records that report no problem stay as they are.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.reading.log_lines import Line
 
-_RECORD_CHARS = 200_000  # a longer line is not unpacked
-_DEPTH = 4  # levels of nested objects that are looked into
-_LINES = 400  # kept of one record: its first and its last ones
+_RECORD_CHARS = 200_000  # longer lines are not unpacked
+_DEPTH = 4  # levels of nested objects that are searched
+_LINES = 400  # lines kept of one record: its first and its last ones
 _WRONG = re.compile(
     r'\\n|"(?:error|err|critical|fatal|warning|warn|alert|emergency|panic|e|f)"'
     r"|\w(?:Error|Exception)\b",
@@ -29,7 +29,7 @@ _TEXT = re.compile(
 )
 _TRACE = re.compile(r"exc_info|exc_text|trace|stack", re.I)
 _RANK = re.compile(r"(?:global_)?rank\Z", re.I)
-# What a record has beside its text. One with other keys (a step, a loss) is kept as it is.
+# Keys that a record may have beside its text. One with other keys (a step, a loss) stays as it is.
 _BESIDE = re.compile(
     r"(?:@?timestamp|ts|time|asctime|date|receivetimestamp|insertid|logname|name|logger|logger_name|"
     r"level|levelname|severity|lvl|loglevel|stream|pipe|kubernetes|labels|resource|host|hostname|pid|"
@@ -37,37 +37,37 @@ _BESIDE = re.compile(
     r"namespace|source|(?:global_|local_)?rank|attrs|docker|tag|_p)\Z",
     re.I,
 )
-# The name of an event, where a runner has the line of output beside it, as `data`.
+# The name of an event, if a runner has the output line beside it as `data`.
 _NAME_OF_TEXT = re.compile(r"\w{1,20}\Z")
-# The level that a program gave to a line of its own. A collector's level of stderr says nothing.
+# The level that a program gave to its own line. A collector's level for stderr says nothing.
 _LEVELS = {"info": "INFO", "debug": "INFO", "warning": "WARNING", "warn": "WARNING"}
 _OWN_LEVEL = re.compile(r"(?:level|levelname|lvl|loglevel)\Z", re.I)
 _EXCEPTION = re.compile(r"\s{0,20}[\w.]{0,120}(?:Error|Exception)\b[:(]")
 _NO_SENTENCE = re.compile(r"\s|Traceback|\[|[\w.]{1,120}(?:Error|Exception)\b|\{")
 _ESCAPED = re.compile(r"(?:\\){1,4}(?:r(?:\\){1,4})?n")
-# A text without that head, of which a line is a frame's or an exception's.
+# A text without that head, in which a line is a frame or an exception.
 _ESCAPED_LINE = re.compile(
     r"(?:\\){1,4}n['\", ]{0,6}"
     r"(?:[\w.]{0,120}(?:Error|Exception)(?::|(?:\\){1,4}n)|File (?:\\){0,4}\")"
 )
-_ESCAPES = 3  # so many make a line a text; a line of source may have one
-_BETWEEN = re.compile(r"^['\"], ['\"]")  # two strings of a list
+_ESCAPES = 3  # so many make a line an escaped text; a source line may have one
+_BETWEEN = re.compile(r"^['\"], ['\"]")  # between two strings of a list
 _STRING = re.compile(r"\s{0,40}(?P<text>\"(?:[^\"\\]|\\.){1,3900}\"),?\s{0,4}$")  # a list's, alone
-# The exception in a record of torch's that is printed over several lines, and the frames below it.
+# The exception in torch's error file, printed over several lines, and the frames below it.
 _MEMBER = re.compile(
     r'\s{1,20}"message": (?P<text>"[\w.]{1,120}(?:Error|Exception)\b(?:[^"\\]|\\.){0,3900}")'
     r",?\s{0,4}$"
 )
 _FRAMES = '"py_callstack": ['
-_ABOVE_FRAMES = 3  # lines, at most, from the exception down to them
-_END = re.compile(r'"[\s,}\]]{0,12}$')  # what ends a record behind its last text
+_ABOVE_FRAMES = 3  # most lines from the exception down to its frames
+_END = re.compile(r'"[\s,}\]]{0,12}$')  # the end of a record after its last text
 _HEAD = "Traceback (most recent call last):"
 
 
 def unpack(text: str) -> tuple[int | None, list[str]] | None:
-    """Return the rank and the lines of a record; None where the line is none, or all is well.
+    """Return a record's rank and lines; None if it is no record, or reports no problem.
 
-    A record that is nothing but a line with its time is unpacked in any case.
+    A record that only wraps a line with its time is unpacked in any case.
 
     >>> unpack('{"level": "error", "msg": "stopped", "exc_info": "E\\\\nKeyError: 1", "rank": 3}')
     (3, ['stopped', 'E', 'KeyError: 1'])
@@ -87,10 +87,11 @@ def unpack(text: str) -> tuple[int | None, list[str]] | None:
 
 
 def in_order(lines: list[Line]) -> Sequence[Line]:
-    """Return the lines with the exception of torch's error file below its frames, as Python has it.
+    """Return the lines with the exception of torch's error file moved below its frames.
 
     Args:
-        lines: the log's, unpacked. An error file that is printed over several has it above them.
+        lines: the log's lines, unpacked; an error file printed over several lines has it above
+            them.
     """
     for at in [at for at, line in enumerate(lines) if line.text.endswith(_FRAMES)]:
         above = range(at - 1, max(-1, at - 1 - _ABOVE_FRAMES), -1)
@@ -109,13 +110,13 @@ def in_order(lines: list[Line]) -> Sequence[Line]:
 
 
 def _is_of_text(record: dict[str, object], text: str) -> bool:
-    """Return whether a record reports something wrong, or is nothing but a line with its time."""
+    """Return whether a record reports a problem, or only wraps a line with its time."""
     beside = all(_TEXT.match(key) or _BESIDE.match(key) for key in record)
     return beside or _WRONG.search(text) is not None
 
 
 def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
-    """Return the lines of a text whose newlines are escaped; of a record that is cut, too."""
+    """Return the lines of a text with escaped newlines, even if the record is cut."""
     at = text.find(_HEAD)
     if at >= 0 and _ESCAPED.match(text, at + len(_HEAD)):
         before, trace = text[:at], text[at:].replace('\\"', '"')
@@ -129,7 +130,7 @@ def _unescaped(text: str) -> tuple[int | None, list[str]] | None:
 
 
 def _unlisted(lines: list[str]) -> list[str]:
-    """Return lines without what a list puts between its strings, as that of a traceback's lines."""
+    """Return lines without the list syntax between strings, as in a list of a traceback's lines."""
     return [_BETWEEN.sub("", line) for line in lines]
 
 
@@ -141,7 +142,7 @@ def _lines(record: dict[str, object]) -> list[str]:
     level = next((str(v).lower() for k, v in record.items() if _OWN_LEVEL.match(k)), "")
     texts = _texts(record, _DEPTH)
     if texts and texts[-1][0] and texts[-1][1].rstrip().rsplit("\n", 1)[-1].startswith(" "):
-        texts.sort(key=lambda item: _EXCEPTION.match(item[1]) is not None)  # behind its frames
+        texts.sort(key=lambda item: _EXCEPTION.match(item[1]) is not None)  # after its frames
     lines = [line for _, text in texts for line in text.splitlines() if line.strip()]
     lines = [part for line in lines for part in (_unescaped(line) or (None, [line]))[1]]
     if level in _LEVELS and lines and not _NO_SENTENCE.match(lines[0]):
@@ -150,7 +151,7 @@ def _lines(record: dict[str, object]) -> list[str]:
 
 
 def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
-    """Return what the record's fields say, tracebacks last."""
+    """Return the texts in the record's fields, tracebacks last."""
     found: list[tuple[bool, str]] = []
     for key, value in record.items():
         if not _TEXT.match(key) and not _holds_lines(value):
@@ -167,7 +168,7 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
 
 
 def _holds_lines(value: object) -> bool:
-    """Return whether a field is a text of several lines or an exception's, whatever its name."""
+    """Return whether a field is a text of several lines or an exception, whatever its name."""
     return isinstance(value, str) and bool("\n" in value.strip() or _EXCEPTION.match(value))
 
 

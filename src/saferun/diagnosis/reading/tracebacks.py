@@ -1,8 +1,7 @@
 """Pure: the Python exceptions in a log, with their frames, messages and chains.
 
-Each rank is read on its own where prefixes tell ranks apart. Fragments are read too: an exception's
-line is recognised without the word Traceback before it, and frames without an exception after them
-are dropped.
+If prefixes name ranks, each rank is read separately. Fragments are read, too: an exception's line
+is recognised without "Traceback" before it, and frames without an exception after them are dropped.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from saferun.diagnosis.reading import cpp_exceptions, digit_masks
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import THROWN, Raised
 
-MESSAGE_LINES = 24  # kept of one exception's message
+MESSAGE_LINES = 24  # lines kept of one exception's message
 FRAME_LINES = 80
-MOST = 300  # exceptions: the first and the last ones of a log
+MOST = 300  # most exceptions of a log: the first and the last ones
 _TRACEBACK = "Traceback (most recent call last)"
 _DIRECT = "direct cause of the following exception"
 _DURING = "During handling of the above exception"
 _NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,8}"
-# The line of an exception: a dotted name that ends as names of exceptions do, then `:` or nothing.
+# The line of an exception: a dotted name that ends like an exception's name, then `:` or nothing.
 _RAISED = re.compile(
     rf"(?P<type>{_NAME}(?:_?[A-Z]\w{{2,80}}(?:Failed|Hit|Unsupported|Missing|Resources|ProcessPool)"
     r"|(?:_?[A-Z]\w{0,80})?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Abort|Pruned|Exhausted|Conflict|Invalid"
@@ -35,12 +34,12 @@ _QUOTED_EXCEPTION = re.compile(
     r"|[A-Z]\w{0,80}(?:Error|Exception)(?=\(['\"].)"
     r"|(?<=Caught )[A-Z]\w{0,80}(?= in (?:DataLoader worker|replica|pin memory)))"
 )
-# Ranks that write at the same time lose newlines: a line of a traceback directly follows the name.
+# Ranks that write at the same time lose newlines: a traceback's line directly follows the name.
 _GLUED = re.compile(r" {4,64}(?:assert |raise |return |File \"|\w{1,80}[.(]|\w{1,80} = )")
-# Such ranks lose the newline between two names, too: the same name then stands twice or more.
+# Such ranks also lose the newline between two names: the same name then stands twice or more.
 _DOUBLED = re.compile(r"([A-Z]\w{2,60}?(?:Error|Exception))\1{1,8}$")
-_POINTER = "❱"  # a boxed traceback (rich) marks the line that failed with it
-# What ends a message: lines that begin so are something else.
+_POINTER = "❱"  # a boxed traceback (rich) marks the failed line with it
+# Beginnings of lines that end a message.
 _OTHER = re.compile(
     r"(?:ERROR|INFO|WARNING|DEBUG|CRITICAL)[:\s]|\[?[WEIF]\d{3,4} |\[[EWIF] |={8}|-{8}"
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
@@ -49,40 +48,40 @@ _OTHER = re.compile(
     r"|\S{1,200}:\d{1,6}: "
     r"|(?:Killed|Terminated|Aborted|Hangup|Quit|Segmentation fault|Bus error)(?: \(core dumped\))?$"
 )
-# Another process's last output. It only continues a message that has the same subject.
+# The last output of another process. It continues a message only if that has the same subject.
 _ELSEWHERE = re.compile(
     r"\s{0,4}(?:(?P<nccl>nccl[A-Z]\w{2,40}: |Last error:)|(?P<http>\(?HTTPS?ConnectionPool\()"
     r"|(?P<actor>The actor (?:is dead|died) )"
     r"|terminate called|what\(\): )"
 )
-# Phrases of a program that goes on: the line (lower case) reports what is over or will be retried.
-# huggingface_hub warns so about requests that it can do without; wandb sends later.
+# Phrases of a program that continues: the line (lower case) reports something that is over or will
+# be retried. huggingface_hub warns so about optional requests; wandb sends later.
 GOES_ON = re.compile(
     r"\bretrying\b|\bwill retry\b|\bretry loop\b|\b(?:retry|attempt) \d{1,3} ?(?:/|of) ?\d{1,3}\b"
     r"|\bskipp(?:ed|ing)\b|\bfalling back\b|\bsuppressed\b|\bignoring\b"
     r"|\bthrown while requesting\b|^wandb: (?:error|warning) error while calling\b"
 )
-_EXIT_BARRIER = "Error waiting on exit barrier"  # torchrun's agent, when a node has gone before
+_EXIT_BARRIER = "Error waiting on exit barrier"  # from torchrun's agent, if a node has gone first
 _BACKGROUND = (
-    "Exception ignored ",  # in: or, from 3.14 on, while calling deallocator
+    "Exception ignored ",  # followed by "in: " or, from 3.14 on, "while calling deallocator"
     "Exception in thread",
     "Error in atexit",
     "Error in sys.excep",
 )
-_BESIDE_LINES = 2  # other processes may write so many between such a line and its traceback
-# A thread of multiprocessing (resource_sharer.py) that prints what failed and continues. Where a
-# job is killed, it sees its peers' end a moment before its own.
+_BESIDE_LINES = 2  # most lines of other processes between such a line and its traceback
+# A thread of multiprocessing (resource_sharer.py) that prints a failure and continues. If a job is
+# killed, this thread sees the end of its peers a moment before its own.
 _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _serve\b")
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
-_BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame of rich's
-# The last frame of a signal's handler, by what such functions are called.
+_BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame in a traceback of rich
+# The last frame of a signal handler, recognised by usual names of such functions.
 _IN_HANDLER = re.compile(r", in \w{0,40}(?:handler|signal|sig[a-z]{3,6})$", re.I | re.M)
-_NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a line of source
+_NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a source line
 
 
 def _after_frames(text: str) -> re.Match[str] | None:
-    """Match an exception of any name, but not the prefix of a program's own output (`wandb: `)."""
+    """Match an exception of any name, but not a program's own prefix (`wandb: `)."""
     if _OTHER.match(text):
         return None
     if found := _RAISED.match(text):
@@ -94,16 +93,16 @@ def _after_frames(text: str) -> re.Match[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Tracebacks:
-    """The exceptions of a log, and which lines are only their tracebacks' frames."""
+    """The exceptions of a log, and the lines that are only frames of their tracebacks."""
 
     raised: tuple[Raised, ...]
     framed: frozenset[int]  # indices of lines
 
     def without_consequences(self) -> Tracebacks:
-        """Leave out what was raised while another exception ended a `with` block.
+        """Leave out exceptions that were raised while another exception ended a `with` block.
 
-        What is closed there is half done: an archive that could not be written has a wrong size.
-        What a signal's handler raises comes wherever the program happens to be: it stays.
+        Objects closed there are incomplete: an archive that could not be written has a wrong size.
+        An exception from a signal handler stays, since it can come at any place of the program.
         """
         over = [
             one
@@ -118,7 +117,7 @@ class Tracebacks:
 
 
 class _Stream:
-    """Reads the lines of one rank, in order."""
+    """Read the lines of one rank, in order."""
 
     def __init__(self, reader: _Reader, rank: int | None) -> None:
         self._reader = reader
@@ -128,23 +127,23 @@ class _Stream:
         self._frames: list[str] = []
         self._chain = 0
         self._link = ""
-        self._rows: list[int] = []  # the message that is being read
+        self._rows: list[int] = []  # lines of the message that is being read
         self._open: tuple[str, str, bool] | None = None  # its exception: type, frames, headed
-        self._background = 0  # lines within which a background traceback begins
+        self._background = 0  # remaining lines in which a background traceback may begin
         self._framed_at = 0
-        self._headed = False  # the head of a traceback, whose exception was not read so far
+        self._headed = False  # the head of a traceback was read, but not its exception
 
     @property
     def idle(self) -> bool:
-        """Whether no exception is being read, nor a traceback."""
+        """Return whether neither an exception nor a traceback is being read."""
         return not (self._inside or self._rows or self._frames or self._background)
 
     def read(self, at: int, text: str) -> None:
-        """Read one line of the rank's.
+        """Read one line of the rank.
 
         Args:
-            at: index of the line.
-            text: without prefixes.
+            at: the line's index.
+            text: the line without prefixes.
         """
         if _TRACEBACK in text:
             self._begin(text)
@@ -204,21 +203,21 @@ class _Stream:
         return bool(self._frames) and text.startswith("    ")
 
     def _framed(self, at: int, text: str) -> None:
-        """Keep a line of the traceback's: at most half of FRAME_LINES from its start and end."""
+        """Store a line of the traceback: at most FRAME_LINES in all, half from each end."""
         self._reader.framed.add(at)
         if not text.strip():
             return
         if len(self._frames) >= FRAME_LINES:
             del self._frames[FRAME_LINES // 2]
         self._frames.append(text)
-        if "│" not in text or _POINTER in text[:6]:  # the line that failed, where it is a box
+        if "│" not in text or _POINTER in text[:6]:  # in a box, only the failed line
             self._framed_at = at
 
     def end(self) -> None:
-        """Hand over what the end of the log cut short.
+        """Emit what the end of the log has cut.
 
-        That is a `raise` whose exception was not printed, or a traceback of which no more is known
-        (its type is "").
+        It is a `raise` whose exception was not printed, or a traceback without its exception (the
+        type is then "").
         """
         self.close()
         pointed = [text for text in self._frames if _POINTER in text[:6]]
@@ -241,7 +240,7 @@ class _Stream:
             self._rows.append(at)
 
     def _is_elsewhere(self, text: str) -> bool:
-        """Return whether a line below a message belongs to another process's."""
+        """Return whether a line below a message belongs to another process."""
         found = _ELSEWHERE.match(text)
         if found is None:
             return False
@@ -251,8 +250,8 @@ class _Stream:
     def _is_over(self) -> bool:
         """Return whether the message ends with its first line.
 
-        It does where a program that goes on only mentions the exception, and behind the `Error: `
-        that any program may print.
+        It does if a program that continues only mentions the exception, or after `Error: `, which
+        any program may print.
         """
         kind, _, headed = self._open or ("", "", True)
         if headed:
@@ -266,7 +265,7 @@ class _Stream:
         self._headed = False
 
     def close(self) -> None:
-        """Hand over the exception whose message has ended."""
+        """Emit the exception whose message has ended."""
         if self._open is None:
             return
         kind, frames, headed = self._open
@@ -297,7 +296,7 @@ def _quoted(text: str) -> re.Match[str] | None:
 
 
 def _is_ordinary(text: str) -> bool:
-    """Return whether a line has nothing of an exception: between two of them it says nothing."""
+    """Return whether a line has no trace of an exception, so that it says nothing between two."""
     return not (
         _TRACEBACK in text
         or _DIRECT in text
@@ -323,7 +322,7 @@ def _looks_raised(found: re.Match[str]) -> bool:
 
 
 class _Reader:
-    """Reads a log, each rank's lines in a stream of their own."""
+    """Read a log, with one stream for each rank's lines."""
 
     def __init__(self, lines: Sequence[Line], alike: Sequence[str]) -> None:
         self._lines = lines
@@ -371,8 +370,8 @@ def find(
     """Return the exceptions in a log's lines, in the order of their lines.
 
     Args:
-        lines: the log's.
-        alike: their forms, where they are known (`digit_masks.of`).
-        more: exceptions in the lines that are neither Python's nor C++'s.
+        lines: the log's lines.
+        alike: their forms, if known (`digit_masks.of`).
+        more: exceptions of other languages than Python and C++ in the lines.
     """
     return _Reader(lines, digit_masks.of(lines) if alike is None else alike).run(more)

@@ -11,17 +11,17 @@ _FRAME = re.compile(
     r'File "(?P<path>[^"]{1,400})", line (?P<line>\d{1,9}),? in (?P<name>\S.{0,200}?)\s{0,8}$'
 )
 _BOXED = re.compile(r"(?P<path>/\S{1,400}\.py):(?P<line>\d{1,9}) in (?P<name>\S{1,200})\s{0,8}$")
-# The line of source below a frame; in a box, the one that is pointed at.
+# The source line below a frame; in a box, the one that the pointer marks.
 _SOURCE = re.compile(
     r"(?:\s{0,8}❱\s{0,4}\d{1,9}\s{0,2}│?|(?!\s{0,8}(?:❱|│|\d{1,6}\s))\s{2,12})"
     r"\s{0,80}(?P<code>[^\s^~│].{0,120}?)\s{0,80}│?$"
 )
-# Code that is installed, the interpreter's own, a launcher's, and our hooks.
+# Installed code, the interpreter's own, a launcher's, and our hooks.
 _OTHERS = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
 )
-# What may hide below the last whole frame of a traceback that is cut. Calls to a device, to other
-# ranks, to a compiler or to a server can fail for reasons that are not the script's.
+# Code that may stand below the last complete frame of a cut traceback. Calls to a device, other
+# ranks, a compiler or a server can fail for reasons outside the script.
 _MAY_PASS = re.compile(
     r"/(?:torch|triton|requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|datasets|deepspeed"
     r"|accelerate|lightning\w{0,20}|pytorch_lightning|transformers|megatron|jax|tensorflow|keras|ray"
@@ -55,13 +55,13 @@ def innermost(lines: Iterable[Line]) -> str:
     """Return the innermost frame of the user's code in the last stack that has one.
 
     Returns:
-        As `train.py:9  loss.backward()`, without the source where the stack has none; "" where no
-        stack shows code of the user's.
+        Text such as `train.py:9 loss.backward()`, without the source line if the stack has none; ""
+        if no stack shows the user's code.
     """
     found: list[str] = []
-    upwards: dict[int | None, bool] = {}  # rank -> its innermost frame comes first, as in C
+    upwards: dict[int | None, bool] = {}  # rank -> whether its innermost frame comes first, as in C
     taken: set[int | None] = set()
-    waiting: dict[int | None, list[str]] = {}  # a frame whose source may follow
+    waiting: dict[int | None, list[str]] = {}  # rank -> a frame whose source line may follow
     for line in lines:
         text = line.text
         if _FIRST in text or _LAST in text:
@@ -84,7 +84,7 @@ def _is_frame(text: str) -> bool:
 
 
 def _users(text: str) -> str:
-    """Return the place of a frame, "" where it is not of the user's code."""
+    """Return the place of a frame; "" if it is not in the user's code."""
     found = _FRAME.search(text) or _BOXED.search(text)
     if found is None or _OTHERS.search(found["path"]):
         return ""
@@ -92,7 +92,7 @@ def _users(text: str) -> str:
 
 
 def _in_what_may_pass(row: str) -> bool:
-    """Return whether a frame is cut within the path of code that may pass."""
+    """Return whether a frame is cut within the path of code that can fail for outside reasons."""
     if not _CUT_PATH.match(row):
         return False
     name = _CUT_NAME.search(row)
@@ -104,9 +104,9 @@ def of_cut(traceback: str) -> str:
     """Return whose fault a traceback shows that is cut before its exception.
 
     Returns:
-        "own" where its last frame is a function of the script's that calls nothing that may pass;
-        "likely" where it ends in other code, but in none that reaches a device, other ranks, a
-        compiler or a server; "" where it may be anything.
+        "own" if the last frame is a function of the script that calls nothing that can fail for
+        outside reasons; "likely" if it ends in other code that reaches no device, other ranks,
+        compiler or server; "" if it may be anything.
     """
     rows = [row.strip() for row in traceback.splitlines()]
     frames = [
@@ -118,11 +118,11 @@ def of_cut(traceback: str) -> str:
         return ""
     at, last = frames[-1]
     if last is None and _in_what_may_pass(rows[at]):
-        return ""  # nothing is known of what comes below
+        return ""  # the frames below are unknown
     calls = rows[at + 1 :]
     whole = last is not None and last["name"] != "<module>" and not _MAY_PASS.search(last["path"])
     if whole and not any(_HIDES_MORE.search(row) for row in calls):
         return "own"
-    # The whole frame above a cut one counts, too.
+    # The complete frame above a cut one counts, too.
     above = frames[-2][0] if last is None and len(frames) > 1 else at
     return "" if any(_REACHES.search(row) for row in rows[above:]) else "likely"

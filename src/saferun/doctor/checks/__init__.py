@@ -1,1 +1,1 @@
-"""What each part of the machine must have."""
+"""Check what each part of the machine must have."""

@@ -1,9 +1,9 @@
-"""Whether a driver answers, and whether this torch fits it and the GPUs.
+"""Whether a driver answers, and whether this torch fits the driver and the GPUs.
 
-Which CUDA needs which driver:
-https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. Which code runs
-on which GPU: torch/cuda/__init__.py (`_check_cubins`) and the CUDA programming guide, "Binary
-Compatibility" and "PTX Compatibility". What a failing NVML means: driver_messages.yaml.
+The driver that each CUDA needs:
+https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html. The code that
+runs on each GPU: torch/cuda/__init__.py (`_check_cubins`) and the CUDA programming guide, "Binary
+Compatibility" and "PTX Compatibility". The meaning of NVML's failures: driver_messages.yaml.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own library?"
 
 
 def presence(files: Files, nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
-    """Check that there is a driver, that NVML answers, and that every GPU is there.
+    """Check that there is a driver, that NVML answers, and that every GPU is present.
 
     Args:
-        files: what the driver shows in /proc, /dev and /sys.
+        files: the driver's entries in /proc, /dev and /sys.
         nvml: the answer of NVML.
         cuda: the answer of the CUDA driver.
     """
@@ -67,7 +67,7 @@ def _answer(files: Files, nvml: Answer) -> Iterator[Finding]:
     elif nvml.status is None:
         yield _hung(nvml)
     elif (nvml.trouble and not nvml.report.lost) or not nvml.report.cards:
-        yield _failed(files, nvml)  # else _missing names those that could not be opened
+        yield _failed(files, nvml)  # otherwise _missing names those that could not be opened
 
 
 def _hung(nvml: Answer) -> Finding:
@@ -107,7 +107,7 @@ def _missing(files: Files, nvml: Answer) -> Iterator[Finding]:
 
 
 def nodes(files: Files) -> Iterator[Finding]:
-    """Check the device nodes through which CUDA reaches the GPUs."""
+    """Check the device nodes by which CUDA accesses the GPUs."""
     if not files.nodes or files.wsl:
         return
     cards = {name: state for name, state in files.nodes.items() if name[6:].isdecimal()}
@@ -135,10 +135,10 @@ def versions(files: Files, nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[F
     """Check that the driver is new enough for the CUDA that torch was built with.
 
     Args:
-        files: what the driver shows in /proc, /dev and /sys.
+        files: the driver's entries in /proc, /dev and /sys.
         nvml: the answer of NVML.
         cuda: the answer of the CUDA driver.
-        torch: what the installed torch says of itself.
+        torch: facts about the installed torch.
     """
     yield from _torch(torch, bool(nvml.report.cards or cuda.devices or files.gpus))
     newest = _newest(nvml, cuda)
@@ -161,7 +161,7 @@ def versions(files: Files, nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[F
 
 
 def _newest(nvml: Answer, cuda: Cuda) -> tuple[int, int] | None:
-    """Return the newest CUDA that libcuda supports (see cuda-compat), else what NVML says."""
+    """Return the newest CUDA that libcuda supports (see cuda-compat), else NVML's answer."""
     if cuda.driver:
         return cuda.driver // 1000, cuda.driver % 1000 // 10
     return _pair(nvml.report.cuda) if nvml.report.cuda else None
@@ -203,7 +203,7 @@ def architectures(nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
     Args:
         nvml: the answer of NVML.
         cuda: the answer of the CUDA driver.
-        torch: what the installed torch says of itself.
+        torch: facts about the installed torch.
     """
     capabilities = _capabilities(nvml, cuda)
     if not torch.archs or not capabilities:
@@ -231,10 +231,14 @@ def _capabilities(nvml: Answer, cuda: Cuda) -> Mapping[str, str]:
 
 
 def how_it_runs(capability: str, archs: tuple[str, ...]) -> str:
-    """Return the entry whose machine code runs on a GPU, "jit" where only PTX does, else "no".
+    """Return the entry whose machine code runs on a GPU; "jit" if only PTX runs; else "no".
 
-    Machine code of sm_86 runs on 8.6 and 8.9, not on 9.0; that of sm_90a on 9.0 alone; PTX on
-    whatever is newer.
+    Machine code of sm_86 runs on 8.6 and 8.9, but not on 9.0; that of sm_90a only on 9.0; PTX on
+    any newer GPU.
+
+    Args:
+        capability: the GPU's compute capability, "9.0".
+        archs: torch's architectures, such as sm_90 and compute_90.
     """
     major, minor = _pair(capability)
     found = "no"

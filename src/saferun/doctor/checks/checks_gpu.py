@@ -1,7 +1,9 @@
-"""The health of each GPU by NVML's answers; a function for each check.
+"""The health of each GPU by NVML's answers, with one function for each check.
 
-What a field means: https://docs.nvidia.com/deploy/nvidia-smi/index.html; memory errors and rows:
-https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html; the recovery action and the
+A check gets the GPU (`card`) and its name in findings (`area`).
+
+The meaning of a field: https://docs.nvidia.com/deploy/nvidia-smi/index.html; memory errors and
+rows: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html; the recovery action and the
 fabric: NVML, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html.
 """
 
@@ -17,10 +19,10 @@ from saferun.model import NOTE, OK, PROBLEM, Finding
 
 MEMORY_DOC = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 FABRIC_DOC = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
-HELD_SHARE = 0.1  # a job that is sized for the whole card does not fit beside more
-HELD_MIB = 1024  # a context takes some 500 MiB, a desktop about as much
-THROTTLED_S = 60  # since the driver was loaded
-_SLOWED = {  # reason, as `nvidia-smi -q` names it -> its meaning
+HELD_SHARE = 0.1  # a job sized for the whole card does not fit if more is in use
+HELD_MIB = 1024  # a context takes some 500 MiB, a desktop about the same
+THROTTLED_S = 60  # seconds since the driver was loaded
+_SLOWED = {  # reason, named as in `nvidia-smi -q` -> its meaning
     "HW Thermal Slowdown": "too hot: the hardware has lowered its clocks",
     "HW Power Brake Slowdown": "the power supply or the chassis has asked it to slow down",
     "HW Slowdown": "the hardware has at least halved its clocks (heat or power)",
@@ -34,9 +36,9 @@ def judge(nvml: Answer, files: Files, mine: Iterable[str] = ()) -> list[Finding]
 
     Args:
         nvml: the answers of NVML.
-        files: what the driver's files show.
-        mine: UUIDs of the GPUs that the job will see; a problem of another one is a note.
-            Empty: all.
+        files: the content of the driver's files.
+        mine: UUIDs of the GPUs that the job will see; a problem of another GPU is a note. If empty,
+            all GPUs count.
 
     Returns:
         The findings, in the order of the GPUs' numbers.
@@ -70,14 +72,14 @@ def _summary(card: Card) -> str:
 
 
 def _not_mine(finding: Finding) -> Finding:
-    """Return a finding about another job's GPU: a problem there is only a note here."""
+    """Return a finding about another job's GPU; for this job a problem there is only a note."""
     if finding.level != PROBLEM:
         return finding
     return finding._replace(level=NOTE, what=f"{finding.what} (not visible to your job)")
 
 
 def answering(card: Card, area: str) -> Iterator[Finding]:
-    """Check for fields that hold an error in place of a value: the GPU has stopped answering."""
+    """Check for fields with an error instead of a value: the GPU has stopped answering."""
     sick = card.sick
     if sick:
         name = sick[0]
@@ -88,9 +90,9 @@ def answering(card: Card, area: str) -> Iterator[Finding]:
 
 
 def recovery(card: Card, area: str) -> Iterator[Finding]:
-    """Check whether the driver asks for a recovery before this GPU is used again."""
-    action = card.get("GPU Recovery Action")  # since 565
-    if card.get("GPU Reset Status/Reset Required") == "Yes":  # 525 to 560
+    """Check whether the driver requires a recovery before this GPU is used again."""
+    action = card.get("GPU Recovery Action")  # since driver 565
+    if card.get("GPU Reset Status/Reset Required") == "Yes":  # drivers 525 to 560
         action = "Reset"
     elif card.get("GPU Reset Status/Drain and Reset Recommended") == "Yes":
         action = "Drain and Reset"
@@ -101,12 +103,12 @@ def recovery(card: Card, area: str) -> Iterator[Finding]:
 
 
 def healthy_by_driver(card: Card) -> bool:
-    """Return whether the driver reports that no recovery is needed (565 and newer)."""
+    """Return whether the driver reports that no recovery is needed (driver 565 and newer)."""
     return card.fields.get("GPU Recovery Action") == "None"
 
 
 def ecc(card: Card, area: str) -> Iterator[Finding]:
-    """Check that ECC is on, and that no memory error was uncorrectable."""
+    """Check that ECC is on, and that there was no uncorrectable memory error."""
     mode, pending = card.get("ECC Mode/Current"), card.get("ECC Mode/Pending")
     if mode == "Disabled" and pending == "Disabled" and _has_ecc(card):
         fix = f"as root `nvidia-smi -i {area[4:]} -e 1`, then reboot (it takes some memory)"
@@ -129,7 +131,7 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
 
 
 def _has_ecc(card: Card) -> bool:
-    """Return whether ECC is usual here; GeForce cards may support it, and are sold with it off."""
+    """Return whether ECC is usual on this GPU; GeForce cards with ECC are sold with it off."""
     return "GeForce" not in card.get("Product Name")
 
 
@@ -148,7 +150,7 @@ def _listing(counts: Mapping[str, int]) -> str:
 
 
 def rows(card: Card, area: str) -> Iterator[Finding]:
-    """Check for memory that was taken out of use."""
+    """Check for memory that was retired."""
     used = card.number("Remapped Rows/Uncorrectable Error") or 0
     pages = card.number("Retired Pages/Double Bit ECC") or 0
     if used or pages:
@@ -157,7 +159,7 @@ def rows(card: Card, area: str) -> Iterator[Finding]:
 
 
 def fields(card: Card, area: str) -> Iterator[Finding]:
-    """Check the fields that mean something by themselves (gpu_fields.yaml)."""
+    """Check the fields whose values have a meaning by themselves (gpu_fields.yaml)."""
     known = loader.load("gpu_fields.yaml")
     reset = known["recovery"]["reset"].format(n=area[4:])
     for row in known["fields"]:
@@ -202,7 +204,7 @@ def _heat(card: Card) -> str:
 
 
 def holders(card: Card, area: str) -> Iterator[Finding]:
-    """Check for memory that is taken already, and by whom."""
+    """Check for memory that is already in use, and by which processes."""
     used = card.number("FB Memory Usage/Used")
     total = card.number("FB Memory Usage/Total")
     if used is None or not total or used < HELD_MIB:
@@ -221,7 +223,7 @@ def holders(card: Card, area: str) -> Iterator[Finding]:
 
 
 def pcie(card: Card, area: str) -> Iterator[Finding]:
-    """Check that the slot gives all lanes (the generation falls when idle, the lanes do not)."""
+    """Check that the slot uses all lanes (an idle GPU lowers the generation, but not the lanes)."""
     start = "PCI/GPU Link Info/Link Width/"
     now, most = card.number(f"{start}Current"), card.number(f"{start}Max")
     if now and most and now < most:
@@ -230,7 +232,7 @@ def pcie(card: Card, area: str) -> Iterator[Finding]:
 
 
 def persistence(card: Card, area: str) -> Iterator[Finding]:
-    """Check persistence mode: without it the driver unloads the GPU's state when nobody uses it."""
+    """Check persistence mode: without it the driver unloads an unused GPU's state."""
     if card.get("Persistence Mode") == "Disabled" and _has_ecc(card):
         what = "persistence mode is off: the first use after a pause takes seconds longer"
         yield Finding(NOTE, area, what, "", "as root `nvidia-smi -pm 1`")

@@ -8,7 +8,7 @@ from saferun.doctor.vitals import Clock, Disk, Limits, Memory, Tools, Torch
 from saferun.model import NOTE, OK, PROBLEM, Finding, GpuFacts
 
 GIB = 1 << 30
-SHM = "/dev/shm"  # noqa: S108 - a title; nothing is written there
+SHM = "/dev/shm"  # noqa: S108 - only a title; nothing is written there
 SHM_SMALL = GIB  # docker gives 64 MiB; one DataLoader worker keeps several batches in it
 SHM_FREE = 256 << 20
 DISK_EMPTY, DISK_SMALL = GIB, 10 * GIB
@@ -90,7 +90,7 @@ def shared_memory(memory: Memory) -> Iterator[Finding]:
 
 
 def memory(found: Memory) -> Iterator[Finding]:
-    """Check the memory that is available, to the machine and to our control group."""
+    """Check the memory available to the machine and to our control group."""
     free = found.available
     whose = ""
     if found.limit >= 0 and (found.total < 0 or found.limit < found.total):
@@ -107,7 +107,7 @@ def memory(found: Memory) -> Iterator[Finding]:
 
 
 def processors(found: Memory, gpus: int) -> Iterator[Finding]:
-    """Check CPU time: each rank needs a core of its own, its DataLoader workers more."""
+    """Check CPU time: each rank needs its own core, and its DataLoader workers need more."""
     share = found.quota or found.cpus
     if not share:
         return
@@ -127,12 +127,12 @@ def processors(found: Memory, gpus: int) -> Iterator[Finding]:
 def numa(
     gpus: Mapping[str, int], nodes: Mapping[int, int], numbers: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Check that ranks can run on the NUMA node of their GPU, and do.
+    """Check that ranks can run, and do run, on the NUMA node of their GPU.
 
     Args:
-        gpus: the node of each GPU by its PCI address.
-        nodes: how many CPUs of each node a job may use.
-        numbers: the GPUs' by their PCI address.
+        gpus: the node of each GPU, by PCI address.
+        nodes: number of CPUs of each node that a job may use.
+        numbers: the GPUs' numbers, by PCI address.
     """
     if len(nodes) < 2 or not gpus:
         return
@@ -167,7 +167,7 @@ def limits(found: Limits) -> Iterator[Finding]:
 
 
 def clock(found: Clock) -> Iterator[Finding]:
-    """Check the clock: TLS needs the right date, the order of several machines' logs the time."""
+    """Check the clock: TLS needs the right date, and comparing machines' logs the right time."""
     if 0 < found.year < OLDEST_YEAR:
         what = f"the clock says {found.year}"
         yield Finding(PROBLEM, "clock", what, "downloads fail: certificates", "set the clock")
@@ -182,13 +182,13 @@ def clock(found: Clock) -> Iterator[Finding]:
 def compilers(
     tools: Tools, torch: Torch, environ: Mapping[str, str], gpus: bool
 ) -> Iterator[Finding]:
-    """Check what torch.compile starts: a C compiler for Triton, ptxas, C++ for code on the CPU.
+    """Check what torch.compile runs: a C compiler for Triton, ptxas, C++ for code on the CPU.
 
     Args:
         tools: the compilers that were found.
-        torch: the user's.
-        environ: the job's; CC, CXX and TRITON_PTXAS_PATH count.
-        gpus: whether there is one.
+        torch: facts about the user's torch.
+        environ: the job's environment; CC, CXX and TRITON_PTXAS_PATH count.
+        gpus: whether there is a GPU.
     """
     missing = []
     if environ.get("CC", "").strip() and not tools.cc:
@@ -217,7 +217,7 @@ def compilers(
         yield Finding(OK, "compiler", ", ".join(filter(None, paths)), "", "")
 
 
-# Schedulers: a variable that is always set, the name, variables with what was allocated.
+# For each scheduler: a variable that is always set, the name, variables with the allocation.
 _SCHEDULERS = (
     ("SLURM_JOB_ID", "Slurm", ("SLURM_NNODES", "SLURM_NTASKS", "SLURM_GPUS_ON_NODE")),
     ("PBS_JOBID", "PBS", ("PBS_NUM_NODES", "NCPUS")),
@@ -228,12 +228,12 @@ _SCHEDULERS = (
 
 
 def scheduler(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iterator[Finding]:
-    """Report what the scheduler allocated, and check which of the GPUs CUDA shows.
+    """Report the scheduler's allocation, and check which of the GPUs CUDA shows.
 
     Args:
-        environ: the job's.
+        environ: the job's environment.
         facts: the GPUs that the job would see.
-        present: how many GPUs are here.
+        present: number of GPUs in the machine.
     """
     for variable, name, allocated in _SCHEDULERS:
         if environ.get(variable):
@@ -261,7 +261,7 @@ def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Itera
         level = NOTE if deliberate else PROBLEM
         yield Finding(level, "GPUs", what, facts.warning, "unset it, or name GPUs that are here")
     elif facts.warning:
-        absent = "counts from" not in facts.warning  # else all that it names is here
+        absent = "counts from" not in facts.warning  # else all that it names is present
         fix = "name GPUs that are here" if absent else "export CUDA_DEVICE_ORDER=PCI_BUS_ID"
         yield Finding(PROBLEM if absent else NOTE, "GPUs", facts.warning, "", fix)
     elif present:
@@ -270,7 +270,7 @@ def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Itera
 
 
 def _unlisted(facts: GpuFacts) -> Finding:
-    """Return the finding where the list of GPUs is in doubt, or may surprise the user."""
+    """Return the finding if the list of GPUs is in doubt, or may surprise the user."""
     fix = "run `nvidia-smi -L` by hand: a launch gets the list of GPUs from it"
     if facts.gpus:
         one_instance = facts.warning.startswith("MIG:")  # certain, and the warning says what to do

@@ -1,9 +1,9 @@
-"""Pure: the links between GPUs: the driver's report, checked transfers, NVLink and RDMA.
+"""Pure: the links between GPUs: the driver's report, verified transfers, NVLink and RDMA.
 
-A card can report peer access and silently corrupt what is sent that way: the copy engine on RTX
-6000 Ada (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1257), kernels on a 4090
-(https://github.com/aikitoria/open-gpu-kernel-modules/issues/8). So every pair is tried with known
-bytes, by each way and in both directions (peercheck.py).
+A card can report peer access and silently corrupt the transferred data: the copy engine on RTX 6000
+Ada (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1257), kernels on a 4090
+(https://github.com/aikitoria/open-gpu-kernel-modules/issues/8). So every pair is tested with known
+bytes, by each method and in both directions (peercheck.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIX = "export NCCL_P2P_DISABLE=1 (slower, correct); switch ACS and the IOMMU of
 
 
 def peers(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
-    """Check that each pair of GPUs reaches the other's memory, and that the bytes are right."""
+    """Check that each pair of GPUs can access each other's memory with the right bytes."""
     wrong = [pair for pair in cuda.pairs if _wrong(pair)]
     for pair in wrong:
         ways = ", ".join(f"{_WAYS[way]}: {found}" for way, found in _wrong(pair).items())
@@ -54,7 +54,7 @@ def peers(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
 
 
 def _wrong(pair: CudaPair) -> dict[str, object]:
-    """Return the ways by which wrong bytes arrive, and what is wrong with them."""
+    """Return the methods by which wrong bytes arrive, and what is wrong with the bytes."""
     found: Mapping[str, object] = pair
     return {way: found[way] for way in _WAYS if str(found.get(way, "ok")) != "ok"}
 
@@ -64,7 +64,7 @@ def _names(nvml: Answer, cuda: Cuda, pair: Sequence[int]) -> str:
 
 
 def _number(nvml: Answer, cuda: Cuda, place: int) -> int:
-    """Return NVML's number of a GPU; CUDA counts only the visible ones, in its own order."""
+    """Return NVML's number of a GPU; CUDA counts only the visible GPUs, in its own order."""
     buses = {device["device"]: device.get("bus", "") for device in cuda.devices}
     bus = bus_id(buses[place]) if buses.get(place) else ""
     return nvml.report.numbers().get(bus, place)
@@ -88,7 +88,7 @@ def _untried(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
 
 
 def _without(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
-    """Yield how many pairs lack direct access: NCCL uses host memory for them."""
+    """Yield the number of pairs without direct access: NCCL uses host memory for them."""
     no = [pair for pair in cuda.pairs if pair.get("can") is False]
     codes = Counter(code for code in nvml.peers.values() if code != "OK")
     reasons = ", ".join(f"{_NO_ACCESS.get(code, code)} ({n} pairs)" for code, n in codes.items())
@@ -101,7 +101,7 @@ def _without(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
 
 
 def nvlinks(nvml: Answer) -> Iterator[Finding]:
-    """Check that every GPU has as many NVLinks up as the others."""
+    """Check that every GPU has as many active NVLinks as the others."""
     links = {gpu: found for gpu, found in nvml.links.items() if found[1]}
     if len(links) < 2:
         return
@@ -122,9 +122,9 @@ def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> I
     """Check the RDMA ports: NCCL uses every active one.
 
     Args:
-        ports: those of all devices.
-        limits: this process's; memory must be locked to be registered.
-        disabled: NCCL_IB_DISABLE=1 is set.
+        ports: the ports of all devices.
+        limits: this process's limits; registered memory must be locked.
+        disabled: whether NCCL_IB_DISABLE=1 is set.
     """
     found = list(ports)
     if not found:

@@ -1,8 +1,8 @@
 """Pure: which interfaces NCCL and gloo would use, and whether other machines reach them.
 
-How NCCL chooses: src/misc/socket.cc (`ncclFindInterfaces`, `matchIfList`) and the variable
-NCCL_SOCKET_IFNAME, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. How gloo
-does: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (`createDefaultDevice`): the address that
+NCCL's choice: src/misc/socket.cc (`ncclFindInterfaces`, `matchIfList`) and the variable
+NCCL_SOCKET_IFNAME, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Gloo's
+choice: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (`createDefaultDevice`): the address that
 the host name resolves to and that can be bound, else 127.0.0.1, unless GLOO_SOCKET_IFNAME names
 interfaces.
 """
@@ -15,7 +15,7 @@ from saferun.doctor.vitals import Interface, Network, Port
 from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
-SLOW_S = 2.0  # resolving our own host name is slow then; each rank does it
+SLOW_S = 2.0  # above this, resolving our own host name is slow; each rank does it
 _OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # tried in this order, after "ib"
 
 
@@ -33,8 +33,8 @@ def nccl_interfaces(found: Sequence[Interface], wanted: str = "") -> tuple[Inter
     """Return the interfaces that NCCL would use; the first one serves the rendezvous.
 
     Args:
-        found: by index.
-        wanted: NCCL_SOCKET_IFNAME; NCCL ignores a value of one character.
+        found: the interfaces, by index.
+        wanted: value of NCCL_SOCKET_IFNAME; NCCL ignores a single character.
     """
     with_address = [*(i for i in found if i.ipv4), *(i for i in found if not i.ipv4 and i.ipv6)]
     if len(wanted) > 1:
@@ -47,7 +47,7 @@ def nccl_interfaces(found: Sequence[Interface], wanted: str = "") -> tuple[Inter
 
 
 def _matches(name: str, rule: str) -> bool:
-    """Match as NCCL does: by prefix; a leading `^` inverts, then `=` asks for whole names."""
+    """Match as NCCL does: by prefix; a leading `^` inverts; then `=` requires whole names."""
     inverted = rule.startswith("^")
     rule = rule.removeprefix("^")
     exact = rule.startswith("=")
@@ -94,7 +94,7 @@ def _speed(interface: Interface) -> str:
 
 
 def gloo(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the interface that gloo would use: the one that the host name resolves to."""
+    """Check the interface that gloo would use: the one to which the host name resolves."""
     many = many_nodes(environ)
     names = {i.name: i for i in network.interfaces}
     listed = ", ".join(name for name, i in names.items() if i.ipv4 or i.ipv6)
@@ -114,7 +114,7 @@ def gloo(network: Network, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _by_name(network: Network, many: bool, listed: str) -> Finding:
-    """Judge where gloo listens without GLOO_SOCKET_IFNAME: by the host name's addresses."""
+    """Judge where gloo listens without GLOO_SOCKET_IFNAME: at the host name's addresses."""
     name, level = network.hostname, PROBLEM if many else NOTE
     fix = f"a line for {name} in /etc/hosts, or export GLOO_SOCKET_IFNAME=NAME; there are {listed}"
     if not network.addresses:

@@ -1,7 +1,7 @@
 """Pure: which GPUs are slower than their siblings.
 
-A collective waits for the slowest GPU, so one slow GPU slows all. Siblings are GPUs of the same
-name; no data sheet is consulted.
+A collective waits for the slowest GPU, so one slow GPU slows all. Siblings are GPUs with the same
+name; no data sheet is used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from statistics import median
 from saferun.doctor.vitals import Measured, Speed
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
-SLOWER = 0.10  # a GPU this far below the median of its siblings is slow
-_METRICS = {  # field: what it is, its unit
+SLOWER = 0.10  # a GPU this far below its siblings' median is slow
+_METRICS = {  # field -> meaning, unit
     "matmul_tflops": ("matmul", "TFLOP/s (float16)"),
     "memory_gbs": ("memory", "GB/s"),
     "peer_gbs": ("to the next GPU", "GB/s"),
@@ -21,13 +21,13 @@ _METRICS = {  # field: what it is, its unit
 
 
 def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Iterator[Finding]:
-    """Yield the slow GPUs, and what was measured.
+    """Yield the slow GPUs, and the measurements.
 
     Args:
-        measured: by `--full`.
-        numbers: what nvidia-smi calls the GPUs, by PCI address.
-        linked: NVLink is up, so that all links between GPUs are alike; over PCI Express they
-            depend on the slots.
+        measured: the measurements of `--full`.
+        numbers: nvidia-smi's numbers of the GPUs, by PCI address.
+        linked: NVLink is up, so all links between GPUs are equal; over PCI Express they depend on
+            the slots.
     """
     if measured.trouble:
         fix = "end what runs on the GPUs, and try again"
@@ -67,7 +67,7 @@ def _compare(
 
 
 def _of_others(area: str, values: Mapping[str, float]) -> float:
-    """Return the median of the siblings of one GPU; its own value where it has none."""
+    """Return the median of a GPU's siblings; the GPU's own value if it has none."""
     return median([value for name, value in values.items() if name != area] or [values[area]])
 
 

@@ -1,1 +1,1 @@
-"""What is asked of the machine."""
+"""Collect facts from the machine."""

@@ -1,6 +1,6 @@
-"""All facts about this machine: every source is asked at once, under one deadline.
+"""Collect all facts about this machine from all sources at once, with one deadline.
 
-The sources: nvidia, torchfacts, host, network, kernellog, and the preflight's test of each GPU.
+The sources are nvidia, torchfacts, host, network, kernellog, and the preflight's test of each GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from saferun.system import gpus, kernellog
 from saferun.system.redact import Masker
 
 FILES_S = 1.5  # milliseconds, unless the driver hangs
-NVML_S = 12.0  # nvidia.REPORT_S, and then ALONE_S for the GPUs that it lacks
-TRIAL_S = 5.0  # a context takes 0.3 s for each GPU; a driver that hangs takes for ever
+NVML_S = 12.0  # nvidia.REPORT_S, plus ALONE_S for the missing GPUs
+TRIAL_S = 5.0  # a context takes 0.3 s for each GPU; a hanging driver takes forever
 TEST_MIB = 2048  # GPU memory that the test's context and buffers need
 TORCH_S = 15.0  # `import torch` takes 2 s warm, and 10 s from a cold disk
 DISKS_S = 5.0  # milliseconds, unless a network file system hangs
@@ -40,21 +40,21 @@ SOURCES = {
 class Gpus:
     """All that is known about the GPUs.
 
-    They are asked one thing after the other, so that our own contexts are not taken for strangers.
+    The questions come one after the other, so that our own contexts are not taken for other users'.
     """
 
     smi: nvml.Answer = field(
         default_factory=nvml.Answer
-    )  # its key in the JSON is that of the time when nvidia-smi was asked
+    )  # its key in the JSON dates from the time when nvidia-smi was asked
     facts: GpuFacts = field(default_factory=GpuFacts)
     test: tuple[Finding, ...] = ()
     cuda: Cuda = field(default_factory=Cuda)
-    full: tuple[str, ...] = ()  # UUIDs of those that were not tried: their memory is taken
+    full: tuple[str, ...] = ()  # UUIDs of GPUs that were not tested: their memory is in use
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Every fact, as far as it came in time."""
+    """Every fact that came in time."""
 
     files: Files = field(default_factory=Files)
     gpus: Gpus = field(default_factory=Gpus)
@@ -62,7 +62,7 @@ class Vitals:
     host: Host = field(default_factory=Host)
     network: Network = field(default_factory=Network)
     log: kernellog.Log = field(default_factory=kernellog.Log)
-    measured: Measured | None = None  # where --full is given
+    measured: Measured | None = None  # with --full
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,20 @@ class Collected:
 
     vitals: Vitals
     answered: frozenset[str]  # keys of SOURCES
-    late: Mapping[str, float]  # the seconds that a source had
-    failed: Mapping[str, str]  # the exception of a source, on one line
+    late: Mapping[str, float]  # seconds that a source had
+    failed: Mapping[str, str]  # a source's exception, on one line
 
 
 def collect(environ: Mapping[str, str], cwd: str, deadline_s: float) -> Collected:
     """Ask every source.
 
     Args:
-        environ: that of the jobs that will run.
-        cwd: where they will run.
-        deadline_s: seconds from now; what has not answered then is left out.
+        environ: the environment of the jobs that will run.
+        cwd: the directory where they will run.
+        deadline_s: seconds from now; later answers are left out.
 
     Returns:
-        The facts; of the GPUs also those that came before the deadline.
+        The facts; for the GPUs also partial facts from before the deadline.
     """
     end = time.monotonic() + deadline_s
     first = together.ask({"files": nvidia.driver_files}, FILES_S)
@@ -124,13 +124,13 @@ def ask_gpus(
     end: float,
     keep: Callable[[Gpus], object] = lambda known: None,
 ) -> Gpus:
-    """Ask NVML, then try each GPU, then each pair; skip what would only hang.
+    """Ask NVML, then test each GPU, then each pair; skip what would only hang.
 
     Args:
-        environ: the job's.
-        files: the driver's.
-        end: the monotonic clock's, in seconds.
-        keep: receives what is known so far, whatever comes later.
+        environ: the job's environment.
+        files: the content of the driver's files.
+        end: deadline on the monotonic clock, in seconds.
+        keep: function that stores the facts known so far.
     """
     smi = nvidia.ask_nvml(environ, tuple(files.gpus), min(end, time.monotonic() + NVML_S))
     known = Gpus(smi)
@@ -159,7 +159,7 @@ def _without_space(smi: nvml.Answer) -> tuple[str, ...]:
 def _try_gpus(
     known: Gpus, environ: Mapping[str, str], end: float, keep: Callable[[Gpus], object]
 ) -> Gpus:
-    """Try each GPU that has space, and each pair of them where all GPUs are well."""
+    """Test each GPU that has space, and each pair of GPUs if all are healthy."""
     tried = [found for found in known.facts.gpus if found.uuid not in known.full]
     if known.full:
         tried = [found for found in tried if found.uuid]
@@ -175,7 +175,7 @@ def _try_gpus(
 
 
 def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tuple[Finding, ...]:
-    """Make a context on every GPU, write memory and read it back: the preflight of a launch."""
+    """Run the preflight of a launch: make a context on every GPU, write memory and read it back."""
     if timeout_s < 1:
         return ()
     try:

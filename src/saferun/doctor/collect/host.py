@@ -1,7 +1,7 @@
-"""What a job needs of the machine beside GPUs: disks, memory, limits, clock, compilers.
+"""What a job needs of the machine besides GPUs: disks, memory, limits, clock, compilers.
 
-A file system that hangs (a dead NFS server) hangs whoever asks it, so each directory is examined in
-a thread of its own, for which nobody waits beyond the deadline.
+A hanging file system (a dead NFS server) also hangs its readers, so each directory is examined in
+its own thread, for which nobody waits beyond the deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HANGS = "it does not answer (a hanging file system?)"
 
 
 def directories(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
-    """Return the directories that a job writes to, by their purpose.
+    """Return the directories to which a job writes, by their purpose.
 
     Sources: torch/_inductor/runtime/cache_dir_utils.py (`triton_cache_dir`), triton/knobs.py
     (`~/.triton/cache`), huggingface_hub/constants.py (`HF_HOME`).
@@ -46,7 +46,7 @@ def directories(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
 
 
 def disks(folders: Mapping[str, str], timeout_s: float) -> tuple[Disk, ...]:
-    """Examine each directory; one that does not answer in time is reported as hanging."""
+    """Examine each directory; one without an answer in time is reported as hanging."""
     questions = {role: functools.partial(disk, role, path) for role, path in folders.items()}
     found = together.ask(questions, timeout_s).answers
     return tuple(
@@ -55,9 +55,9 @@ def disks(folders: Mapping[str, str], timeout_s: float) -> tuple[Disk, ...]:
 
 
 def disk(role: str, path: str) -> Disk:
-    """Return what a directory, or the nearest existing one above it, has space for.
+    """Return the space in a directory, or in its nearest existing parent.
 
-    A nameless file is made in it, to see whether that works, and removed at once.
+    A nameless file is created in it as a test, and removed at once.
     """
     place = path
     while not os.path.isdir(place) and place != os.path.dirname(place):
@@ -83,7 +83,7 @@ def disk(role: str, path: str) -> Disk:
 
 
 def _cannot_write(folder: str) -> str:
-    """Return why nothing can be written into a directory; quotas and full disks show only here."""
+    """Return why nothing can be written to a directory; only this shows quotas and full disks."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"saferun" * 1024)
@@ -96,7 +96,7 @@ def _cannot_write(folder: str) -> str:
 
 
 def memory() -> Memory:
-    """Return memory and processors, and what our control group may use of them.
+    """Return memory and processors, and the part that our control group may use.
 
     Sizes are in bytes; -1 where one is unknown.
     """
@@ -166,9 +166,9 @@ def examine(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
     """Collect all facts of this module.
 
     Args:
-        environ: that of the jobs that will run.
-        cwd: where they will run.
-        timeout_s: the most seconds that the disks may take.
+        environ: the environment of the jobs that will run.
+        cwd: the directory where they will run.
+        timeout_s: longest time for the disks, in seconds.
     """
     return Host(
         disks=disks(directories(environ, cwd), timeout_s),
@@ -181,10 +181,10 @@ def examine(environ: Mapping[str, str], cwd: str, timeout_s: float) -> Host:
 
 
 def numa(nodes: str = "/sys/devices/system/node") -> dict[int, int]:
-    """Return how many CPUs of each NUMA node that has any this process may use.
+    """Return how many CPUs this process may use on each NUMA node that has CPUs.
 
     Args:
-        nodes: the kernel's directory of them.
+        nodes: the kernel's directory of nodes.
     """
     allowed = os.sched_getaffinity(0)
     found = {}
@@ -197,7 +197,7 @@ def numa(nodes: str = "/sys/devices/system/node") -> dict[int, int]:
 
 
 def _cpus(text: str) -> set[int]:
-    """Return the numbers of a list such as 0-3,8.
+    """Return the numbers in a list such as 0-3,8.
 
     >>> sorted(_cpus("0-2,8\\n"))
     [0, 1, 2, 8]

@@ -1,6 +1,6 @@
-"""The machine's network: interfaces, the host name, who holds a port, RDMA devices.
+"""The machine's network: interfaces, the host name, the process on a port, RDMA devices.
 
-Read from /sys and /proc. Nothing is sent anywhere, except to resolve our own host name.
+The facts are read from /sys and /proc. Nothing is sent, except to resolve our own host name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
-    """Return the addresses of a host name in order, why there are none, and the seconds taken."""
+    """Return the addresses of a host name in order, the error if none, and the seconds taken."""
     began = time.monotonic()
     trouble, found = "", []
     try:
@@ -56,11 +56,11 @@ def resolve(hostname: str) -> tuple[tuple[str, ...], str, float]:
 
 
 def port(number: int, masker: Masker) -> Port:
-    """Return whether a process listens on a TCP port, and which where that is visible.
+    """Return whether a process listens on a TCP port, and which process if it is visible.
 
     Args:
         number: the port.
-        masker: takes secrets out of the process's command line.
+        masker: removes secrets from the process's command line.
     """
     sockets = {
         row[9]
@@ -80,7 +80,7 @@ def _owner(links: set[str]) -> int | None:
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             for name in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # it may be closed by now
+                with contextlib.suppress(OSError):  # it may have closed
                     if os.readlink(f"/proc/{pid}/fd/{name}") in links:
                         return int(pid)
     return None
@@ -113,7 +113,7 @@ def infiniband(folder: str = "/sys/class/infiniband") -> tuple[InfiniBand, ...]:
 
 
 def examine(ports: Iterable[int], masker: Masker) -> Network:
-    """Collect all facts of this module; the host name last, since it may wait for a server."""
+    """Collect all facts of this module; the host name comes last, since that may take long."""
     hostname = socket.gethostname()
     known = Network(
         hostname=hostname,

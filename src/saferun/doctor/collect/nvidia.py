@@ -1,8 +1,9 @@
-"""What the NVIDIA driver reports: in its files, by NVML, and to a child that uses libcuda.
+"""The NVIDIA driver's reports: in its files, by NVML, and to a child that uses libcuda.
 
-Facts only (vitals.py): gpu/nvml.py reads the answers, checks_gpu.py judges. One deadline bounds
-everything, since a failing GPU hangs whoever asks it. Where the report of all GPUs does not
-come, each GPU is asked alone, so that the one that does not answer can be named.
+This module collects only facts (vitals.py): gpu/nvml.py reads the answers, checks_gpu.py judges
+them. One deadline limits everything, since a failing GPU hangs any process that asks it. If the
+report on all GPUs does not come, each GPU is asked separately, so that the one without an answer
+can be named.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from saferun.system import command as bounded
 from saferun.system import gpus, procfs
 
 REPORT_S = 8.0  # NVML takes 0.1 to 2 s, and longer without persistence mode
-ALONE_S = 4.0  # each GPU, all at once: twice what the report of all takes where all is well
+ALONE_S = 4.0  # for each GPU, all at once: twice the normal time of the full report
 PEERS_S = 9.0  # 8 GPUs: contexts 1.5 s, 56 pairs 1 s
 
 
@@ -32,7 +33,7 @@ def driver_files(
     tasks: str = "/proc",
     pci: str = "/sys/bus/pci/devices",
 ) -> Files:
-    """Return what the driver shows in /proc, /dev and /sys; takes milliseconds, wakes no GPU.
+    """Return the driver's entries in /proc, /dev and /sys; takes milliseconds, wakes no GPU.
 
     Args:
         proc: the driver's directory.
@@ -73,7 +74,7 @@ def _node(path: str) -> str:
 
 
 def _runs(name: str, tasks: str) -> bool:
-    """Return whether a program runs; the kernel keeps 15 characters of its name."""
+    """Return whether a program is running; the kernel keeps 15 characters of its name."""
     for pid in filter(str.isdecimal, procfs.names(tasks)):
         if procfs.text(f"{tasks}/{pid}/comm").strip() == name[:15]:
             return True
@@ -81,12 +82,12 @@ def _runs(name: str, tasks: str) -> bool:
 
 
 def ask_nvml(environ: Mapping[str, str], known: Sequence[str], end: float) -> nvml.Answer:
-    """Return all that NVML says.
+    """Return all of NVML's answers.
 
     Args:
-        environ: the job's.
-        known: PCI addresses from the driver's files, for asking each GPU alone.
-        end: the monotonic clock's, in seconds; nothing is asked after it.
+        environ: the job's environment.
+        known: PCI addresses from the driver's files, to ask each GPU separately.
+        end: deadline on the monotonic clock, in seconds; nothing is asked after it.
     """
     answer = nvml.ask(environ, _left(end, REPORT_S), health=True, known=known)
     if answer.status is None:
@@ -97,7 +98,7 @@ def ask_nvml(environ: Mapping[str, str], known: Sequence[str], end: float) -> nv
 def _one_by_one(
     all_of_them: nvml.Answer, environ: Mapping[str, str], buses: Sequence[str], end: float
 ) -> nvml.Answer:
-    """Ask each GPU alone, all at once, and put a report together from the answers that come."""
+    """Ask each GPU separately, all at once, and make one report of the answers that come."""
     allowed = _left(end, ALONE_S)
     questions = {
         bus: functools.partial(nvml.ask, environ, allowed, health=True, bus=bus) for bus in buses
@@ -117,7 +118,7 @@ def _one_by_one(
 
 
 def _named(report: nvml.Report) -> nvml.Report:
-    """Name the processes that /proc shows with a GPU open; others may be another container's."""
+    """Name the processes that have a GPU open by /proc; others may be in another container."""
     if not any(card.processes for card in report.cards):
         return report
     opened = orphans.openers(None)
@@ -142,9 +143,9 @@ def ask_cuda(environ: Mapping[str, str], timeout_s: float) -> Cuda:
 
 
 def read_peercheck(answer: bounded.Answer) -> Cuda:
-    """Parse the lines of peercheck.py, all or as far as it came."""
+    """Parse the lines of peercheck.py, complete or partial."""
     top: dict[str, Any] = {}
-    devices: dict[int, Any] = {}  # their values are CudaDevices
+    devices: dict[int, Any] = {}  # the values are arguments of CudaDevice
     pairs: list[Any] = []
     begun: tuple[int, int] | None = None
     for line in answer.out.splitlines():

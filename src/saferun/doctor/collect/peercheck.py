@@ -1,17 +1,18 @@
-"""What CUDA's driver sees, and whether GPUs really read and write each other's memory correctly.
+"""Print what CUDA's driver sees, and whether GPUs access each other's memory correctly.
 
-A program, run by path in a child process: it makes contexts, may hang or crash, and uses only the
-standard library and `libcuda`. It prints one JSON object per line, and each pair before it is
-tried, so that a hang can be attributed:
+This program is run by path in a child process: it makes contexts, may hang or crash, and uses only
+the standard library and `libcuda`. It prints one JSON object per line. Each pair is printed before
+its test, so that a hang can be attributed:
 
     {"driver": 13000, "init": "CUDA_SUCCESS"}
     {"device": 0, "bus": "0000:18:00.0", "uuid": "GPU-…", "name": "…", "capability": "9.0", …}
     {"pair": [0, 1]}
     {"pair": [0, 1], "can": true, "copy": "ok", "read": "ok", "write": "ok"}
 
-Three ways are tried, since a card can report peer access and corrupt any of them: the copy engine
-(cuMemcpyPeer), a kernel that reads the other GPU's memory and one that writes it; NCCL uses
-kernels. The driver API: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
+Three methods are tested, since a card can report peer access and corrupt data by any of them: the
+copy engine (cuMemcpyPeer), a kernel that reads the other GPU's memory, and a kernel that writes it.
+NCCL uses kernels. The driver API:
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__PEER__ACCESS.html
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import sys
 import threading
 from typing import Any
 
-SIZE = 4 << 20  # bytes for each try
+SIZE = 4 << 20  # bytes for each test
 THREADS = 256
-# The driver compiles it for the GPU, which must be sm_70 or newer.
+# The driver compiles this for the GPU, which must be sm_70 or newer.
 PTX = b"""
 .version 6.0
 .target sm_70
@@ -100,7 +101,7 @@ class Cuda:
 
 
 class Device:
-    """A GPU with its context, a pattern in one buffer, another buffer to write into."""
+    """A GPU with its context, a buffer with a pattern, and a buffer to write into."""
 
     def __init__(self, cuda: Cuda, place: int) -> None:
         self.cuda, self.place = cuda, place
@@ -131,7 +132,7 @@ class Device:
         self.cuda.call("cuCtxSynchronize")
 
     def holds(self, pattern: bytes) -> str:
-        """Return "ok" where the target holds a pattern, else how much of it is wrong."""
+        """Return "ok" if the target holds a pattern, else how much of it is wrong."""
         self.enter()
         self.cuda.call("cuCtxSynchronize")
         back = ctypes.create_string_buffer(SIZE)
@@ -142,7 +143,7 @@ class Device:
         return f"wrong: {wrong} of {SIZE} bytes"
 
     def launch(self, target: ctypes.c_void_p, source: ctypes.c_void_p) -> None:
-        """Copy from source to target by a kernel of this GPU."""
+        """Copy from source to target with a kernel on this GPU."""
         self.enter()
         count = ctypes.c_uint(SIZE // 4)
         kept = (target, source, count)
@@ -154,13 +155,13 @@ class Device:
 
 
 def emit(**fields: Any) -> None:
-    """Print one line, and flush."""
+    """Print one line, and flush it."""
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
 def describe(cuda: Cuda, place: int) -> None:
-    """Print what a GPU is."""
+    """Print a GPU's properties."""
     name, bus = ctypes.create_string_buffer(100), ctypes.create_string_buffer(32)
     uuid, memory = (ctypes.c_ubyte * 16)(), ctypes.c_size_t(0)
     cuda.call("cuDeviceGetName", name, 100, place)
@@ -182,7 +183,7 @@ def describe(cuda: Cuda, place: int) -> None:
 
 
 def opened(cuda: Cuda, count: int) -> list[Device]:
-    """Make a context on every GPU at once; print those where that fails."""
+    """Make a context on every GPU at the same time; print the GPUs where that fails."""
     devices: dict[int, Device] = {}
 
     def make(place: int) -> None:
@@ -200,7 +201,7 @@ def opened(cuda: Cuda, count: int) -> list[Device]:
 
 
 def attempt(ours: Device, other: Device) -> dict[str, Any]:
-    """Try each way from a GPU to another one's memory; return the results."""
+    """Test each method from one GPU to another's memory; return the results."""
     cuda = ours.cuda
     can = bool(cuda.number("cuDeviceCanAccessPeer", ours.place, other.place))
     found: dict[str, Any] = {"can": can}
@@ -224,7 +225,7 @@ def attempt(ours: Device, other: Device) -> dict[str, Any]:
 
 
 def try_pairs(devices: list[Device]) -> None:
-    """Try every pair in both directions."""
+    """Test every pair in both directions."""
     for ours in devices:
         for other in devices:
             if ours is other:
@@ -259,5 +260,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that asked
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     main()

@@ -1,7 +1,7 @@
-"""Several questions asked at once under one deadline; none of them can delay the others.
+"""Ask several questions at once with one deadline; none of them can delay the others.
 
-Each has a daemon thread, not one of a pool: at exit a pool waits for its threads, even for one that
-a dead file system blocks for ever.
+Each question has a daemon thread rather than one of a pool: at exit a pool waits for its threads,
+even for one that a dead file system blocks forever.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Outcome:
     """The answers to the questions, by name."""
 
     answers: Mapping[str, Any]
-    late: tuple[str, ...]  # those without an answer when time was up
-    failed: Mapping[str, str]  # an exception, in a line
+    late: tuple[str, ...]  # names without an answer in time
+    failed: Mapping[str, str]  # name -> an exception, in a line
 
 
 def ask(questions: Mapping[str, Callable[[], Any]], deadline_s: float) -> Outcome:
-    """Ask all questions and return what was answered in time.
+    """Ask all questions and return the answers that came in time.
 
     Args:
-        questions: by name; what they raise becomes a line in `failed`.
+        questions: functions by name; an exception becomes a line in `failed`.
         deadline_s: seconds from now.
     """
     results: queue.SimpleQueue[tuple[str, Any, str]] = queue.SimpleQueue()

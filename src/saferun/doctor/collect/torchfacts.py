@@ -1,4 +1,4 @@
-"""The user's torch, examined in a child of the interpreter that the workers will use.
+"""Examine the user's torch in a child, with the interpreter that the workers will use.
 
 torch is never imported into saferun's own process, and may be installed in another environment.
 """
@@ -15,8 +15,9 @@ from saferun.planning.torchrun import torchrun_install
 from saferun.system import command as bounded
 
 _MARK = "saferun-torch:"
-# Runs under any Python that torch supports. torchrun does not have the folder that -c puts first on
-# sys.path. Nothing here makes a CUDA context. NCCL's version as in torch/cuda/nccl.py.
+# This runs under any Python that torch supports. The folder that -c puts first on sys.path is
+# removed, since torchrun does not have it. Nothing here makes a CUDA context. NCCL's version is
+# read as in torch/cuda/nccl.py.
 _PROGRAM = """
 import os, sys
 if sys.path[:1] == [""]:
@@ -65,7 +66,7 @@ os.write(out, ("MARK" + json.dumps(facts) + "\\n").encode())
 
 
 def ask(environ: Mapping[str, str], timeout_s: float) -> Torch:
-    """Return what the interpreter of the user's torchrun has; never raises for what it finds."""
+    """Return facts about the interpreter of the user's torchrun; its faults raise nothing."""
     try:
         launcher = torchrun_install.find_launcher(environ)
     except UnavailableError as error:

@@ -1,1 +1,1 @@
-"""Locks on GPUs, and slots of them."""
+"""Locks on GPUs, and slots on them."""

@@ -1,30 +1,31 @@
-"""GPU locks and slots: they keep runs apart on a GPU, and name who else is on it.
+"""GPU locks and slots: they separate runs on a GPU, and name other users of it.
 
 A lock is a flock(2) on an empty file that all users share, so util-linux `flock` and the `filelock`
-package take part, and the kernel frees what a dead process held. That package is not used here,
-after reading 4.2: it has no shared flock(2) (a MIG slice needs one on its parent), falls back to a
-lock of another kind where flock(2) is missing, cannot open below a directory that was checked,
+package can take part, and the kernel frees the locks of a dead process. That package is not used
+here, for reasons found in 4.2: it has no shared flock(2) (a MIG slice needs one on its parent),
+falls back to another kind of lock if flock(2) is missing, cannot open below a checked directory,
 and truncates the file in its older releases (its #591).
 
-The protocol, for whoever else takes part (open without O_CREAT first: fs.protected_regular):
+The protocol, for other programs that take part (open without O_CREAT first: fs.protected_regular):
 
-- `admission`: exclusive for the milliseconds in which one run looks around and takes its locks, so
-  that of two that start together exactly one is first. After 5 s it is skipped.
-- `<uuid>.lock`: exclusive for a run that wants the GPU alone, shared for one that shares it or one
-  of its slices. A run that was warned takes it if it can. `flock <uuid>.lock COMMAND` takes part.
-- `<uuid>.slot<k>`: exclusive; every run holds the lowest free one, so the slots that are held count
-  the runs, those included that were warned and started all the same.
+- `admission`: exclusive for the milliseconds in which one run checks and takes its locks, so that
+  of two runs that start together exactly one is first. After 5 s it is skipped.
+- `<uuid>.lock`: exclusive for a run that wants the GPU alone, shared for a run that shares it or
+  one of its slices. A run that was warned takes it if possible. `flock <uuid>.lock COMMAND` takes
+  part.
+- `<uuid>.slot<k>`: exclusive; every run holds the lowest free one, so the held slots count the
+  runs, including those that started in spite of a warning.
 - `<uuid>.slices`: shared, for the runs on MIG slices of that GPU.
-- `holder.<uid>.<pid>.<random>.json`: says who holds. Its owner is proof of the user; the process
-  must live, have begun when the record says and belong to that user. Where it has ended and its
-  lock is still held, its children are named. Anything else is ignored.
+- `holder.<uid>.<pid>.<random>.json`: describes the holder. The file's owner proves the user; the
+  process must live, have begun at the recorded time and belong to that user. If it has ended and
+  its lock is still held, its children are named. Any other record is ignored.
 
-Several GPUs are taken all or none, never one while waiting for another: no deadlock, but a run that
-waits for many GPUs can be overtaken by runs that need few.
+Several GPUs are taken all or none, never one while waiting for another. So there is no deadlock,
+but runs that need few GPUs can overtake a run that waits for many.
 
-Scope: one mount namespace (containers with a /run/lock of their own do not see each other), one
-host. The directory may belong to any user if it is 1777: the first one makes it. A hostile owner
-can make locks useless, and so can whoever takes a lock; neither can do more.
+Scope: one mount namespace (containers with their own /run/lock do not see each other) on one host.
+The directory may belong to any user if its mode is 1777: the first user makes it. A hostile owner
+can make locks useless, and so can any user who takes a lock; neither can do more.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ from saferun.model import Gpu
 from saferun.settings import LockPolicy
 from saferun.system import procfs
 
-GATE_LOOK_S = 0.002  # pause between two tries: who holds it needs a millisecond
-GATE_S = 5.0  # the most seconds that `admission` is waited for: a loaded machine is slow
-_MUST_HOLD = ("refuse", "wait")  # policies under which no run starts without its locks
-POLL_S = (0.05, 1.0)  # first and longest pause between two looks of a run that waits
+GATE_LOOK_S = 0.002  # between two tries; a holder needs about a millisecond
+GATE_S = 5.0  # longest wait for `admission`: a loaded machine is slow
+_MUST_HOLD = ("refuse", "wait")  # policies that require locks for a start
+POLL_S = (0.05, 1.0)  # first and longest pause of a waiting run between two tries
 
 
 class World(NamedTuple):
-    """What a lock uses of its surroundings; tests have others."""
+    """The surroundings that a lock uses; tests replace them."""
 
     say: Callable[[str], None]  # takes one line for people
-    clock: Callable[[], float] = time.monotonic  # s
+    clock: Callable[[], float] = time.monotonic  # returns seconds
     sleep: Callable[[float], None] = time.sleep  # takes seconds
-    memory: SlotMemory | None = None  # None: made where slots need memory
+    memory: SlotMemory | None = None  # None: made if slots need memory
 
 
 def acquire(
@@ -69,20 +70,22 @@ def acquire(
     world: World,
     directory: str | None = None,
 ) -> Held:
-    """Take the GPUs as the policy says, and return what is held until it is closed.
+    """Take the GPUs by the policy, and return the held locks, until they are closed.
 
     Args:
         gpus: the GPUs and MIG slices; one without a UUID cannot be locked.
         policy: the profile's `locks`.
-        owner: whom the record names; see lock_owner.this_process.
-        environ: SAFERUN_LOCKS says what an ancestor holds; TMPDIR and PATH count, too.
-        world: takes messages, tells the time and waits.
-        directory: where locks lie; None: the machine's directory.
+        owner: the holder in the record; see lock_owner.this_process.
+        environ: the environment; SAFERUN_LOCKS names an ancestor's devices, and TMPDIR and PATH
+            count.
+        world: functions for messages, time and waiting.
+        directory: the lock directory; None: the machine's.
 
     Raises:
-        BusyError: `refuse` or `wait`, and another run has a GPU, or somebody has put something in
-            a lock file's place that cannot be locked, or a GPU has no UUID. Any other trouble with
-            the files is no error: it costs one line, and the run goes on without locks.
+        BusyError: the policy is `refuse` or `wait`, and another run has a GPU, or an object that
+            cannot be locked stands in a lock file's place, or a GPU has no UUID. Any other problem
+            with the files is no error: it is reported in one line, and the run continues without
+            locks.
     """
     above = tuple(ancestors(environ.get(VARIABLE, "")))
     if policy.gpus == "off":
@@ -108,12 +111,12 @@ def acquire(
 
 
 def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) -> SlotMemory | None:
-    """Return what knows the GPUs' free memory; None where slots need none.
+    """Return an object that knows the GPUs' free memory; None if slots need none.
 
     Args:
         policy: the profile's `locks`.
-        environ: LD_LIBRARY_PATH finds NVML.
-        world: takes messages and tells the time.
+        environ: the environment; LD_LIBRARY_PATH finds NVML.
+        world: functions for messages and time.
     """
     if policy.slot_memory_gib is None:
         return None
@@ -121,11 +124,11 @@ def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) ->
 
 
 def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
-    """Return how many runs and workers are on each GPU; none where locks cannot be read.
+    """Return the number of runs and workers on each GPU; {} if locks cannot be read.
 
     Args:
-        uuids: those of the GPUs.
-        environ: TMPDIR may hold the directory of locks.
+        uuids: UUIDs of the GPUs.
+        environ: the environment; TMPDIR may contain the lock directory.
     """
     try:
         place = LockDirectory.find(None, environ)
@@ -140,13 +143,13 @@ def load(uuids: Sequence[str], environ: Mapping[str, str]) -> dict[str, int]:
 
 
 class Held:
-    """The locks of a run. `close` gives them back; so does the kernel at its last process's end.
+    """The locks of a run. `close` frees them, and so does the kernel when its last process ends.
 
     Args:
-        ancestors: those that hold GPUs, of which nested runs must know, too.
-        place: the directory of locks, open.
-        claim: the locks that were taken in it; None where nothing is held.
-        record: the file name of our record in it.
+        ancestors: ancestors that hold GPUs; nested runs must know them, too.
+        place: the open lock directory.
+        claim: the locks taken in it; None if nothing is held.
+        record: file name of our record in it.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class Held:
         self.close()
 
     def environ(self) -> dict[str, str]:
-        """Return what a nested run must find in its environment; empty where nothing is held."""
+        """Return the variables that a nested run needs; {} if nothing is held."""
         entries = list(self._ancestors)
         if self._claim:
             mine = tuple(device.name for device in self._claim.devices)
@@ -175,11 +178,11 @@ class Held:
         return {VARIABLE: ";".join(entry.text() for entry in entries)} if entries else {}
 
     def alone(self) -> bool:
-        """Return whether these GPUs are locked for us alone and no other run is on them now.
+        """Return whether these GPUs are locked only for us and no other run is on them now.
 
-        What may disturb another run, a GPU's reset above all, needs a yes. It holds for the
-        moment: under `warn` the next run starts beside us. Slices and slots share their GPU, and
-        what an ancestor holds is the ancestor's to judge.
+        An action that may disturb another run, mainly a GPU's reset, requires this. The answer
+        holds only for the moment: with `warn` the next run may start beside us. Slices and slots
+        share their GPU, and only the ancestor can judge the GPUs that it holds.
         """
         claim, place = self._claim, self._place
         if claim is None or place is None or self._ancestors:
@@ -191,11 +194,11 @@ class Held:
         return not any(place.is_held(slot, shared=True) for slot in slots)
 
     def descriptors(self) -> tuple[int, ...]:
-        """Return the lock files' descriptors, for a child that shall hold the GPUs with us."""
+        """Return the lock files' descriptors, for a child that must hold the GPUs with us."""
         return tuple(self._claim.files.values()) if self._claim else ()
 
     def inheritable(self) -> tuple[int, ...]:
-        """Keep the locks over an exec of this process; return the descriptors."""
+        """Keep the locks over an exec of this process; return their descriptors."""
         for descriptor in self.descriptors():
             os.set_inheritable(descriptor, True)
         return self.descriptors()
@@ -206,10 +209,10 @@ class Held:
             self._claim.close()
 
     def close(self) -> None:
-        """Give everything back; a second call does nothing.
+        """Free everything; a second call does nothing.
 
-        Descriptors are closed, never unlocked: an unlock would also take the lock from a child
-        that inherited it and may still be on the GPU. In a forked child the record stays.
+        Descriptors are closed, never unlocked: an unlock would also take the lock from a child that
+        inherited it and may still use the GPU. In a forked child the record stays.
         """
         claim, place, self._claim, self._place = self._claim, self._place, None, None
         if place and self._record and os.getpid() == self._pid:
@@ -224,7 +227,7 @@ class Held:
 
 
 def _message_names(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return how messages name the GPUs that have a number, by device name.
+    """Return the names of numbered GPUs in messages, by device name.
 
     >>> _message_names([Gpu(0, "GPU-c4a0ffff-1234-5678", "NVIDIA H200")])
     {'GPU-c4a0ffff-1234-5678': 'GPU 0 (GPU-c4a0ffff…)'}
@@ -237,7 +240,7 @@ def _message_names(gpus: Sequence[Gpu]) -> dict[str, str]:
 
 
 def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
-    """Return the sentence that GPUs are in use, and by whom."""
+    """Return the sentence that GPUs are in use, and by which holders."""
     what = f"{names[0]} is" if len(names) == 1 else f"{len(names)} GPUs ({', '.join(names)}) are"
     more = f"; and {len(holders) - 3} more" if len(holders) > 3 else ""
     return f"{what} in use by {'; '.join(holders[:3])}{more}"
@@ -255,11 +258,11 @@ class _Attempt(NamedTuple):
     owner: Holder
     world: World
     memory: SlotMemory | None
-    names: Mapping[str, str]  # what messages call a device, where it is not its name
+    names: Mapping[str, str]  # names of devices in messages, if different
 
 
 def _enter(attempt: _Attempt) -> tuple[Claim, str]:
-    """Try, and try again while the policy waits; return the claim and its record's name."""
+    """Try once, and again while the policy waits; return the claim and its record's name."""
     policy, world = attempt.policy, attempt.world
     began, reported, pause = world.clock(), False, POLL_S[0]
     try:
@@ -283,10 +286,10 @@ def _enter(attempt: _Attempt) -> tuple[Claim, str]:
 
 
 def _try(attempt: _Attempt) -> tuple[Claim | None, str, str]:
-    """Take all, or nothing where another run is there (but for `warn`).
+    """Take all locks, or none if another run is there (except with `warn`).
 
     Returns:
-        The claim, the file name of its record, and a message; no claim where nothing was taken.
+        The claim (None if nothing was taken), the file name of its record, and a message.
     """
     policy = attempt.policy
     if attempt.memory:
@@ -305,7 +308,7 @@ def _try(attempt: _Attempt) -> tuple[Claim | None, str, str]:
 
 @contextlib.contextmanager
 def _admission(place: LockDirectory, world: World) -> Iterator[None]:
-    """Hold `admission`, which is waited for no longer than GATE_S."""
+    """Hold `admission`, after a wait of at most GATE_S."""
     end = world.clock() + GATE_S
     while (descriptor := place.take("admission", alone=True)) is None and world.clock() < end:
         world.sleep(GATE_LOOK_S)
@@ -317,7 +320,7 @@ def _admission(place: LockDirectory, world: World) -> Iterator[None]:
 
 
 def _obstacle(attempt: _Attempt, claim: Claim) -> str:
-    """Return who else is on the GPUs of a claim, or that they lack memory; "" where all is well."""
+    """Return who else is on a claim's GPUs, or that memory is short; "" if neither."""
     if claim.clashes:
         names = [attempt.names.get(name, name) for name in claim.clashes]
         return in_use(names, claim.holders(attempt.place))
@@ -325,7 +328,7 @@ def _obstacle(attempt: _Attempt, claim: Claim) -> str:
 
 
 def _sign(attempt: _Attempt, claim: Claim) -> tuple[str, str]:
-    """Leave the record of a claim that stands; return its file name and what went wrong."""
+    """Write the record of a successful claim; return its file name, and any error."""
     devices = [device.name for device in claim.devices]
     try:
         slots = attempt.policy.slots

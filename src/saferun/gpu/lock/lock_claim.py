@@ -10,28 +10,28 @@ from saferun.gpu.lock.lock_owner import Record, describe_holder, read_all, unlin
 from saferun.system import procfs
 from saferun.system.printable import printable
 
-SLOTS = 64  # runs on one GPU that can be counted
+SLOTS = 64  # most runs on one GPU that can be counted
 
 
 class Claim:
-    """The lock files that one attempt has taken, and the clashes that it met."""
+    """The lock files that one attempt has taken, and its conflicts."""
 
     def __init__(self, devices: tuple[Device, ...], slots: int, records: list[Record]) -> None:
         self.devices = devices
         self.slots = slots
         self.records = records
         self.files: dict[str, int] = {}  # name -> descriptor
-        self.clashes: dict[str, list[str]] = {}  # device -> the files that others hold
+        self.clashes: dict[str, list[str]] = {}  # device -> files that others hold
         self.others: dict[str, int] = {}  # device -> slots that others hold
 
     @classmethod
     def make(cls, place: LockDirectory, devices: tuple[Device, ...], slots: int) -> Claim:
-        """Take what is free of all devices, in sorted order, and note what is not.
+        """Take the free locks of all devices, in sorted order, and note the others.
 
         Args:
-            place: the directory of locks.
-            devices: to take, sorted.
-            slots: how many runs may share each.
+            place: the lock directory.
+            devices: the devices to take, sorted.
+            slots: number of runs that may share each device.
         """
         names = place.names()
         claim = cls(devices, slots, list(read_all(place, names)))
@@ -70,7 +70,7 @@ class Claim:
         return [*met, slices] if slices in names and place.is_held(slices, shared=False) else met
 
     def _parent(self, place: LockDirectory, parent: str, names: frozenset[str]) -> list[str]:
-        """Share the GPU of a slice with other slices, not with a run on the whole of it."""
+        """Share the GPU of a slice with other slices, but not with a run on the whole GPU."""
         met = [slot for slot in slots_of(parent, names) if place.is_held(slot, shared=True)]
         self._take(place, f"{parent}.slices", alone=False)
         if not self._take(place, f"{parent}.lock", alone=False):
@@ -79,7 +79,7 @@ class Claim:
 
     def _take(self, place: LockDirectory, name: str, *, alone: bool) -> bool:
         if name in self.files:
-            return True  # the parent of two slices
+            return True  # the parent of two of our slices
         descriptor = place.take(name, alone=alone)
         if descriptor is not None:
             self.files[name] = descriptor
@@ -94,7 +94,7 @@ class Claim:
                     unlink(place, record.file)
 
     def holders(self, place: LockDirectory) -> list[str]:
-        """Return who holds what stands in the way: by record, else as the kernel knows them."""
+        """Return the holders of conflicting locks: by record, or else from the kernel."""
         files = {file for met in self.clashes.values() for file in met}
         named = [r for r in self.records if r.alive and files & set(r.files)]
         signed = {file for record in named for file in record.files}
@@ -107,11 +107,11 @@ class Claim:
         ]
 
     def close(self) -> None:
-        """Close every descriptor; the kernel frees what no other process has inherited."""
+        """Close every descriptor; the kernel frees locks that no other process has inherited."""
         while self.files:
             os.close(self.files.popitem()[1])
 
 
 def slots_of(name: str, names: frozenset[str]) -> list[str]:
-    """Return the slot files of a device among the names in the directory."""
+    """Return a device's slot files, from the names in the directory."""
     return [slot for k in range(SLOTS) if (slot := f"{name}.slot{k}") in names]

@@ -1,6 +1,6 @@
-"""The directory of all users' GPU locks, checked as it is opened, and flock(2) in it.
+"""The directory of all users' GPU locks, checked when it is opened, and flock(2) in it.
 
-Its files are empty and 0666, the directory is sticky: see `lock` for what they mean.
+Its files are empty and have mode 0666; the directory is sticky. gpu_locks.py explains the files.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from saferun.system import procfs
 
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TAKEN = (errno.EAGAIN, errno.EACCES)
-# The file is there, and is closed to us, a directory, a link or a device without a driver.
+# The file exists, but is not accessible, or is a directory, a link or a device without a driver.
 _BLOCKED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class UnusableError(Exception):
-    """Locks cannot work here; the text says why. `lock` never lets it out."""
+    """Locks cannot work here; the text says why. It never leaves this room's `acquire`."""
 
 
 class BlockedError(UnusableError):
-    """Somebody has put in a lock file's place what cannot be locked: another run may mean it."""
+    """A lock file's place has an object that cannot be locked, perhaps on behalf of another run."""
 
 
 class LockDirectory(NamedTuple):
-    """An open lock directory: what is below it is reached through the descriptor alone."""
+    """An open lock directory; its files are accessed only through the descriptor."""
 
     descriptor: int
     path: str
@@ -39,8 +39,8 @@ class LockDirectory(NamedTuple):
     def find(cls, directory: str | None, environ: Mapping[str, str]) -> LockDirectory:
         """Return the first directory that exists and is usable, else the first that can be made.
 
-        What exists comes first so that a user who may write below /run/lock and one who may not
-        meet in the same place.
+        An existing directory comes first, so that users who may write below /run/lock and users who
+        may not use the same one.
         """
         paths = [directory] if directory else _directories(environ)
         trouble = ""
@@ -55,14 +55,18 @@ class LockDirectory(NamedTuple):
         raise UnusableError(trouble)
 
     def names(self) -> frozenset[str]:
-        """Return the names of all files there."""
+        """Return the names of all its files."""
         return frozenset(os.listdir(self.descriptor))
 
     def take(self, name: str, *, alone: bool) -> int | None:
-        """Open and lock a file; None where another holds it.
+        """Open and lock a file; None if another process holds it.
 
-        A file that a cleaner of /tmp removed in between is made again: a lock on a file without a
-        name is seen by nobody. (systemd-tmpfiles spares files that are locked.)
+        If a cleaner of /tmp removes the file meanwhile, it is created again: nobody sees a lock on
+        a file without a name. (systemd-tmpfiles spares locked files.)
+
+        Args:
+            name: the file's name.
+            alone: take the lock exclusively, not shared.
         """
         for _ in range(8):
             try:
@@ -83,7 +87,12 @@ class LockDirectory(NamedTuple):
         raise UnusableError(f"{self.path}/{name} is removed again and again")
 
     def is_held(self, name: str, *, shared: bool) -> bool:
-        """Return whether a lock of this kind would be refused; leave nothing locked."""
+        """Return whether a lock of this kind would be refused, without keeping a lock.
+
+        Args:
+            name: the file's name.
+            shared: ask for a shared lock, not an exclusive one.
+        """
         try:
             descriptor = os.open(name, os.O_RDONLY | OPEN, dir_fd=self.descriptor)
         except OSError:
@@ -96,7 +105,8 @@ class LockDirectory(NamedTuple):
     def locked_by(self, name: str) -> list[int]:
         """Return the living processes that took a flock(2) on the file, as the kernel lists them.
 
-        Columns of /proc/locks: proc_locks(5). A lock that was inherited names the one who took it.
+        The columns of /proc/locks are in proc_locks(5). An inherited lock names the process that
+        took it.
         """
         try:
             status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -121,14 +131,14 @@ class LockDirectory(NamedTuple):
 
 
 def _directories(environ: Mapping[str, str]) -> list[str]:
-    """Return where locks may be, best first: a TMPDIR of one's own keeps other users out."""
+    """Return possible places for locks, best first: a user's own TMPDIR excludes other users."""
     own = environ.get("TMPDIR", "")
     places = ["/run/lock/saferun", "/tmp/saferun-lock"]  # noqa: S108 - checked when it is opened
     return [*places, os.path.join(own, "saferun-lock")] if os.path.isabs(own) else places
 
 
 def _open_directory(path: str, *, make: bool) -> int:
-    """Open a lock directory that is 1777, no symbolic link; ours is put right or made."""
+    """Open a lock directory with mode 1777, not a symbolic link; ours is corrected or created."""
     if make:
         with Umask():
             _mkdir(path)
@@ -152,16 +162,16 @@ def _open_directory(path: str, *, make: bool) -> int:
 
 def _mkdir(path: str) -> None:
     try:
-        os.mkdir(path, 0o1777)  # at once with its mode: another user may look this very moment
+        os.mkdir(path, 0o1777)  # created with its mode: another user may look right now
     except FileExistsError:
         return
 
 
 def _open_shared(directory: int, name: str) -> int:
-    """Open a file that all users lock; make it where it is missing, and touch nothing else.
+    """Open a file that all users lock; create it if it is missing, and change nothing else.
 
-    O_CREAT on another user's file in a sticky directory fails under fs.protected_regular, so what
-    exists is opened without it. Locking needs no more than reading, save on NFS.
+    O_CREAT on another user's file in a sticky directory fails with fs.protected_regular, so an
+    existing file is opened without it. Locking needs only read access, except on NFS.
     """
     for _ in range(8):
         try:
@@ -185,7 +195,7 @@ def _open_existing(directory: int, name: str) -> int:
 
 
 def _checked(descriptor: int, name: str) -> int:
-    """Refuse a planted pipe, device or second name of somebody's file."""
+    """Refuse a planted pipe, device, or hard link to somebody's file."""
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
@@ -194,7 +204,7 @@ def _checked(descriptor: int, name: str) -> int:
 
 
 def _flock(descriptor: int, kind: int) -> bool:
-    """Lock at once or not at all; False where another holds it."""
+    """Lock immediately or not at all; False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -207,9 +217,9 @@ def _flock(descriptor: int, kind: int) -> bool:
 
 
 class Umask:
-    """No umask while a shared file is made, so that it is never there with a narrower mode.
+    """Clear the umask while a shared file is created, so that its mode is never narrower.
 
-    The umask is the whole process's: locks are taken before saferun has a second thread.
+    The umask concerns the whole process: locks are taken before saferun has a second thread.
     """
 
     def __enter__(self) -> None:

@@ -1,7 +1,7 @@
-"""The holder of a lock: the record that it leaves for all users, and whether it can be true.
+"""The holder of a lock: its record for all users, and whether the record can be true.
 
-Its file's owner is proof of the user; the process must live, have begun when the record says and
-belong to that user. Anything else is ignored.
+The file's owner proves the user; the process must live, have begun at the recorded time and belong
+to that user. Any other record is ignored.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from saferun.gpu.lock.lock_dir import OPEN, LockDirectory, Umask
 from saferun.system import procfs
 from saferun.system.printable import printable
 
-RECORDS = 512  # records of other runs that are read; more is a flood
+RECORDS = 512  # most records of other runs that are read; more would be a flood
 RECORD_BYTES = 1 << 14
-_TEXT = 200  # characters of what a record says
+_TEXT = 200  # most characters of a text in a record
 
 
 class Holder(NamedTuple):
-    """A run, as its record names it to everybody on the machine."""
+    """A run as described in its record to everybody on the machine."""
 
     pid: int
-    start: int  # when the process began: /proc/<pid>/stat, field 22, in clock ticks since boot
+    start: int  # start of the process: /proc/<pid>/stat, field 22, in clock ticks since boot
     host: str
-    command: str  # readable by all users: the script, not its arguments
+    command: str  # readable by all users: the script without its arguments
     since: float  # seconds since the epoch
     run: str
 
 
 class Record(NamedTuple):
-    """What a holder's file says, its owner verified."""
+    """The content of a holder's file, whose owner is verified."""
 
     holder: Holder
     file: str
     uid: int
     slots: int
     devices: tuple[str, ...]
-    files: tuple[str, ...]  # the lock files that it holds
+    files: tuple[str, ...]  # lock files that it holds
     alive: bool
 
 
@@ -52,7 +52,7 @@ def this_process(command: str, run: str) -> Holder:
     """Return this process as a holder.
 
     Args:
-        command: what runs; every user of the machine may read it, so leave out its arguments.
+        command: the program; every user of the machine may read it, so leave out its arguments.
         run: the run's id.
     """
     pid = os.getpid()
@@ -67,7 +67,7 @@ def this_process(command: str, run: str) -> Holder:
 
 
 def describe_holder(record: Record) -> str:
-    """Return a holder for people; the user is the file's owner, not what the file claims."""
+    """Describe a holder for people; the user is the file's owner, whatever the file claims."""
     holder = record.holder
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
     text = f"pid {holder.pid} of user {user_name(record.uid)} ({holder.command}, since {since}"
@@ -78,14 +78,14 @@ def describe_holder(record: Record) -> str:
 def write(
     place: LockDirectory, owner: Holder, slots: int, devices: Sequence[str], files: Iterable[str]
 ) -> str:
-    """Write who we are into a new file of our own; return its name.
+    """Write our record into a new file of our own; return its name.
 
     Args:
-        place: the directory of locks.
+        place: the lock directory.
         owner: this process.
-        slots: how many runs may share a GPU, as this one has it.
+        slots: number of runs that may share a GPU, in this run's settings.
         devices: the GPUs' names.
-        files: the lock files that it holds.
+        files: the lock files that this process holds.
     """
     name = f"holder.{os.geteuid()}.{owner.pid}.{os.urandom(4).hex()}.json"
     content = {
@@ -112,7 +112,7 @@ def write(
 
 
 def read_all(place: LockDirectory, names: frozenset[str]) -> Iterator[Record]:
-    """Read the records that can be believed."""
+    """Read the records that can be true."""
     for name in sorted(n for n in names if n.startswith("holder."))[:RECORDS]:
         record = _read(place, name)
         if record is not None:
@@ -137,16 +137,16 @@ def _read(place: LockDirectory, name: str) -> Record | None:
     if record.holder.host != os.uname().nodename:
         return None
     if content.get("pids") not in (None, "", procfs.this_process()["pids"]):
-        return record._replace(alive=True)  # a container's: its pid says nothing here, its locks do
+        return record._replace(alive=True)  # of a container: its locks prove more than its pid
     pid = record.holder.pid
     lives = procfs.lives_since(pid, record.holder.start) is True
     if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
-        return None  # it names somebody else's process
+        return None  # it names another user's process
     return record._replace(alive=lives)
 
 
 def parse_record(content: Any, file: str, uid: int) -> Record:
-    """Make a record of decoded JSON; `alive` is for the caller to find out.
+    """Make a record from decoded JSON; the caller determines `alive`.
 
     Args:
         content: the decoded JSON.
@@ -154,12 +154,12 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
         uid: the file's owner.
 
     Raises:
-        ValueError, TypeError, KeyError, OverflowError: it is none of ours.
+        ValueError, TypeError, KeyError, OverflowError: it is not a record of saferun.
     """
     slots, since = content["slots"], content["since"]
     if type(slots) is not int or type(content["pid"]) is not int or min(slots, content["pid"]) < 1:
         raise ValueError(file)
-    time.localtime(since)  # a time that cannot be shown
+    time.localtime(since)  # raises for a time that cannot be shown
     holder = Holder(
         pid=content["pid"],
         start=content["start"],
@@ -173,13 +173,13 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
 
 
 def unlink(place: LockDirectory, name: str) -> None:
-    """Remove a record; one that is gone is as good."""
+    """Remove a record; it may already be gone."""
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=place.descriptor)
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number where the machine has no name for it."""
+    """Return a user's name, or the number if the machine has no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
-"""Whether a GPU has the memory that one more slot needs; else who holds it.
+"""Whether a GPU has the memory that one more slot needs, or else which processes hold it.
 
-A slot that was just given has no memory yet, so each one that is held counts with what a slot
-needs, or with what is used, whichever leaves less. What the driver does not tell bounds nothing.
+A new slot uses no memory yet. So each held slot counts with the memory that a slot needs or with
+the used memory, whichever leaves less. Values that the driver does not report set no limit.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from saferun.gpu.nvml import Card, Process
 from saferun.system import procfs
 from saferun.system.printable import printable
 
-NVML_S = 5.0  # the most seconds that NVML may take
-FRESH_S = 2.0  # it is asked again after that
+NVML_S = 5.0  # longest time for NVML
+FRESH_S = 2.0  # after that NVML is asked again
 _MIB = 1024  # MiB in a GiB
-_SHOWN = 3  # processes that a message names
+_SHOWN = 3  # most processes that a message names
 
 
 class SlotMemory:
-    """The free memory of the GPUs, as slots see it.
+    """The GPUs' free memory from the view of slots.
 
     Args:
-        need_gib: what one slot needs (`locks.slot_memory_gib`).
-        environ: LD_LIBRARY_PATH finds NVML.
-        say: takes a line where the memory of a GPU cannot be learned.
-        clock: seconds.
+        need_gib: memory that one slot needs (`locks.slot_memory_gib`).
+        environ: the environment; LD_LIBRARY_PATH finds NVML.
+        say: function that takes a line if a GPU's memory is unknown.
+        clock: function that returns seconds.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class SlotMemory:
         clock: Callable[[], float],
     ) -> None:
         self._need_gib, self._environ, self._say, self._clock = need_gib, environ, say, clock
-        self._cards: dict[str, Card] = {}  # by device name
+        self._cards: dict[str, Card] = {}  # device name -> card
         self._looked_at: float | None = None
-        self._holders: dict[str, str] = {}  # who held the memory when it was first short
-        self._unknown: set[str] = set()  # GPUs that were said not to be known
+        self._holders: dict[str, str] = {}  # device name -> holders when memory was first short
+        self._unknown: set[str] = set()  # GPUs that were reported as unknown
 
     def refresh(self) -> None:
-        """Ask NVML, unless it was asked just now; it takes 100 ms where all is well."""
+        """Ask NVML, unless it was asked recently; this normally takes 100 ms."""
         now = self._clock()
         if self._looked_at is not None and now - self._looked_at < FRESH_S:
             return
@@ -55,7 +55,7 @@ class SlotMemory:
         self._looked_at = self._clock()
 
     def shortage(self, claim: Claim) -> str:
-        """Return the clause that memory is short on a GPU of a claim, and whose it is; or ""."""
+        """Return the clause that memory is short on a claim's GPU, and who holds it; or ""."""
         for device in claim.devices:
             card = self._cards.get(device.name)
             total = card.number("FB Memory Usage/Total") if card else None
@@ -75,7 +75,7 @@ class SlotMemory:
         return ""
 
     def _whose(self, name: str, processes: Sequence[Process], records: Sequence[Record]) -> str:
-        """Return who holds the memory of a GPU: as it was when it was first short."""
+        """Return the holders of a GPU's memory at the time when it was first short."""
         if name not in self._holders:
             self._holders[name] = _holders(processes, records)
         return self._holders[name]

@@ -1,7 +1,7 @@
-"""One GPU for each of several workers of a run: that on which the fewest runs and workers are.
+"""One GPU for each of several workers of a run: the GPU with the fewest runs and workers.
 
 A worker holds a slot of its GPU as a run does (gpu_locks.py), so that slots count the workers of
-all runs. A worker that gets a slot sees no other GPU.
+all runs. A worker with a slot sees no other GPU.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Slot:
     """A worker's part of a GPU."""
 
     held: Held
-    gpu: Gpu | None  # None: the machine has none
+    gpu: Gpu | None  # None: the machine has no GPU
 
 
 class Slots:
-    """The slots of the GPUs that a run sees.
+    """The slots on the GPUs that a run sees.
 
     Args:
-        gpus: those of the run, in the order in which the job would see them.
+        gpus: the run's GPUs, in the job's order.
         policy: the profile's `locks`.
-        owner: whom the records name.
-        environ: SAFERUN_LOCKS, TMPDIR and PATH count.
-        world: takes messages, tells the time and waits.
+        owner: the holder in the records.
+        environ: the environment; SAFERUN_LOCKS, TMPDIR and PATH count.
+        world: functions for messages, time and waiting.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class Slots:
 
     @property
     def count(self) -> int | None:
-        """The number of workers that these GPUs have slots for; None for no limit."""
+        """Return the number of workers for which these GPUs have slots; None for no limit."""
         bounded = self._gpus and self._policy.gpus != "off"
         return len(self._gpus) * self._policy.slots if bounded else None
 
     def describe(self) -> str:
-        """Return how many slots there are, and where."""
+        """Return a text with the number of slots and their GPUs."""
         count = len(self._gpus)
         return f"locks.slots: {self._policy.slots} on {count} GPU{'' if count == 1 else 's'}"
 
     def take(self) -> Slot | None:
-        """Take a free slot on the GPU with the fewest; under `warn` one that is not free.
+        """Take a free slot on the least used GPU; with `warn`, one that is not free if needed.
 
         Returns:
-            The slot, to be given back; None where none is free, and `message` says why.
+            The slot, for `give_back`; None if none is free, and `message` says why.
         """
         order = self._by_load()
         if not order:
@@ -87,17 +87,17 @@ class Slots:
         return None
 
     def give_back(self, slot: Slot) -> None:
-        """Give a slot back that was taken here."""
+        """Give back a slot that was taken here."""
         slot.held.close()
         if slot.gpu is not None:
             self._mine[self._gpus.index(slot.gpu)] -= 1
 
     def visible(self, slot: Slot, exported: str | None) -> str | None:
-        """Return the CUDA_VISIBLE_DEVICES that shows a slot's GPU alone; None to leave it as it is.
+        """Return the CUDA_VISIBLE_DEVICES that shows only a slot's GPU; None: leave it as it is.
 
         Args:
-            slot: taken here.
-            exported: the variable's value for the whole run; None where it is not set.
+            slot: a slot that was taken here.
+            exported: the variable's value for the whole run; None if it is not set.
         """
         if slot.gpu is None or len(self._gpus) == 1:
             return None

@@ -1,1 +1,1 @@
-"""The test of the GPUs before a job."""
+"""Test the GPUs before a job."""

@@ -1,16 +1,16 @@
-"""Try every GPU that CUDA shows: a context, memory written, copied and read back. No torch.
+"""Test every GPU that CUDA shows, without torch: make a context; write, copy and read memory.
 
     with PreflightTest(environ) as test:    # this file runs as a program, in a child
         document = test.report(timeout_s)
 
-A driver may hang, crash or never let go of a process, so the test runs in a child. It tells what
-it is doing line by line; whoever started it reads that against a clock, kills it when its time is
-over and still knows what stood where. The calls are the driver's own, those of
-https://docs.nvidia.com/cuda/cuda-driver-api/, all GPUs at once in threads (ctypes lets go of the
-interpreter lock in a call). Setting memory is a kernel, so no module is loaded: compiling one
-needs a library that containers leave out (CUDA_ERROR_JIT_COMPILER_NOT_FOUND).
+A driver may hang, crash or never release a process, so the test runs in a child. The child reports
+each step in a line; its parent reads these with a time limit, kills the child after that, and still
+knows the last step of each GPU. The calls are those of the driver API,
+https://docs.nvidia.com/cuda/cuda-driver-api/, for all GPUs at once in threads (ctypes releases the
+interpreter lock in a call). Setting memory runs a built-in kernel, so no module is loaded:
+compiling one needs a library that containers leave out (CUDA_ERROR_JIT_COMPILER_NOT_FOUND).
 
-Standard library only, Python >= 3.9, runs by its path, nothing beside it.
+It uses only the standard library (Python >= 3.9) and no other file, and is run by its path.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIBRARY = "libcuda.so.1"
-TIMEOUT_S = 20.0  # seconds for 8 GPUs without persistence mode, where all is well
+TIMEOUT_S = 20.0  # normal seconds for 8 GPUs without persistence mode
 MEMORY_BYTES = 64 << 20
-MOST_GPUS = 64  # one machine has no more; a library that says so lies
+MOST_GPUS = 64  # no machine has more; a library that reports more is wrong
 _CHUNK_BYTES = 4 << 20
-_LOOK_S = 0.002  # pause between two looks whether it has gone: the job waits
-_REAP_S = 0.5  # a killed test is waited for; the kernel may be unable to end it
-_LET_GO_S = 2.0  # a test that has reported all may take this long to close the GPUs
-_OUTPUT_BYTES = 1 << 20  # read of a test at most
-_KEPT_BYTES = 2000  # what were no reports: the end of it is in the document
+_LOOK_S = 0.002  # between two checks whether it has gone: the job waits
+_REAP_S = 0.5  # wait for a killed test; the kernel may be unable to end it
+_LET_GO_S = 2.0  # time for a test that has reported everything to close the GPUs
+_OUTPUT_BYTES = 1 << 20  # most output read of a test
+_KEPT_BYTES = 2000  # the end of output that is no report, for the document
 _SET_PDEATHSIG = 1  # linux/prctl.h
 _NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-_UNKNOWN_FUNCTION = 500  # CUDA_ERROR_NOT_FOUND, for a function that this driver does not have
+_UNKNOWN_FUNCTION = 500  # CUDA_ERROR_NOT_FOUND, for a function that this driver lacks
 
 
 # --- our side: start, listen, end ----------------------------------------------------------------
 
 
 class PreflightTest:
-    """A test that runs in a child. `close` it, whatever happens.
+    """A test that runs in a child. Always `close` it.
 
     Args:
         environ: the job's whole environment: CUDA_VISIBLE_DEVICES and LD_LIBRARY_PATH count.
@@ -79,11 +79,11 @@ class PreflightTest:
         self.close()
 
     def report(self, timeout_s: float) -> dict[str, Any]:
-        """Return what the test found; it is over then.
+        """Return the test's results; the test is over then.
 
         Args:
-            timeout_s: counted from the test's start. It is killed then, and what had no answer
-                is reported by its last step.
+            timeout_s: seconds from the test's start. After that it is killed, and a GPU without an
+                answer is reported with its last step.
         """
         end = self._began + timeout_s
         found = self._document
@@ -102,14 +102,14 @@ class PreflightTest:
         return found
 
     def close(self, patience_s: float = 0.0) -> None:
-        """End the test; one that the kernel cannot end is left, and named in the document."""
+        """End the test; if the kernel cannot end it, it is left, and named in the document."""
         pid, self._pid = self._pid, 0
         if not pid:
             return
         os.close(self._pipe)
         status = _wait(pid, patience_s)
         if status is None:
-            for end in (os.killpg, os.kill):  # it has a group of its own, but for its first moment
+            for end in (os.killpg, os.kill):  # in its first moment it has no group of its own
                 try:
                     end(pid, signal.SIGKILL)
                 except OSError:
@@ -130,7 +130,7 @@ class PreflightTest:
 def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
     return {
         "visible": environ.get("CUDA_VISIBLE_DEVICES"),
-        "step": "start",  # start, library, init, count, devices, end: how far it came
+        "step": "start",  # how far it came: start, library, init, count, devices, end
         "ended": "",  # done, timeout, crash, flood
         "code": 0,  # the error of the call that failed for all GPUs
         "devices": {},
@@ -139,7 +139,7 @@ def _blank(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _hear(document: dict[str, Any], line: bytes) -> None:
-    """Put one line of the test into the document; what is no line of its is kept as text."""
+    """Add one line of the test to the document; any other line is kept as text."""
     import json
 
     try:
@@ -154,12 +154,12 @@ def _hear(document: dict[str, Any], line: bytes) -> None:
 
 
 def _wait(pid: int, limit_s: float) -> int | None:
-    """Return the wait status of a child, None if it has not ended in time."""
+    """Return the wait status of a child; None if it has not ended in time."""
     limit = time.monotonic() + limit_s
     while True:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # where SIGCHLD is ignored
+        except ChildProcessError:  # if SIGCHLD is ignored
             return 0
         if done:
             return status
@@ -169,7 +169,7 @@ def _wait(pid: int, limit_s: float) -> int | None:
 
 
 def is_well(document: Mapping[str, Any]) -> bool:
-    """Return whether every GPU was tried and none failed."""
+    """Return whether every GPU was tested and none failed."""
     devices = document["devices"].values()
     done = document["ended"] == "done" and not document["code"]
     return bool(done and devices and all(device.get("good") for device in devices))
@@ -188,7 +188,7 @@ class _RefusedError(Exception):
 
 
 class _Driver:
-    """The driver's library, each call checked."""
+    """The driver's library, with every call checked."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -204,7 +204,7 @@ class _Driver:
         return _UNKNOWN_FUNCTION if function is None else int(function(*arguments))
 
     def name(self, code: int) -> str:
-        """Return the name of an error, "" where the driver has none."""
+        """Return the name of an error; "" if the driver has none."""
         import ctypes
 
         text = ctypes.c_char_p()
@@ -214,17 +214,17 @@ class _Driver:
 
 
 def _report(**facts: Any) -> None:
-    """Tell our parent a line, in one write, so that lines of several threads do not mix."""
+    """Report a line to our parent in one write, so that lines of several threads do not mix."""
     import json
 
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 def touch() -> None:
-    """Try all GPUs and report; never returns. The parent's end is ours."""
+    """Test all GPUs and report; never returns. This process ends with its parent."""
     import ctypes
 
-    os.setsid()  # a Ctrl-C at the terminal is not for us, and the parent can end all of us
+    os.setsid()  # a Ctrl-C at the terminal is not for us, and the parent can end the whole group
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     _report(step="library")
     try:
@@ -256,13 +256,13 @@ def _try_all(driver: _Driver) -> None:
         driver("cuInit", 0)
         _report(step="count", init_s=round(time.monotonic() - began, 3))
         driver("cuDeviceGetCount", ctypes.byref(count))
-    except _RefusedError as refusal:  # only now: cuInit makes missing device nodes where it may
+    except _RefusedError as refusal:  # after cuInit, which creates missing device nodes if it may
         nodes = {node: trouble for node in _NODES if (trouble := _node(node))}
         _report(code=refusal.code, error=driver.name(refusal.code), nodes=nodes)
         return
     _report(step="devices", count=count.value)
     numbers = range(count.value if 0 < count.value <= MOST_GPUS else 0)
-    for number in numbers:  # each is named before the first one can hang
+    for number in numbers:  # each one is reported before the first one can hang
         _report(device=number, step="device")
     threads = [threading.Thread(target=_try, args=(driver, n)) for n in numbers]
     for thread in threads:
@@ -311,7 +311,7 @@ def _dashed(digits: str) -> str:
 
 
 def _use(driver: _Driver, handle: Any, number: int) -> dict[str, Any]:
-    """Make the context that torch would make too, use memory in it, and let go of both."""
+    """Make the same context as torch would, use memory in it, and release both."""
     import ctypes
 
     context, memory = ctypes.c_void_p(), ctypes.c_uint64()
@@ -331,7 +331,7 @@ def _use(driver: _Driver, handle: Any, number: int) -> dict[str, Any]:
 
 
 def _write_and_read(driver: _Driver, memory: int, number: int) -> dict[str, Any]:
-    """Fill one half with a pattern, the other with its complement; copy over that; read all."""
+    """Fill one half with a pattern, and the other with its complement; copy over that; read all."""
     import ctypes
 
     half = MEMORY_BYTES // 2

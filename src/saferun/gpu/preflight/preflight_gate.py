@@ -18,24 +18,24 @@ from saferun.settings import LockPolicy
 from saferun.system.gpus import addresses
 from saferun.system.procfs import comm
 
-LEAST_S = 1.0  # a further question is given this long, however late it is
-HELD = (2, 46)  # CUDA's errors that a holder explains
-MOST_ALONE = 16  # GPUs that are tried one by one
+LEAST_S = 1.0  # a further question gets at least this long
+HELD = (2, 46)  # CUDA errors that another process on the GPU explains
+MOST_ALONE = 16  # most GPUs that are tested one by one
 ALONE = LockPolicy(
     gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None
-)  # recovery needs the GPUs alone
+)  # recovery needs exclusive GPUs
 
 
 def examine(
     test: preflight.PreflightTest, environ: Mapping[str, str], facts: GpuFacts, timeout_s: float
 ) -> Judged:
-    """Wait for a test and judge it; ask the machine for what its failure leaves open.
+    """Wait for a test and judge it; ask the machine for what a failure leaves open.
 
     Args:
-        test: it has been started.
-        environ: the job's.
+        test: a test that has been started.
+        environ: the job's environment.
         facts: the GPUs that the job should see.
-        timeout_s: seconds from now, for all questions together.
+        timeout_s: time limit for all questions together, in seconds from now.
     """
     began = time.monotonic()
     document = test.report(timeout_s)
@@ -71,7 +71,7 @@ def _ask_around(
 def _one_by_one(
     environ: Mapping[str, str], gpus: Sequence[Gpu], left_s: Callable[[], float]
 ) -> dict[str, dict[str, Any]]:
-    """Try each GPU in a process that sees no other: one that is broken can keep all from starting.
+    """Test each GPU in a process that sees no other: a broken one can keep all from starting.
 
     https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html suggests it for 804.
     """
@@ -92,7 +92,7 @@ def _one_by_one(
 def _ask_nvml(
     environ: Mapping[str, str], timeout_s: float
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return who holds each GPU and where it sits, by UUID, as NVML says."""
+    """Return NVML's answers on who holds each GPU, and on its place, by UUID."""
     report = nvml.ask(environ, min(timeout_s, NVML_S)).report
     holders: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -111,12 +111,12 @@ def _ask_nvml(
 def recover_cuda_context(
     environ: Mapping[str, str], facts: GpuFacts, *, reset: str, runs: str
 ) -> tuple[Finding, ...]:
-    """Bring the visible GPUs back into use as far as we may, then try them: `doctor --recover`.
+    """Bring the visible GPUs back into use as allowed, then test them: `doctor --recover`.
 
     Args:
-        environ: the caller's.
+        environ: the caller's environment.
         facts: the visible GPUs.
-        reset: `recover.gpu_reset`.
+        reset: value of `recover.gpu_reset`.
         runs: the directory of the runs' journals.
     """
     trouble: list[Finding] = []

@@ -1,8 +1,8 @@
-"""The findings of a preflight: what its document means, GPU by GPU, with the fix.
+"""The findings of a preflight, for each GPU, with the fix.
 
     judge(document, facts, …) -> Judged
 
-`document` is what preflight.py reported. Texts of the driver in it are made printable.
+`document` is preflight.py's report. Texts of the driver in it are made printable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.system.printable import printable
 
-CUDA, ALL = "CUDA", "GPUs"  # areas of what is not one GPU's
+CUDA, ALL = "CUDA", "GPUs"  # areas of findings that concern no single GPU
 _DURING = {
     "device": "when it was asked for",
     "context": "while a context was made",
@@ -34,36 +34,36 @@ _CAPABILITIES = (
 
 
 class Card(NamedTuple):
-    """One GPU as the test left it."""
+    """One GPU after the test."""
 
-    number: int  # CUDA's, in the job
+    number: int  # CUDA's number in the job
     uuid: str
     pci: str
     name: str
     error: str
-    step: str  # the last one that was begun
+    step: str  # the last step that was begun
     good: bool | None = None  # None: no answer came
     code: int = 0
-    differs_at: int | None = None  # byte that came back wrong
+    differs_at: int | None = None  # the first byte that came back wrong
 
 
 class Judged(NamedTuple):
-    """What a test showed."""
+    """The results of a test."""
 
     findings: tuple[Finding, ...]
-    # What recovery may do about it (cuda_errors), and the UUIDs of the GPUs that it is for.
+    # Steps of recovery (cuda_errors) that may help, each with the UUIDs of its GPUs.
     asks: Mapping[str, tuple[str, ...]] = {}
 
     @property
     def well(self) -> bool:
-        """Whether every GPU can be used."""
+        """Return whether every GPU can be used."""
         return all(finding.level != PROBLEM for finding in self.findings)
 
 
 class Around(NamedTuple):
-    """What was asked of the machine beside the test, by UUID; empty where all went well."""
+    """The machine's answers besides the test, by UUID; empty if all went well."""
 
-    alone: Mapping[str, Mapping[str, Any]] = {}  # documents of tests with one GPU visible each
+    alone: Mapping[str, Mapping[str, Any]] = {}  # documents of tests with only one visible GPU
     holders: Mapping[str, str] = {}  # "pid 4711 (python, 70000 MiB)"
     addresses: Mapping[str, str] = {}  # PCI addresses
 
@@ -72,7 +72,7 @@ NOTHING = Around()
 
 
 def cards(document: Mapping[str, Any]) -> tuple[Card, ...]:
-    """Return the GPUs of a document, as CUDA counts them."""
+    """Return the GPUs of a document, in CUDA's order."""
     reports = document["devices"]
     return tuple(_card(number, reports[str(number)]) for number in sorted(map(int, reports)))
 
@@ -96,13 +96,13 @@ def judge(
     timeout_s: float,
     around: Around = NOTHING,
 ) -> Judged:
-    """Return what a test showed.
+    """Return the judgement on a test.
 
     Args:
-        document: what preflight.py reported.
+        document: preflight.py's report.
         facts: the GPUs that the job should see.
-        timeout_s: what the test was given.
-        around: what was asked of the machine beside the test.
+        timeout_s: time limit of the test, in seconds.
+        around: the machine's answers besides the test.
     """
     return _Judge(document, facts, timeout_s, around).judged()
 
@@ -114,7 +114,7 @@ def in_a_line(finding: Finding) -> str:
 
 
 def lines(judged: Judged, limit: int = 4) -> list[str]:
-    """Return the problems as lines for people, a few at the most."""
+    """Return the problems as lines for people, only the first few."""
     problems = [f for f in judged.findings if f.level == PROBLEM]
     texts = [in_a_line(finding) for finding in problems[:limit]]
     if len(problems) > limit:
@@ -123,7 +123,7 @@ def lines(judged: Judged, limit: int = 4) -> list[str]:
 
 
 class _Judge:
-    """One test, and what is known beside it; the arguments are those of `judge`."""
+    """One test with its context; the arguments are those of `judge`."""
 
     def __init__(
         self, document: Mapping[str, Any], facts: GpuFacts, timeout_s: float, around: Around
@@ -135,7 +135,7 @@ class _Judge:
         self._visible = document.get("visible")
 
     def judged(self) -> Judged:
-        """Return what the test showed."""
+        """Return the judgement on the test."""
         at_large = self._at_large()
         if at_large is not None:
             return at_large
@@ -145,7 +145,7 @@ class _Judge:
             return Judged((self._all_well(), *self._unlisted()))
         findings = [self._of_card(card) for card in bad]
         findings += [self._of_gone(gpu) for gpu in gone]
-        # Where CUDA shows fewer GPUs than there are, it counts otherwise than the variable.
+        # If CUDA shows fewer GPUs than there are, its numbers differ from the variable's.
         visible = None if gone else self._visible
         value = visible_without(visible, [(c.uuid, bool(c.good)) for c in self._cards])
         findings += _leaving_out(value, len(bad) + len(gone))
@@ -160,7 +160,7 @@ class _Judge:
     # --- what concerns all of them ---------------------------------------------------------------
 
     def _at_large(self) -> Judged | None:
-        """Judge a test that reported nothing about single GPUs; None where it did."""
+        """Judge a test that reported nothing about single GPUs; None if it did."""
         document = self._document
         if document.get("missing"):
             return Judged((self._no_library(),))
@@ -192,7 +192,7 @@ class _Judge:
         return Finding(PROBLEM, CUDA, what, _text(self._document, "missing"), fix)
 
     def _no_start(self) -> Judged:
-        """Judge a cuInit that failed: because of some GPUs, where the others alone can start."""
+        """Judge a failed cuInit: some GPUs may cause it while the others alone can start."""
         code = self._document["code"]
         known = cuda_errors.known(code)
         title = cuda_errors.title(code, _text(self._document, "error"))
@@ -208,7 +208,7 @@ class _Judge:
         return Judged((Finding(PROBLEM, CUDA, what, detail, fix),), _asks([(code, "")]))
 
     def _some_alone(self, title: str) -> Judged | None:
-        """Judge by the tests that saw one GPU each; None where those do not differ."""
+        """Judge by the tests with one GPU each; None if those do not differ."""
         gpus, alone = self._facts.gpus, self._around.alone
         able = [(g, g.uuid in alone and preflight.is_well(alone[g.uuid])) for g in gpus]
         if len({good for _, good in able}) < 2:
@@ -238,7 +238,7 @@ class _Judge:
         return Finding(PROBLEM, CUDA, what, self._listed(), fix)
 
     def _broken(self) -> Finding:
-        """Report a test that ended in no known way: a crash in the driver, output without end."""
+        """Report a test with an unexpected end, such as a crash in the driver or endless output."""
         number = self._document.get("signal")
         how = f"was killed by signal {number}" if number else "ended before it had an answer"
         if self._ended == "flood":
@@ -281,17 +281,17 @@ class _Judge:
         return Finding(PROBLEM, area, what, "; ".join(filter(None, detail)), _for(card.uuid, fix))
 
     def _comparable(self) -> bool:
-        """Return whether what CUDA shows and what the driver lists can be compared beyond doubt."""
+        """Return whether CUDA's GPUs and the driver's list can be compared with certainty."""
         uuids = [*(card.uuid for card in self._cards), *(gpu.uuid for gpu in self._facts.gpus)]
         return not self._facts.warning and all(uuid.startswith("GPU-") for uuid in uuids)
 
     def _gone(self) -> list[Gpu]:
-        """Return the GPUs that the driver lists for the job and CUDA does not show."""
+        """Return the GPUs that the driver lists for the job but CUDA does not show."""
         shown = {card.uuid for card in self._cards}
         return [g for g in self._facts.gpus if g.uuid not in shown and self._comparable()]
 
     def _unlisted(self) -> list[Finding]:
-        """Note the GPUs that CUDA shows and the driver does not list: one of them lies or lags."""
+        """Note the GPUs that CUDA shows but the driver does not list: one of both is wrong."""
         listed = {gpu.uuid for gpu in self._facts.gpus}
         more = [card.uuid for card in self._cards if card.uuid not in listed]
         if not listed or not more or not self._comparable():
@@ -312,7 +312,7 @@ class _Judge:
 
 
 def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
-    """Return what recovery is asked for, by the errors of GPUs."""
+    """Return the steps of recovery for the errors of GPUs."""
     asks: dict[str, tuple[str, ...]] = {}
     for code, uuid in failed:
         for ask in cuda_errors.known(code).asks:
@@ -321,7 +321,7 @@ def _asks(failed: Iterable[tuple[int, str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _first_code(document: Mapping[str, Any]) -> int:
-    """Return the error of a test of one GPU; 0 where it has none."""
+    """Return the error in a test of one GPU; 0 if it has none."""
     code: int = document["code"]
     return code or next((card.code for card in cards(document)), 0)
 
@@ -336,7 +336,7 @@ def _for(uuid: str, fix: str) -> str:
 
 
 def _area(gpu: Gpu | None, index: int | None = None) -> str:
-    """Return GPU and its number as nvidia-smi has it; CUDA's own where the job counts otherwise."""
+    """Return "GPU" and nvidia-smi's number; CUDA's own number if the job's numbers differ."""
     number = gpu.number if gpu else None
     if number is None:
         return "GPU" if index is None else f"GPU {index}"
@@ -344,7 +344,7 @@ def _area(gpu: Gpu | None, index: int | None = None) -> str:
 
 
 def _leaving_out(value: str | None, bad: int) -> list[Finding]:
-    """Return the note on the value of CUDA_VISIBLE_DEVICES that leaves the bad GPUs out."""
+    """Return the note with the value of CUDA_VISIBLE_DEVICES that omits the bad GPUs."""
     if value is None:
         return []
     them = "the bad one" if bad == 1 else f"the {bad} bad ones"

@@ -1,1 +1,1 @@
-"""The hooks: what saferun changes inside a job's processes, and what these hooks share."""
+"""The hooks: saferun's changes inside a job's processes, and the code that hooks share."""

@@ -1,13 +1,13 @@
-"""Take away the lock of a C++ extension's build whose process is dead.
+"""Remove the lock on a C++ extension's build if the process that holds it is dead.
 
 Target: torch.utils.file_baton.FileBaton.try_acquire, torch >= 2.4; DeepSpeed's extensions use it.
-Reason: the lock is a file, which nobody but its owner removes. A rank that is killed while it
-builds leaves it, and the ranks of the next attempt wait for it for ever
+Reason: the lock is a file that only its owner removes. A rank that is killed during the build
+leaves it, and the ranks of the next attempt wait for it forever
 (https://github.com/pytorch/pytorch/issues/189245).
-Delete when the oldest torch here builds under a lock that the kernel frees.
+Delete when the oldest supported torch builds under a lock that the kernel frees.
 
-The owner is written into the file. A lock of nobody known, of another machine, of a container apart
-or of another user (whose processes `hidepid` hides) is left as it is.
+The hook writes the owner into the file. A lock stays if its owner is unknown, on another machine,
+in another container, or another user (whose processes `hidepid` hides).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _HOOK = "build_locks"
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
-    """Have a lock say whose it is, and be taken from a process that is dead.
+    """Write the owner into each lock, and take a lock over from a dead process.
 
     Args:
         name: "torch.utils.file_baton".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
 
     @hidden_frames.replace(module.FileBaton, "try_acquire")
@@ -50,7 +50,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 
 
 def _removed(path: str) -> bool:
-    """Remove a lock whose owner is dead; one process at a time, so that none removes a new one."""
+    """Remove a lock whose owner is dead; one process at a time, so that no new lock is removed."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -64,7 +64,7 @@ def _removed(path: str) -> bool:
         if _owner(int(pid)) == owner:
             return False
         os.unlink(path)
-    except OSError:  # its owner removed it, or the file system has no such locks
+    except OSError:  # its owner removed it, or the file system lacks such locks
         return False
     finally:
         os.close(folder)
@@ -72,7 +72,7 @@ def _removed(path: str) -> bool:
 
 
 def _owner(pid: int) -> str:
-    """Return a process as text: where it runs, its pid, its start time ("" where it is dead)."""
+    """Return a process as text: place, pid and start time (all "" if it is dead)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
@@ -83,10 +83,10 @@ def _owner(pid: int) -> str:
 
 
 def _place() -> str:
-    """Return the boot and the namespaces in which a pid and a start time mean one process."""
+    """Return the boot and the namespaces in which a pid and start time identify a process."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    paths = ("/proc/self/ns/pid", "/proc/self/ns/time")  # Linux before 5.6 has no second one
+    paths = ("/proc/self/ns/pid", "/proc/self/ns/time")  # the second one is absent before Linux 5.6
     return " ".join(
         ["saferun", boot, *(os.readlink(path) for path in paths if os.path.exists(path))]
     )

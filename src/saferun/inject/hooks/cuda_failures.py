@@ -1,13 +1,12 @@
-"""Judge the GPU of this process after an exception: ask its context, not the text.
+"""Judge this process's GPU after an exception by its context, not by the text.
 
-After a sticky error (a device-side assert, say) every later CUDA call of the process fails, and not
-with the same words: `CUBLAS_STATUS_EXECUTION_FAILED`, `CUFFT_INTERNAL_ERROR` and others. Only a new
+After a sticky error, such as a device-side assert, every later CUDA call of the process fails with
+various messages: `CUBLAS_STATUS_EXECUTION_FAILED`, `CUFFT_INTERNAL_ERROR` and others. Only a new
 process helps (https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html: "the process
 must be terminated and relaunched"). `torch.cuda.synchronize` then raises the first error; on a
-context that works, also after an out-of-memory error, it passes in 10 to 85 microseconds. Texts
-decide only where this process has no context of torch's (JAX, CuPy, a process that the script
-started), and between the errors after which the context works. The kinds are those of
-knowledge/failures.yaml.
+working context, even after an out-of-memory error, it returns in 10 to 85 microseconds. Texts
+decide only if this process has no context of torch (JAX, CuPy, a process that the script started),
+and between errors after which the context works. The kinds are those of knowledge/failures.yaml.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ OTHER = "cuda-error-other"
 KINDS = {OUT_OF_MEMORY, OF_A_LIBRARY, OTHER, *(sign[0] for sign in cuda_words.STICKY)}
 
 UNUSABLE = "unusable"  # no later CUDA call of this process works
-PASSING = "passing"  # the process can go on: the failure was this piece of work's
-UNCLEAR = "unclear"  # the context works, and still a library of CUDA's failed
+PASSING = "passing"  # the process can continue: only this piece of work failed
+UNCLEAR = "unclear"  # the context works, but a CUDA library failed
 
 _LIBRARIES = ("torch", "jax", "jaxlib", "tensorflow", "cupy", "numba", "triton")
 _OF_GPU = ("cuda", "hip", "nccl", "gpu")
@@ -37,31 +36,31 @@ _LIBRARY = re.compile(
     r") error\b"
 )
 _ALSO_MEMORY = "cublas_status_alloc_failed"
-# Raised where no engine gets the memory that it needs, and where none takes the data's type.
+# Raised if no engine gets enough memory, and also if none supports the data type.
 _MAYBE_MEMORY = (
     "unable to find an engine to execute",
     "unable to find a valid cudnn algorithm",
     "no valid execution plan",
 )
-_FULL_BYTES, _FULL_SHARE = 1 << 30, 20  # what is free of a GPU that is full: 1 GiB, a twentieth
-_IN_HANDLING = "another exception occurred:"  # stands between two exceptions of a traceback
-_CHAIN = 20  # the longest chain of exceptions that is followed
+_FULL_BYTES, _FULL_SHARE = 1 << 30, 20  # a GPU with less free memory is full: 1 GiB, or a twentieth
+_IN_HANDLING = "another exception occurred:"  # line between two exceptions of a traceback
+_CHAIN = 20  # longest chain of exceptions that is followed
 
-unusable = ""  # the error that made this process's context unusable, once it is known
+unusable = ""  # the error that made this process's context unusable, if known
 
 
 def judged(error: BaseException) -> tuple[str, str]:
-    """Return what an exception means for this process, and the kind; "", "" for one of the script.
+    """Return an exception's meaning for this process, and its kind; "", "" if the script's own.
 
     Args:
-        error: it is being handled, so that what its frames hold still takes memory.
+        error: the exception being handled; the objects in its frames still take memory.
     """
     if kind := unusable_kind():
         return UNUSABLE, kind
-    if kind := getattr(error, "saferun_kind", ""):  # a guard raised it before a kernel asserts
+    if kind := getattr(error, "saferun_kind", ""):  # from a guard, before any kernel asserts
         return PASSING, kind
     has_context = _cuda() is not None
-    # A script that catches such an error and raises another one is in the same unusable process.
+    # If a script catches such an error and raises another, the process is still unusable.
     for one in (error, error.__cause__) if has_context else _chain(error):
         if one is not None and is_of_gpu(one) and (kind := _sticky(text_of(one))):
             return PASSING if has_context else UNUSABLE, kind
@@ -74,15 +73,15 @@ def judged(error: BaseException) -> tuple[str, str]:
 
 
 def unusable_kind() -> str:
-    """Ask the contexts; return the kind of the error that made one unusable, "" for none."""
+    """Test the contexts; return the kind of the error that made one unusable, "" for none."""
     first = probe()
     return (_sticky(first) or OTHER) if first else ""
 
 
 def probe() -> str:
-    """Ask the contexts of this process; return the error that made one unusable, "" for none.
+    """Test this process's contexts; return the error that made one unusable, "" for none.
 
-    It waits for the work of each GPU that torch uses here.
+    This waits for the work on each GPU that torch uses here.
     """
     global unusable
     cuda = _cuda()
@@ -97,7 +96,7 @@ def probe() -> str:
 
 
 def probe_at_once() -> str:
-    """Do the same without waiting for the GPU: in a rank, a collective may never end."""
+    """Do the same without waiting for the GPU: in a rank a collective may never end."""
     global unusable
     cuda = _cuda()
     if cuda is not None and not unusable:
@@ -109,7 +108,7 @@ def probe_at_once() -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text; "" where it has none."""
+    """Return an exception's text; "" if it has none."""
     try:
         return str(error)
     except Exception:
@@ -117,7 +116,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _cuda() -> Any:
-    """Return torch.cuda where this process has a context of torch's, else None."""
+    """Return torch.cuda if torch has a context in this process, else None."""
     try:
         cuda = sys.modules["torch"].cuda
         return cuda if cuda.is_initialized() else None
@@ -135,7 +134,7 @@ def _devices(cuda: Any) -> list[Any]:
 
 
 def _is_full() -> bool:
-    """Tell whether the GPU has hardly any memory left. False where that cannot be asked."""
+    """Return whether the GPU has hardly any memory left; False if that cannot be determined."""
     try:
         free, total = _cuda().mem_get_info()
         return bool(free < max(_FULL_BYTES, total // _FULL_SHARE))
@@ -144,10 +143,10 @@ def _is_full() -> bool:
 
 
 def _without_room(error: BaseException) -> str:
-    """Return PASSING where a piece of work took too much; UNCLEAR where torch's cache left no room.
+    """Return PASSING if a piece of work took too much; UNCLEAR if torch's cache left no room.
 
-    torch empties its cache before its own allocator gives up. A library of CUDA's that makes its
-    handle then asks the driver, which has nothing while torch keeps what earlier work has let go
+    torch empties its cache before its own allocator gives up. But a CUDA library that creates its
+    handle asks the driver, which has no memory left while torch caches what earlier work released
     (seen on an H100, torch 2.11: `CUSOLVER_STATUS_INTERNAL_ERROR` of `cusolverDnCreate`).
     """
     if any("OutOfMemoryError" in kind.__name__ for kind in type(error).__mro__):
@@ -166,14 +165,14 @@ def _sticky(text: str) -> str:
 
 
 def is_memory(error: BaseException) -> bool:
-    """Tell whether an exception is a full GPU."""
+    """Return whether an exception means a full GPU."""
     if not isinstance(error, Exception) or isinstance(error, MemoryError):
         return False
     names = {kind.__name__ for kind in type(error).__mro__}
     if "OutOfMemoryError" in names or "ResourceExhaustedError" in names:
         return _is_of_library(error)
     text = text_of(error).lower()
-    if "ProcessRaisedException" in names:  # torch's; its text is a traceback
+    if "ProcessRaisedException" in names:  # torch's class, whose text is a traceback
         text = text.rpartition(_IN_HANDLING)[2]
     whole = f"{type(error).__module__}.{type(error).__name__}: {text}".lower()
     for _, parts, near, not_near in cuda_words.MEMORY:
@@ -193,7 +192,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_of_gpu(error: BaseException) -> bool:
-    """Tell whether an exception is of CUDA, by its class and its text."""
+    """Return whether an exception comes from CUDA, by its class and its text."""
     if not isinstance(error, RuntimeError) and not _is_of_library(error):
         return False
     text = text_of(error).lower()

@@ -1,12 +1,12 @@
-"""Write a rank's first uncaught exception where torch elastic looks for it, even without @record.
+"""Write a rank's first uncaught exception to torch elastic's error file, even without @record.
 
 Target: `sys.excepthook` (and `sys.last_value` at exit, for scripts that replace it), in the process
-that the launcher started as a rank, from before its first line; `faulthandler` there and under
-plain python, in ranks that multiprocessing starts, and again in DataLoader workers, where torch
-puts handlers without a Python stack in its place.
-Reason: without `@record` torchrun only knows exit codes and cannot tell the first failure from
-those that it causes (https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the
-one that torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
+that the launcher started as a rank, before its first line; `faulthandler` in that process, in a
+plain python job, in ranks that multiprocessing starts, and again in DataLoader workers, in which
+torch installs handlers without a Python stack.
+Reason: without `@record` torchrun only knows exit codes and cannot tell the first failure from its
+consequences (https://docs.pytorch.org/docs/stable/elastic/errors.html). The format is the one that
+torch/distributed/elastic/multiprocessing/errors reads, unchanged from torch 1.9 to 2.13.
 Delete when torchrun records exceptions without a decorator.
 
 Not covered: a script that replaces `sys.excepthook` by a function that calls `os._exit`.
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     ]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
-_TRACEBACK_CHARS = 4000  # the receipt has so much of the end of a thread's traceback
+_TRACEBACK_CHARS = 4000  # characters kept from the end of a thread's traceback
 _WORKERS = "torch.utils.data._utils.signal_handling"
 _watcher: "Watcher | None" = None
-_is_ours = False  # we switched faulthandler on, the script did not
+_is_ours = False  # we enabled faulthandler, not the script
 
 
 class Watcher:
-    """Runs before the excepthook that was there, and records for one process only."""
+    """Run before the previous excepthook, and record for one process only."""
 
     def __init__(self, text: str, previous: "ExceptHook") -> None:
-        """Take SAFERUN_INJECT's text and the excepthook to call afterwards."""
+        """Store SAFERUN_INJECT's text and the excepthook to call afterwards."""
         self._text = text
         self._previous = previous
         self._pid = os.getpid()
@@ -57,23 +57,23 @@ class Watcher:
         """Record the exception, then call the previous hook.
 
         Args:
-            kind: as sys.excepthook gets it, like the others.
+            kind: the class, as for sys.excepthook.
             value: the exception.
-            trace: where it came from.
+            trace: the exception's traceback.
         """
         try:
             hide_all(value)
             trace = without_ours(trace)
-        except Exception:  # an exception of the user's own whose attributes raise
+        except Exception:  # a user's exception whose attributes raise
             pass
         self.record(value, trace)
         self._previous(kind, value, trace)
 
     def at_exit(self) -> None:
-        """Record what the interpreter printed last: the hook may have been replaced.
+        """Record the exception that the interpreter printed last: the hook may be replaced.
 
-        Where it printed no exception, write the rank's last receipt: what kills this process from
-        here on kills one that has done its work.
+        If there is none, write the rank's last receipt: if the process is killed later, its work is
+        done.
         """
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if value is not None:
@@ -84,7 +84,7 @@ class Watcher:
             receipts.write_bootstrap(self._text, contract.FINISHED)
 
     def record(self, value: BaseException, trace: "TracebackType | None") -> None:
-        """Write the error file, once, in the rank process itself. Never raises."""
+        """Write the error file once, only in the rank process itself. Never raises."""
         if self._done or os.getpid() != self._pid:
             return
         self._done = True
@@ -97,15 +97,15 @@ class Watcher:
                 _write(self._text, value, trace)
             except Exception as error:
                 context.say(f"inject: {_VARIABLE}: {error}")
-        except Exception:  # our files are gone: the previous hook must run all the same
+        except Exception:  # our files are gone; the previous hook must still run
             pass
 
 
 def watch(text: str) -> None:
-    """Take `sys.excepthook`, keeping the one that is there. A second call does nothing.
+    """Install our `sys.excepthook` before the present one. A second call does nothing.
 
     Args:
-        text: SAFERUN_INJECT.
+        text: the value of SAFERUN_INJECT.
     """
     global _watcher
     if _watcher is None:
@@ -117,12 +117,12 @@ def watch(text: str) -> None:
 
 
 def apply(name: str, module: "ModuleType", context: "Context") -> None:
-    """Switch `faulthandler` on in a rank, unless it is on, and report what is in place.
+    """Enable `faulthandler` in a rank, unless it is enabled, and report what is in place.
 
     Args:
-        name: "torch", or that of torch's module for the signals of DataLoader workers.
+        name: "torch", or the name of torch's module for the signals of DataLoader workers.
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     if name == _WORKERS:
         if context.hooks.excepthook == "on" and _is_of_job():
@@ -141,23 +141,23 @@ def apply(name: str, module: "ModuleType", context: "Context") -> None:
 
 
 def write_stack_of_crash(text: str) -> None:
-    """Have a crash write its Python stack, from before the script's first line.
+    """Make a crash write its Python stack, from before the script's first line on.
 
     Args:
-        text: SAFERUN_INJECT.
+        text: the value of SAFERUN_INJECT.
     """
     if not contract.is_off(text, "excepthook"):
         _switch_faulthandler_on()
 
 
 def _is_of_job() -> bool:
-    """Tell whether the launcher started this process, or `multiprocessing.spawn` did."""
-    spawned = "--multiprocessing-fork" in getattr(sys, "orig_argv", ())  # Python 3.10 on
+    """Return whether the launcher or `multiprocessing.spawn` started this process."""
+    spawned = "--multiprocessing-fork" in getattr(sys, "orig_argv", ())  # since Python 3.10
     return spawned or rank.is_started_by_launcher()
 
 
 def _watch_threads(context: "Context") -> None:
-    """Put the exception that ends a thread into the receipt: the rank itself goes on."""
+    """Write an exception that ends a thread to the receipt; the rank itself continues."""
     import threading
 
     previous = threading.excepthook
@@ -169,7 +169,7 @@ def _watch_threads(context: "Context") -> None:
             if args.exc_value is not None and args.exc_type is not SystemExit:
                 hide_all(args.exc_value)
                 _note_thread(context, args.exc_value, getattr(args.thread, "name", ""))
-        except Exception:  # what the thread raised is printed all the same
+        except Exception:  # the thread's exception is printed in any case
             pass
         return previous(args)
 
@@ -190,7 +190,7 @@ def _note_thread(context: "Context", value: BaseException, thread: str) -> None:
 
 
 def _message(value: BaseException) -> str:
-    """Return an exception as one line; of a group also the first one that is no group."""
+    """Return an exception as one line; for a group also its first exception that is no group."""
     try:
         text = str(value)
     except Exception:
@@ -207,7 +207,7 @@ def _switch_faulthandler_on() -> str:
     global _is_ours
     if faulthandler.is_enabled():
         return "switched on" if _is_ours else "already on"
-    # On the process's own stderr: scripts put objects without a descriptor in its place.
+    # Use the process's own stderr: scripts replace it by objects without a descriptor.
     try:
         faulthandler.enable(file=sys.__stderr__)  # type: ignore[arg-type]  # None is caught
     except (AttributeError, OSError, RuntimeError, ValueError):  # it is closed
@@ -217,7 +217,7 @@ def _switch_faulthandler_on() -> str:
 
 
 def _keep_stacks_of_workers(module: "ModuleType") -> None:
-    """Have faulthandler write the Python stack before torch's handlers end a DataLoader worker."""
+    """Make faulthandler write the Python stack before torch's handlers end a DataLoader worker."""
     import faulthandler
 
     if not hasattr(module, "_set_worker_signal_handlers"):
@@ -226,16 +226,16 @@ def _keep_stacks_of_workers(module: "ModuleType") -> None:
     @replace(module, "_set_worker_signal_handlers")
     def set_handlers(original: "Callable[..., object]", *args: object) -> None:
         if _is_ours:
-            faulthandler.disable()  # else its handlers, which are overwritten now, count as there
+            faulthandler.disable()  # otherwise its overwritten handlers count as installed
         original(*args)
         _switch_faulthandler_on()
 
 
 def _write_stacks_on_signal(context: "Context") -> str:
-    """Have faulthandler write the stacks of all threads to a file when `watch` asks by a signal.
+    """Make faulthandler write all threads' stacks to a file when `watch` sends a signal.
 
-    It needs no thread, and works while Python code does not run: the handler is written in C. The
-    file stays open for it.
+    The handler is written in C, so it needs no thread and works while no Python code runs. The file
+    stays open for it.
     """
     import faulthandler
     import signal
@@ -253,7 +253,7 @@ def _write_stacks_on_signal(context: "Context") -> str:
 
 
 def _context_error(value: BaseException) -> str:
-    """Return what the CUDA context says after an error of the GPU's; "" where it works."""
+    """Return the CUDA context's error after an error of the GPU; "" if the context works."""
     from . import cuda_failures
 
     if not cuda_failures.is_of_gpu(value):
@@ -279,10 +279,10 @@ def _error_file(value: BaseException, trace: "TracebackType | None", context_err
 
 
 def _write(text: str, value: BaseException, trace: "TracebackType | None") -> None:
-    """Write the error file where torchrun looks for it, and where saferun does.
+    """Write the error file for torchrun, and a copy for saferun.
 
-    torchrun ends the other ranks with SIGTERM once one has failed, perhaps in the middle of this,
-    and a truncated error file makes torchrun itself fail: the file appears whole or not at all.
+    Once a rank has failed, torchrun ends the others with SIGTERM, perhaps during this write. A
+    truncated error file makes torchrun itself fail, so the file appears whole or not at all.
     """
     from .. import hook_runner, receipts
 
@@ -297,8 +297,8 @@ def _write(text: str, value: BaseException, trace: "TracebackType | None") -> No
     try:
         receipts.write_new(path, content)
     except FileExistsError:
-        pass  # @record wrote it first, for the same exception
+        pass  # @record wrote it before, for the same exception
     try:
         current.write_file(".error.json", content)
     except OSError:
-        pass  # the journal's directory is full or gone: torchrun's file has the same content
+        pass  # the journal's disk is full or gone: torchrun's file has the same content

@@ -15,9 +15,9 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 def user_place(frame: FrameType | None) -> str:
-    """Return "file:line" of the innermost frame of the user's own: outside torch, ours, libraries.
+    """Return "file:line" of the innermost frame of the user's: not of torch, ours or libraries.
 
-    Where there is none, the innermost outside torch and ours.
+    If there is none, return the innermost one outside torch and our code.
     """
     nearest = None
     for outer in _callers(frame):
@@ -29,15 +29,15 @@ def user_place(frame: FrameType | None) -> str:
 
 
 def called_by_library(frame: FrameType | None) -> bool:
-    """Tell whether the innermost frame outside torch and ours belongs to an installed library."""
+    """Return whether the innermost frame outside torch and our code is an installed library's."""
     caller = next(_callers(frame), None)
     return caller is not None and _is_library(caller.f_code.co_filename)
 
 
 def is_users(frame: FrameType) -> bool:
-    """Tell whether this very frame is of the user's own code.
+    """Return whether this frame itself is in the user's own code.
 
-    A function of another hook that stands in the same place counts as the one who calls it.
+    If another hook has also replaced the function, its frame counts as its caller.
     """
     outer = frame.f_back
     while outer is not None and outer.f_back is not None and outer.f_code.co_filename == _WRAPPERS:
@@ -46,18 +46,18 @@ def is_users(frame: FrameType) -> bool:
 
 
 def is_users_file(name: str) -> bool:
-    """Tell whether a file holds the user's own code."""
+    """Return whether a file holds the user's own code."""
     return not (is_torch(name) or name.startswith(_OURS) or _is_library(name))
 
 
 def is_torch(name: str) -> bool:
-    """Tell whether a file is one of torch's, where this process has torch."""
+    """Return whether a file is one of torch's, if this process has torch."""
     file = getattr(sys.modules.get("torch"), "__file__", None)
     return file is not None and name.startswith(os.path.dirname(file) + os.sep)
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    # The frame and its callers, innermost first, without torch's and ours.
+    # Yield the frame and its callers, innermost first, without those of torch and ours.
     while frame is not None:
         name = frame.f_code.co_filename
         if not is_torch(name) and not name.startswith(_OURS):

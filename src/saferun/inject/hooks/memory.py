@@ -1,10 +1,10 @@
-"""Empty the GPU allocator's cache between trials, where the profile says so.
+"""Empty the GPU allocator's cache between trials, if the profile asks for that.
 
-Targets: `optuna.study.study.Study.optimize`, which gets one more callback; Optuna 4.5 to 5.0.
-`torch.cuda.memory.empty_cache`, by which a search without Optuna says where a trial ends.
-Reason: trials of different shapes leave memory in pieces that the next trial cannot use
-(https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management). What a trial left in
-reference cycles is only free after a garbage collection, so the cache is emptied before and after.
+Targets: `optuna.study.study.Study.optimize`, which gets one more callback (Optuna 4.5 to 5.0), and
+`torch.cuda.memory.empty_cache`, which marks the end of a trial in a search without Optuna.
+Reason: trials of different shapes leave fragmented memory that the next trial cannot use
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management). Memory in reference cycles
+is free only after a garbage collection, so the cache is emptied before and after one.
 Delete when Optuna offers it (`gc_after_trial` collects and empties nothing).
 """
 
@@ -26,12 +26,12 @@ _HOOK = "memory"
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
-    """Add the callback to each `Study.optimize`, or hold torch's own function.
+    """Add the callback to each `Study.optimize`, or replace torch's own function.
 
     Args:
         name: "optuna.study.study", or "torch.cuda.memory".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     if not context.hooks.memory.clear_between_trials:
         if name == "optuna.study.study":
@@ -53,12 +53,12 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 
 
 def clear_cache(context: Context | None = None) -> None:
-    """Empty torch's CUDA cache before and after a garbage collection; nothing without CUDA in use.
+    """Empty torch's CUDA cache before and after a garbage collection, if CUDA is in use.
 
-    Never raises: after a sticky error each of these calls fails.
+    This never raises, although each of these calls fails after a sticky error.
 
     Args:
-        context: gets a receipt that says what was freed; None for no receipt.
+        context: gets a receipt with the bytes freed; None for no receipt.
     """
     try:
         cuda = sys.modules["torch"].cuda
@@ -74,11 +74,11 @@ def clear_cache(context: Context | None = None) -> None:
 
 
 def _hold_call(module: ModuleType, context: Context) -> None:
-    """Have the script's own `torch.cuda.empty_cache` collect garbage, and empty the cache again.
+    """Make the script's own `torch.cuda.empty_cache` collect garbage and empty the cache again.
 
-    A script that calls it often loses a hundredth of its time to that, and no more.
+    A script that calls it often spends at most a hundredth of its time on that.
     """
-    next_s = 0.0  # the time.monotonic() from which the next call clears twice
+    next_s = 0.0  # time.monotonic() from which a call again clears twice
 
     @hidden_frames.replace(module, "empty_cache")
     def empty_cache(original: Callable[[], None]) -> None:
@@ -106,7 +106,7 @@ def _empty_again(empty: Callable[[], None], before: int, context: Context | None
             atexit.register(_tell, context)
 
 
-_freed: list[int] = []  # bytes, by clearing
+_freed: list[int] = []  # bytes freed by each clearing
 
 
 def _tell(context: Context) -> None:
@@ -116,7 +116,7 @@ def _tell(context: Context) -> None:
 
 
 def _reserved(cuda: Any) -> int:
-    """Return the bytes that torch holds of the current device, used or not; 0 if it cannot tell."""
+    """Return the bytes of the current device that torch holds, used or not; 0 if unknown."""
     try:
         return int(cuda.memory_reserved())
     except Exception:

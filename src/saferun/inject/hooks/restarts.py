@@ -1,15 +1,16 @@
-"""Give a restarted rank its own keys in the agent's store, apart from those of the last restart.
+"""Give a restarted rank its own keys in the agent's store, separate from the last restart's.
 
 Target: torch.distributed.rendezvous._create_c10d_store, torch >= 2.4.
-Reason: with torchrun's own restarts (--max-restarts) the agent's store lives on, and restarted
-ranks read the addresses and the NCCL id of ranks that are dead: they hang, or fail a minute later
+Reason: the agent's store survives torchrun's own restarts (--max-restarts), and restarted ranks
+read the addresses and the NCCL id of dead ranks: they hang, or fail a minute later
 (https://github.com/pytorch/pytorch/issues/135712). TORCH_DISABLE_SHARE_RDZV_TCP_STORE, which
-saferun sets, has the ranks use another store, but only the dynamic rendezvous reads it: a static
-one (--master-port, the default before torch 2.13) shares its store whatever is set. Seen with NCCL
-on two H200s, torch 2.11.
-Delete when torch puts a prefix for each restart there itself.
+saferun sets, makes the ranks use another store, but only the dynamic rendezvous reads it: a static
+one (--master-port, the default before torch 2.13) always shares its store. Seen with NCCL on two
+H200s, torch 2.11.
+Delete when torch itself adds a prefix for each restart.
 
-Only on one node: restart counts are each agent's own, so nodes would not find each other.
+It applies only on one node: each agent has its own restart count, so nodes would not find each
+other.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from . import environment
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
-    """Give the store of a restarted rank a prefix; that of a first start is left as it is.
+    """Give a restarted rank's store a prefix; the store of a first start stays unchanged.
 
     Args:
         name: "torch.distributed.rendezvous".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if not hasattr(module, "_create_c10d_store") or count in ("", "0"):

@@ -1,4 +1,4 @@
-"""The agent's part in a run of several nodes: meet before each attempt, watch, wait for all.
+"""The agent's part in a run on several nodes: meet before each attempt, watch, wait for all.
 
 Target: torch.distributed.elastic, torch >= 2.4: `SimpleElasticAgent._rendezvous`, `.run`,
 `._shutdown` and `._exit_barrier` (agent/server/api.py, local_elastic_agent.py) and
@@ -9,7 +9,7 @@ notice no silent node (node_watch.py), wait for 300 s in the exit barrier, deaf 
 with status 0 then (https://github.com/pytorch/pytorch/issues/135712 is related).
 Delete it when torchrun's agents exchange data of a launcher's own and watch each other.
 
-Active only where SAFERUN_NODES is set, which saferun does for attempts of several nodes.
+It is active only if SAFERUN_NODES is set, which saferun does for attempts on several nodes.
 
     SAFERUN_NODES   {"facts": NodeFacts, "directory": where the outcome goes or null,
                      "rejoin_s": seconds, "since": when these begin, or null for now,
@@ -51,21 +51,22 @@ VARIABLE = "SAFERUN_NODES"
 AGENT_API = "torch.distributed.elastic.agent.server.api"
 REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
-# Between two tries to join, more or less: a store that is being opened needs about that.
+# Approximate time between two attempts to join; opening a store takes about as long.
 AGAIN_S = 1.0
-# Nodes that join write one state in turn, and a node that another one has forestalled tries again.
-# After a failure they all come at once, so each waits a part of this, for each node of the run.
+# Nodes that join write one state in turn, and a node whose write came too late tries again. After a
+# failure all nodes come at the same time, so each waits a random part of this, multiplied by the
+# number of nodes.
 SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
-DONE_LOOK_S = 0.01  # between two looks whether all nodes are done, of those that end together
-CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own time for a store, and one under load
-LAST_CONNECT_S = 5.0  # where a try has failed: the nodes that wait give up at about one time
-CLOSE_S = 5.0  # the time to close the rendezvous: its host may have lost its power
+DONE_LOOK_S = 0.01  # between two checks whether all nodes are done, if they end together
+CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own limit for a store, and the least under load
+LAST_CONNECT_S = 5.0  # after a failed try: the waiting nodes give up at about the same time
+CLOSE_S = 5.0  # limit for closing the rendezvous: its host may have lost power
 LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
-BACKENDS = ("c10d", "static")  # whose stores are torch's own
+BACKENDS = ("c10d", "static")  # those with a store of torch's own
 
 
 def start() -> None:
-    """Read SAFERUN_NODES, which the ranks do not get, and hook what is or will be imported."""
+    """Read SAFERUN_NODES, which the ranks do not get, and hook present and future imports."""
     text = os.environ.pop(VARIABLE, "")
     if not text:
         return
@@ -84,17 +85,17 @@ def start() -> None:
 
 
 def outcome_name(attempt: int) -> str:
-    """Return the name of the file in which the agent says what was agreed."""
+    """Return the name of the file in which the agent writes the agreement."""
     return f"nodes-a{attempt}.json"
 
 
 def loss_name(attempt: int) -> str:
-    """Return the name of the file in which the agent says that it lost other nodes."""
+    """Return the name of the file in which the agent reports that it lost other nodes."""
     return f"nodes-lost-a{attempt}.json"
 
 
 class NodeParticipant:
-    """The agent of this node, as one of those that meet.
+    """The agent of this node, as a participant of the meeting.
 
     Args:
         given: the value of SAFERUN_NODES.
@@ -107,19 +108,19 @@ class NodeParticipant:
         self._rejoin_s: float = given["rejoin_s"]
         self._since: float = given.get("since") or time.monotonic()
         self._expects: bool = given.get("expects", False)
-        self._make: Callable[[Any], Any] | None = None  # torch's get_rendezvous_handler
+        self._make: Callable[[Any], Any] | None = None  # get_rendezvous_handler of torch
         self._parameters: Any = None  # its arguments
         self._back = node_return.Return(self._facts)
         self._joining = node_joining.Joining(self._facts, self._refuse, self._back)
-        self._read_timeout: bool | None = None  # whether the user has given it
-        self._was_early = False  # an attempt that is about to end was met in the rendezvous
+        self._read_timeout: bool | None = None  # whether the user has set it
+        self._was_early = False  # it met an attempt that was about to end in the rendezvous
         self._watch: node_watch.NodeWatch | None = None
         self._is_ending = False
-        self._began = False  # ranks were started in this agent
-        self._is_done = False  # they have all succeeded
+        self._began = False  # ranks were started by this agent
+        self._is_done = False  # all of them have succeeded
 
     def hook_registry(self, registry: ModuleType) -> None:
-        """Bound the time to join, from the second attempt on, by retry.rejoin_s."""
+        """From the second attempt on, limit the time to join to retry.rejoin_s."""
         self._make = registry.get_rendezvous_handler
 
         @hidden_frames.replace(registry, "get_rendezvous_handler")
@@ -134,7 +135,7 @@ class NodeParticipant:
         if self._attempt > 1:
             least, most = getattr(params, "min_nodes", 1), getattr(params, "max_nodes", 1)
             last_call_s = int(params.get("last_call_timeout", LAST_CALL_S)) if least < most else 0
-            if self._expects and last_call_s:  # or the first of them would begin alone
+            if self._expects and last_call_s:  # otherwise the first of them would begin alone
                 last_call_s = max(last_call_s, LAST_CALL_S)
                 params.config["last_call_timeout"] = last_call_s
             params.config.setdefault("join_timeout", int(self._rejoin_s) + last_call_s)
@@ -143,7 +144,7 @@ class NodeParticipant:
                 params.config["timeout"] = min(limit, int(self._rejoin_s))
 
     def _bound_connect(self, limit: float, least_s: float) -> None:
-        """Have torch give up a store that does not answer when our time is over, not after it."""
+        """Let torch give up a store that does not answer when our time is over, not later."""
         if self._attempt == 1 or self._parameters.backend != "c10d":
             return
         left_s = max(least_s, min(CONNECT_S, limit - time.monotonic()))
@@ -153,13 +154,13 @@ class NodeParticipant:
             self._parameters.config["read_timeout"] = int(left_s)
 
     def hook_agent(self, agent: Any) -> None:
-        """Wrap what an agent does at its beginning and at its end."""
+        """Wrap an agent's methods for its beginning and its end."""
         hidden_frames.replace(agent, "_rendezvous")(self._rendezvous)
         hidden_frames.replace(agent, "_exit_barrier")(self._exit_barrier)
         hidden_frames.replace(agent, "run")(self._run)
 
     def _handler(self, limit: float) -> Any:
-        """Return a new handler of the rendezvous; torch connects to its store in there."""
+        """Return a new handler of the rendezvous, which makes torch connect to its store."""
         assert self._make is not None
         least_s = LEAST_CONNECT_S
         while True:
@@ -172,7 +173,7 @@ class NodeParticipant:
                     come = functools.partial(come, handler, self._back, self._facts, limit)
                     handler.next_rendezvous = come
                 watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
-                # Torch itself notices a lost store in attempt 1.
+                # In attempt 1 torch itself notices a lost store.
                 harmlessly("the other nodes are not looked at", watch, store=self._attempt > 1)
                 return handler
             except Exception as error:
@@ -184,7 +185,7 @@ class NodeParticipant:
     # --- the beginning ---
 
     def _rendezvous(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
-        """Join, meet, and go on only where all nodes begin the same attempt."""
+        """Join, meet, and continue only if all nodes begin the same attempt."""
         spec = agent._worker_group.spec
         backend = harmlessly("no other node is met", spec.rdzv_handler.get_backend)
         if backend not in BACKENDS or (self._began and backend == "static"):
@@ -193,24 +194,24 @@ class NodeParticipant:
         if self._watch is not None:
             self._watch.stop()
         if getattr(spec.rdzv_handler, "_bootstrap_store_info", None) is not None:
-            # Where the host stays the same, torch does not tell the place of its store in a second
-            # round (dynamic_rendezvous.py), and a node that comes new waits for it in vain.
+            # If the host stays the same, torch does not publish its store's address in a second
+            # round (dynamic_rendezvous.py), and a new node waits for it in vain.
             spec.rdzv_handler._bootstrap_store_info = None
         self._join(original, agent, *rest)
         self._joining.end()
         if self._began and spec.max_restarts == 0:
-            # Nodes came or went. The supervisor looks for what all of them go on from.
+            # Nodes came or went. The supervisor determines the checkpoint from which all resume.
             self._facts = {**self._facts, "attempt": self._attempt + 1, "report": None}
             say(f"nodes have joined or left: attempt {self._attempt + 1} starts on all of them")
         try:
             self._go_on(agent)
         except Exception as error:
-            if is_of_torch(error):  # the store has gone, and with it the rendezvous
+            if is_of_torch(error):  # the store is gone, and with it the rendezvous
                 raise
             say(fault("the nodes could not compare their settings", error))
 
     def _go_on(self, agent: Any) -> None:
-        """Meet the other nodes; return to have the ranks started, or end the agent."""
+        """Meet the other nodes; return to let the ranks start, or end the agent."""
         group = agent._worker_group
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
@@ -224,9 +225,9 @@ class NodeParticipant:
         if agreement["action"] != BEGIN:
             try:
                 meeting.leave(store, size, stays=True)
-            except RuntimeError:  # the store goes with its host, which has left
+            except RuntimeError:  # the store ends with its host, which has left
                 pass
-            handler.shutdown = lambda: True  # the next attempt may have the same store
+            handler.shutdown = lambda: True  # the next attempt may use the same store
             raise SystemExit(REGROUP_STATUS)
         if agreement["warning"]:
             say(agreement["warning"])
@@ -235,7 +236,7 @@ class NodeParticipant:
 
     def _join(self, original: Callable[..., Any], agent: Any, *rest: Any) -> None:
         """Join the rendezvous; leave one that is about to end, and join the next."""
-        limit: float | None = None  # it counts from the first failure on: a spare waits for hours
+        limit: float | None = None  # starts at the first failure: a spare node waits for hours
         if self._attempt > 1 and not self._began:
             nodes_s = SPREAD_S * getattr(self._parameters, "min_nodes", 1)
             time.sleep(_chance() * min(LONGEST_SPREAD_S, nodes_s))
@@ -255,7 +256,7 @@ class NodeParticipant:
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error)
             time.sleep(AGAIN_S * (0.5 + _chance()))
-            # Otherwise the others would take the old one for a node that is there.
+            # Otherwise the others would take the old handler for a node that is present.
             stop = getattr(agent._worker_group.spec.rdzv_handler, "_stop_heartbeats", lambda: None)
             harmlessly("a node that is left seems to live", stop)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
@@ -273,11 +274,11 @@ class NodeParticipant:
             alone = harmlessly("the others are not told", self._back.over) or alone
         self._write(outcome_name(self._attempt), {"alone": alone})
         if not alone["unreached"]:
-            time.sleep(node_joining.LEAVE_S)  # the store may go with this agent
+            time.sleep(node_joining.LEAVE_S)  # the store may end with this agent
         raise SystemExit(REGROUP_STATUS)
 
     def _meet_anew(self, error: Exception) -> NoReturn:
-        """Leave after ranks have run, since nodes came or went and did not come together."""
+        """Leave after ranks have run, because nodes came or went and did not meet again."""
         why = f"nodes have joined or left ({type(error).__name__})"
         outcome: Outcome = {"again": why, "start": self._facts.get("start")}
         self._write(outcome_name(self._attempt), outcome)
@@ -296,11 +297,11 @@ class NodeParticipant:
         raise SystemExit(REGROUP_STATUS)
 
     def _may_come_back(self, error: Exception, *, waited: bool = False) -> bool:
-        """Tell whether the rendezvous that failed was one of the attempt before.
+        """Return whether the failed rendezvous was that of the previous attempt.
 
         Args:
-            error: how it failed.
-            waited: this node had reached it, and waited there.
+            error: the failure.
+            waited: whether this node had reached the rendezvous and waited there.
         """
         name = type(error).__name__
         if name in ("RendezvousTimeoutError", "Over", SIGNALLED) or self._make is None:
@@ -324,7 +325,7 @@ class NodeParticipant:
         return agreement
 
     def _holds(self) -> bool:
-        """Return whether this node is the host of the rendezvous' store, as torch itself tells."""
+        """Return whether this node hosts the rendezvous' store, according to torch itself."""
         config = self._parameters.config
         if self._parameters.backend == "static":
             return int(config.get("rank", 0)) == 0
@@ -356,8 +357,8 @@ class NodeParticipant:
             node_watch.end_process(lambda: self._is_ending, lambda: _pids(agent))
 
         self._began = True
-        if start := agreement["start"]:  # where its ranks are started again, nobody has looked
-            restarts = agent._worker_group.spec.max_restarts > 0  # within the attempt
+        if start := agreement["start"]:  # if ranks are restarted, nobody has looked for checkpoints
+            restarts = agent._worker_group.spec.max_restarts > 0  # restarts within the attempt
             start = {**start, "evidence": start["evidence"] + 1, "offers": None}
             self._facts = {**self._facts, "start": start, "rerun": restarts}
         if not agreement["beats"]:
@@ -399,14 +400,14 @@ class NodeParticipant:
                 self._watch.stop()
             else:
                 self._watch.fail()
-            error = sys.exc_info()[1]  # SystemExit is ours alone
+            error = sys.exc_info()[1]  # only we raise SystemExit
             failed = error.code if isinstance(error, SystemExit) else 1
             self._watch.leave_with(0 if succeeded else int(failed or 0))
 
     def _bound_close(self, handler: Any, watch: node_watch.NodeWatch) -> None:
-        """Have torch wait for CLOSE_S at most until the rendezvous is closed.
+        """Make torch wait at most CLOSE_S for the rendezvous to be closed.
 
-        A host that has lost its power closes no connection, and torch waits for its answer until
+        A host that has lost power closes no connection, so torch would wait for its answer until
         the kernel gives up (924 s; tcp_retries2 in Documentation/networking/ip-sysctl.rst).
         """
         close = handler.shutdown
@@ -433,7 +434,7 @@ class NodeParticipant:
         handler.shutdown = shutdown
 
     def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
-        """Wait until the ranks of all nodes have ended, in Python, where a signal is answered."""
+        """Wait, in Python so that signals are handled, until the ranks of all nodes have ended."""
         if self._watch is not None:
             self._is_done = True
             wait = functools.partial(self._await_all, agent, self._watch)
@@ -452,14 +453,14 @@ class NodeParticipant:
         except RuntimeError as error:
             if not is_of_torch(error):
                 raise
-            time.sleep(node_watch.RANKS_S + node_watch.BEAT_S)  # the watch says what it means
+            time.sleep(node_watch.RANKS_S + node_watch.BEAT_S)  # for the watch to report the reason
             raise SystemExit(1) from None
         if watch.lost:
             raise SystemExit(1)
         watch.stop()
 
     def _write(self, name: str, content: Outcome | Loss) -> None:
-        """Write a file for the supervisor, which decides alone where there is none."""
+        """Write a file for the supervisor, which decides alone if there is none."""
         if self._directory is None:
             return
         try:
@@ -479,7 +480,7 @@ def _chance() -> float:
 
 
 def _names(handler: Any) -> dict[int, str]:
-    """Return the hosts by node rank, as the c10d rendezvous has them; {} for another one."""
+    """Return the hosts by node rank, from a c10d rendezvous; {} for any other."""
     holder = getattr(handler, "_state_holder", None)
     participants = holder.state.participants if holder is not None else {}
     return {rank: node.addr for node, rank in participants.items()}

@@ -1,18 +1,18 @@
-"""Pure: what the nodes of a run tell each other before an attempt, and what follows from it.
+"""Pure: the facts that nodes exchange before an attempt, and the decision that follows.
 
-Each node brings its facts: the attempt that it begins, the mitigations in force there, what its
-ranks would go on from, and, after a failure, its report of the attempt before. `agree` is called on
-one of them, on facts of all, and every node gets its result. Two nodes that call it with the same
-facts get the same result.
+Each node brings its facts: the attempt that it begins, its mitigations in force, the checkpoint
+from which its ranks would resume, and, after a failure, its report on the previous attempt. One
+node calls `agree` with the facts of all, and every node gets the result. Two nodes that call it
+with the same facts get the same result.
 
-What an attempt begins from is decided by the nodes that were there: those whose ranks have run
-together in the most attempts. A node that comes new takes it, and comes back with it. Of several
-checkpoints it is the newest that all who were there have. A newcomer counts as one of them once it
-has found the same files; where it has not, and no older checkpoint is left, the nodes do not fit.
+The nodes whose ranks have run together in the most attempts decide the state from which an attempt
+begins. A new node adopts that state and returns with it. Of several checkpoints, the newest that
+all deciding nodes have is used. A new node counts as one of them once it has found the same files;
+if it has not, and no older checkpoint is left, the nodes do not fit.
 
-A report weighs ROOT where its kind names a cause, WEAK where it says little of one (a rank that
-ended without a reason, a node that went silent), ECHO where it is what the survivors of a failure
-elsewhere see. Among reports of one weight the earliest counts, then the lowest node.
+The weight of a report is ROOT if its kind names a cause, WEAK if it says little about one (a rank
+that ended without a reason, a silent node), and ECHO if it is what the survivors of a failure
+elsewhere see. Among reports of equal weight the earliest counts, then the lowest node.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Report(TypedDict):
     attempt: int
     host: str
     weight: int  # ROOT, WEAK or ECHO
-    after_s: float  # from the nodes' meeting to the failure, by this node's own clock
-    diagnosis: dict[str, Any]  # of diagnosis/deciding/classify.py
+    after_s: float  # seconds from the nodes' meeting to the failure, by this node's clock
+    diagnosis: dict[str, Any]  # result of diagnosis/deciding/classify.py
     facts: dict[str, Any]  # fields of an AttemptOutcome: kind, offered, fingerprint, ...
-    decision: dict[str, Any]  # of diagnosis/deciding/retry_policy.py, made on that node
-    leaves: bool  # its hardware has failed: the others go on without it
+    decision: dict[str, Any]  # result of diagnosis/deciding/retry_policy.py on that node
+    leaves: bool  # its hardware has failed: the others continue without it
     node: int  # its node rank in the attempt
 
 
@@ -41,39 +41,39 @@ class Offer(TypedDict):
     path: str
     step: int  # the number in its name; -1 without one
     at_s: float  # the time of the last write, in seconds since the epoch
-    stamp: list[int]  # see system/checkpoints.py: equal for one file, on whatever node
+    stamp: list[int]  # see system/checkpoints.py: equal for one file on every node
 
 
 class Start(TypedDict):
     """The state that the ranks of an attempt begin from."""
 
-    evidence: int  # attempts in which the ranks of the nodes that decided it have run
+    evidence: int  # number of attempts in which the deciding nodes' ranks have run
     checkpoint: Offer | None
-    offers: list[Offer] | None  # all that may be used, the newest first; None: not looked for
-    keys: dict[str, Any]  # the profile's keys that change what ranks do: value by dotted name
-    free: list[str]  # those keys that were different on the first nodes, and stay different
+    offers: list[Offer] | None  # usable checkpoints, the newest first; None: not looked for
+    keys: dict[str, Any]  # profile keys that change the ranks' behaviour: value by dotted name
+    free: list[str]  # keys that differed on the first nodes, and may stay different
 
 
 class NodeFacts(TypedDict, total=False):
     """The facts that a node brings to a meeting."""
 
     host: str
-    attempt: int  # the one that it is about to begin
+    attempt: int  # the attempt that it is about to begin
     mitigations: list[str]
     report: Report | None
     start: Start
     saferun: str
     torch: str
-    nnodes: str  # as given
-    script: str  # its file name
-    resume: str  # retry.resume
+    nnodes: str  # --nnodes as given
+    script: str  # the script's file name
+    resume: str  # value of retry.resume
     resume_args: str
-    content: str  # a checksum of the script; "" where it is not known
-    rerun: bool  # torchrun starts the ranks of a running attempt again, as they were
-    shared: str  # a directory and a word in it, by which others tell whether they share it
-    run_dir: str  # the user gave it for that; "" for none
+    content: str  # checksum of the script; "" if unknown
+    rerun: bool  # torchrun has restarted the ranks of a running attempt
+    shared: str  # a directory and a word in it, which prove that nodes share it
+    run_dir: str  # the user's run directory for that; "" for none
     beats: bool  # node 0 has prepared the store for heartbeats
-    holds: bool  # this node is the host of the rendezvous' store
+    holds: bool  # this node hosts the rendezvous' store
 
 
 class Agreement(TypedDict):
@@ -83,38 +83,38 @@ class Agreement(TypedDict):
     attempt: int
     mitigations: list[str]
     root: Report | None
-    why: str  # what differs, by host, where the nodes do not fit
-    warning: str  # what differs and is not refused; "" for nothing
+    why: str  # differences, by host, if the nodes do not fit
+    warning: str  # tolerated differences; "" for none
     hosts: dict[str, str]  # node rank -> host
-    shared: str  # node 0's; "" where not all nodes share it
-    beats: bool  # node 0's
+    shared: str  # node 0's directory; "" if not all nodes share it
+    beats: bool  # heartbeats are possible, according to node 0
     start: Start | None
-    unfit: list[int]  # nodes that cannot begin where the others do; `why` says it
-    holder: str  # the host of the rendezvous' store; "" where it is not known
+    unfit: list[int]  # nodes that cannot begin from the common state; `why` explains it
+    holder: str  # host of the rendezvous' store; "" if unknown
 
 
 class Outcome(TypedDict, total=False):
-    """The word that a node's agent leaves of a meeting: one of the first three."""
+    """The result of a meeting that a node's agent writes: one of the first three keys."""
 
     agreement: Agreement
     alone: Alone
-    again: str  # why the nodes have to meet anew, where ranks have run
-    start: Start | None  # as they began; for `again`
-    node: int  # its rank there
-    began: bool  # ranks of this agent have run before it
+    again: str  # why the nodes have to meet again after ranks have run
+    start: Start | None  # the state from which they began; for `again`
+    node: int  # the node's rank in the meeting
+    began: bool  # this agent's ranks ran before the meeting
     at: float  # seconds since the epoch
 
 
 class Alone(TypedDict):
-    """The nodes did not all come back; equal on those that could tell each other."""
+    """Not all nodes came back; the value is equal on nodes that could exchange it."""
 
     came: list[str]  # hosts
-    unreached: str  # the endpoint that did not answer; "" where it did
-    root: Report | None  # the root among the reports of those that came
+    unreached: str  # the endpoint that did not answer; "" if it did
+    root: Report | None  # the root among the reports of the nodes that came
 
 
 class Loss(TypedDict, total=False):
-    """The word that an agent leaves where it has lost other nodes during an attempt."""
+    """The message of an agent that has lost other nodes during an attempt."""
 
     why: str
     nodes: list[int]
@@ -122,10 +122,10 @@ class Loss(TypedDict, total=False):
 
 
 ROOT, WEAK, ECHO = 0, 1, 2
-# All begin their ranks; all leave to come back with what was agreed; the run is over; the nodes do
-# not fit.
+# All begin their ranks; all leave and return with the agreement; the run is over; the nodes do not
+# fit.
 BEGIN, REGROUP, STOP, REFUSE = "begin", "regroup", "stop", "refuse"
-REGROUP_STATUS = 79  # the exit status of an agent that leaves before it has started a rank
+REGROUP_STATUS = 79  # exit status of an agent that leaves before it starts a rank
 NAMES = {
     **{"saferun": "saferun", "torch": "torch", "nnodes": "--nnodes", "script": "script"},
     **{"resume": "retry.resume", "resume_args": "retry.resume_args"},
@@ -136,8 +136,8 @@ def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreeme
     """Return what all nodes do next.
 
     Args:
-        facts: of all nodes, by node rank.
-        unseen: the nodes whose directory the node that calls this does not see.
+        facts: the facts of all nodes, by node rank.
+        unseen: nodes whose directory the calling node does not see.
     """
     hosts = {str(node): fact["host"] for node, fact in facts.items()}
     attempt = max(fact["attempt"] for fact in facts.values())
@@ -160,7 +160,7 @@ def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreeme
     if lacking and not why and action != STOP:
         why = _not_seen(knowing, lacking, hosts)
         if len(facts) - len(lacking) >= int(facts[min(facts)]["nnodes"].partition(":")[0] or 0):
-            action = REGROUP  # the others go on without them
+            action = REGROUP  # the others continue without them
         else:
             action = REFUSE
     elif why:
@@ -182,18 +182,24 @@ def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreeme
 
 
 def refusal(facts: NodeFacts, hosts: dict[str, str], why: str) -> Agreement:
-    """Return that nodes do not fit, for a reason of which facts say nothing."""
+    """Return the agreement that nodes do not fit, for a reason outside the facts.
+
+    Args:
+        facts: the facts of one node.
+        hosts: host by node rank.
+        why: the reason, for people.
+    """
     alone = agree({0: {**facts, "report": None}})
     return {**alone, "action": REFUSE, "why": why, "hosts": hosts}
 
 
 def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) -> bool:
-    """Tell whether two nodes mean one checkpoint: by name and step, or by the file itself.
+    """Return whether two offers mean one checkpoint: by name and step, or by the file itself.
 
     Args:
-        offer: of one node; None for the beginning.
-        other: of another one.
-        by_stamp: only the same file counts, as it must where the names have no number.
+        offer: one node's offer; None for the beginning.
+        other: another node's offer.
+        by_stamp: only the same file counts, which is needed if names have no number.
     """
     if offer is None or other is None:
         return offer is other
@@ -203,13 +209,13 @@ def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) 
 
 
 def differing(keys: Mapping[str, Any], start: Start) -> list[str]:
-    """Return the keys of a profile that are not what an attempt begins with."""
+    """Return the profile keys that differ from those with which an attempt begins."""
     names = sorted({*keys, *start["keys"]} - set(start["free"]))
     return [name for name in names if keys.get(name) != start["keys"].get(name)]
 
 
 def _knowing(facts: Mapping[int, NodeFacts]) -> dict[int, NodeFacts]:
-    """Return the nodes that were there; where none was, those with the highest attempt."""
+    """Return the deciding nodes, whose ranks have run; if none, those with the highest attempt."""
     starts = {node: fact["start"]["evidence"] for node, fact in facts.items() if "start" in fact}
     most = max(starts.values(), default=0)
     if most > 0:
@@ -221,7 +227,7 @@ def _knowing(facts: Mapping[int, NodeFacts]) -> dict[int, NodeFacts]:
 def _start(
     facts: Mapping[int, NodeFacts], knowing: Mapping[int, NodeFacts]
 ) -> tuple[Start | None, list[int]]:
-    """Return what all begin from, and the nodes that were there and cannot."""
+    """Return the state from which all begin, and the deciding nodes that cannot use it."""
     starts = {node: fact["start"] for node, fact in sorted(knowing.items()) if "start" in fact}
     if not starts:
         return None, []
@@ -238,7 +244,7 @@ def _start(
     found.sort(key=lambda offer: (offer["at_s"], offer["step"]), reverse=True)
     common = [offer for offer in found if all(_has(offers or [], offer) for offers in lists)]
     lacking = [n for n, one in starts.items() if found and not _has(one["offers"] or [], found[0])]
-    # Without one that all have it is the newest; those that lack it cannot begin with the others.
+    # If no checkpoint is common, the newest is used; nodes without it cannot begin with the others.
     chosen = next(iter(common or found), None)
     return {**first, "offers": found, "checkpoint": chosen}, [] if common else lacking
 
@@ -248,9 +254,9 @@ def _has(offers: Sequence[Offer], wanted: Offer) -> bool:
 
 
 def _first_keys(starts: Sequence[Start]) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a run that begins: of variables those that are equal on all nodes.
+    """Return the keys for a run that begins; for variables, only those equal on all nodes.
 
-    Settings of hooks are those of the first node. A profile's variables may be of a machine.
+    The first node's hook settings are used. A profile's variables may concern only one machine.
     """
     keys = starts[0]["keys"]
     names = {name for start in starts for name in start["keys"] if name.startswith("env.")}
@@ -259,7 +265,7 @@ def _first_keys(starts: Sequence[Start]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _begins(fact: NodeFacts, start: Start | None) -> bool:
-    """Return whether a node's ranks would begin as all do."""
+    """Return whether a node's ranks would begin from the common state."""
     if start is None or "start" not in fact:
         return start is None
     if differing(fact["start"]["keys"], start):
@@ -283,7 +289,7 @@ def _not_seen(
 
 
 def root_report(reports: Sequence[Report | None]) -> Report | None:
-    """Return the report of the node where the failure began; None where there is none."""
+    """Return the report of the node where the failure began; None if there is none."""
     given = [report for report in reports if report is not None]
     latest = max((report["attempt"] for report in given), default=0)
     newest = [report for report in given if report["attempt"] == latest]
@@ -291,14 +297,14 @@ def root_report(reports: Sequence[Report | None]) -> Report | None:
 
 
 def _union(lists: list[list[str]]) -> list[str]:
-    """Return the names in all lists, each once, in the order in which they come."""
+    """Return the names in all lists, each once, in the order of their occurrence."""
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
 def _by_value(
     facts: Mapping[int, NodeFacts], hosts: Mapping[str, str], key: str
 ) -> dict[str, list[str]]:
-    """Return the hosts by what they have of a fact, in the order of the nodes."""
+    """Return the hosts by their value of a fact, in the order of the nodes."""
     values: dict[str, list[str]] = {}
     for node, fact in sorted(facts.items()):
         values.setdefault(str(fact.get(key, "")), []).append(hosts[str(node)])
@@ -306,7 +312,7 @@ def _by_value(
 
 
 def differences(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) -> str:
-    """Return what makes the nodes unfit for one run, by host; "" for nothing."""
+    """Return the differences that make the nodes unfit for one run, by host; "" for none."""
     for key, name in NAMES.items():
         values = _by_value(facts, hosts, key)
         if len(values) > 1:
@@ -316,7 +322,7 @@ def differences(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) -> str
 
 
 def _other_contents(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) -> str:
-    """Return a warning that nodes have other scripts of the same name; "" for none."""
+    """Return a warning that nodes have different scripts of the same name; "" for none."""
     values = _by_value(facts, hosts, "content")
     values.pop("", None)
     if len(values) < 2:

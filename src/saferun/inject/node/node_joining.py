@@ -1,10 +1,10 @@
-"""Explain the wait for other nodes: who is there, and what does not fit.
+"""Explain the wait for other nodes: which have come, and which settings do not fit.
 
 Target: the c10d rendezvous of torch.distributed.elastic, torch >= 2.4: `_store` and `_state_holder`
 of its handler (rendezvous/dynamic_rendezvous.py).
-Reason: torchrun's agents wait in silence, for 600 s by default, where an endpoint is wrong, where
-nodes were given different `--nnodes`, and where clocks differ: each node judges the others'
-heartbeats by its own clock, and drops those that are 15 s off.
+Reason: torchrun's agents wait silently, for 600 s by default, if an endpoint is wrong, if nodes
+have different `--nnodes`, or if clocks differ: each node judges the others' heartbeats by its own
+clock, and drops those that are 15 s off.
 Delete it when torchrun names these.
 """
 
@@ -28,23 +28,23 @@ from .node_agreement import Agreement, NodeFacts
 Refuse = Callable[[Agreement], None]
 
 WAITED_S = 30.0  # torchrun itself gives up a connection after 60 s
-LEAVE_S = 3.0  # the store goes with its host, and the others look once a second
-SELDOM_S = 0.9  # between two questions for a refusal: nodes that join at once read states in bursts
-FAULT_CHARS = 300  # a message is cut there: torch's may have a C++ stack
-DELAY_S = 5.0  # the age that a heartbeat may have when it is first seen
-WORD_FILE = "word"  # lies in a directory that a node offers (supervise/nodes/shared_reports.py)
+LEAVE_S = 3.0  # the store ends with its host, and the others look once a second
+SELDOM_S = 0.9  # between two checks for a refusal: nodes that join read states in bursts
+FAULT_CHARS = 300  # longest message: torch's may contain a C++ stack
+DELAY_S = 5.0  # allowed age of a heartbeat when it is first seen
+WORD_FILE = "word"  # in a directory that a node offers (supervise/nodes/shared_reports.py)
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
-_reported: set[str] = set()  # the lines about faults of ours
+_reported: set[str] = set()  # lines about our own faults that were printed
 
 
 class Joining:
     """A node that waits for the others in a c10d rendezvous.
 
     Args:
-        facts: of this node.
-        refuse: ends the agent, since the nodes do not fit.
-        back: who has come back.
+        facts: this node's facts.
+        refuse: function that ends the agent because the nodes do not fit.
+        back: the nodes that have come back.
     """
 
     def __init__(self, facts: NodeFacts, refuse: Refuse, back: node_return.Return) -> None:
@@ -58,27 +58,27 @@ class Joining:
         self._timer: threading.Timer | None = None
 
     def begin(self, endpoint: str, say: Callable[[str], None]) -> None:
-        """Say in a while where this node waits, unless `end` comes before."""
+        """Report after a while where this node waits, unless `end` comes before."""
         self.end()
-        what = "the wait for other nodes is not explained"  # a thread's fault is many lines
+        what = "the wait for other nodes is not explained"  # a thread's traceback has many lines
         explain = functools.partial(harmlessly, what, lambda: say(self._waiting(endpoint)))
         self._timer = threading.Timer(WAITED_S, explain)
         self._timer.daemon = True
         self._timer.start()
 
     def end(self) -> None:
-        """Note that the nodes have come together, or that this one goes."""
+        """Note that the nodes have met, or that this one leaves."""
         if self._timer is not None:
             self._timer.cancel()
         if self._holder is not None:
             self._holder.__dict__.pop("_sanitize", None)
 
     def watch(self, handler: Any, run_id: str) -> None:
-        """Compare this node with the first one, and look at each state of the rendezvous.
+        """Compare this node with the first one, and examine each state of the rendezvous.
 
         Args:
-            handler: of the rendezvous; nothing happens where it is none of c10d.
-            run_id: --rdzv-id.
+            handler: the rendezvous' handler; nothing happens if it is not c10d's.
+            run_id: value of --rdzv-id.
         """
         self._holder = getattr(handler, "_state_holder", None)
         self._store = getattr(handler, "_store", None)
@@ -90,7 +90,7 @@ class Joining:
 
         def sanitize() -> None:
             if threading.current_thread() is not threading.main_thread():
-                original()  # torch's heartbeat, in which nobody would end the agent
+                original()  # torch's heartbeat thread, which cannot end the agent
                 return
             try:
                 self._look_at_state(handler)
@@ -116,7 +116,7 @@ class Joining:
             self._tell(node_agreement.refusal(self._facts, hosts, why))
 
     def _look_at_state(self, handler: Any) -> None:
-        """Look at a state that has just been read, before silent nodes are taken out of it."""
+        """Examine a newly read state, before silent nodes are removed from it."""
         if time.monotonic() - self._asked_at >= SELDOM_S:
             self._asked_at = time.monotonic()
             if self._store.check([f"{self._prefix}/refused"]):
@@ -124,7 +124,7 @@ class Joining:
             self._back.raise_if_over()
         before_s, self._looked_at = self._looked_at, time.monotonic()
         is_first, unseen_s = not before_s, self._looked_at - before_s
-        clock = sys.modules[type(handler).__module__].datetime  # as torch itself asks it
+        clock = sys.modules[type(handler).__module__].datetime  # as torch itself reads it
         settings, ours = handler.settings, handler._this_node
         limit_s = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
         for node, beat in self._holder.state.last_heartbeats.items():
@@ -133,7 +133,7 @@ class Joining:
             if not is_first:
                 self._back.seen(node.addr)
             late_s = (clock.now(beat.tzinfo) - beat).total_seconds()
-            is_new = beat != before and not is_first  # else it may be of a node that is gone
+            is_new = beat != before and not is_first  # otherwise it may be of a node that is gone
             is_late = is_new and late_s > limit_s + DELAY_S + unseen_s
             if node != ours and (late_s < -limit_s or is_late):
                 here = self._facts["host"]
@@ -142,7 +142,7 @@ class Joining:
                 self._tell(node_agreement.refusal(self._facts, {"0": here, "1": node.addr}, why))
 
     def _tell(self, refusal: Agreement) -> None:
-        """Refuse, and have the others do so, too."""
+        """Refuse, and make the other nodes refuse, too."""
         self._store.set(f"{self._prefix}/refused", json.dumps(refusal))
         time.sleep(LEAVE_S)
         self._refuse(refusal)
@@ -168,13 +168,13 @@ class Joining:
 
 
 def compare(facts: dict[int, NodeFacts]) -> Agreement:
-    """Compare all nodes on one of them, which looks for their directories."""
+    """Compare all nodes' facts; one node does so, and looks for their directories."""
     unseen = [node for node in facts if not _sees(facts[node].get("shared", ""))]
     return node_agreement.agree(facts, unseen)
 
 
 def _sees(shared: str) -> bool:
-    """Tell whether a directory that a node offers is the same one here, by the word in it."""
+    """Return whether a directory that a node offers is the same one here, by the word in it."""
     if not shared:
         return False
     place, word = json.loads(shared)
@@ -186,7 +186,7 @@ def _sees(shared: str) -> bool:
 
 
 def addresses(host: str) -> str:
-    """Return the addresses that a name has here, in words."""
+    """Return the addresses of a name on this machine, in words."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host.strip("[]"), None)}
     except (OSError, UnicodeError):
@@ -197,24 +197,24 @@ def addresses(host: str) -> str:
 
 
 def fault(what: str, error: Exception) -> str:
-    """Return a line about a fault of ours; its end tells a diagnosis that it ended nothing."""
+    """Return a line about a saferun fault; its end tells a diagnosis that it ended nothing."""
     message = cut.beginning(" ".join(str(error).split()), FAULT_CHARS)
     return f"{what}: {type(error).__name__}: {message}; the job goes on"
 
 
 def is_of_torch(error: Exception) -> bool:
-    """Tell whether an exception is no fault of ours: a lost store, or a signal."""
+    """Return whether an exception is no fault of saferun: a lost store, or a signal."""
     is_ours = isinstance(error, (meeting.NoResultError, NotImplementedError, RecursionError))
     return type(error).__name__ == SIGNALLED or (isinstance(error, RuntimeError) and not is_ours)
 
 
 def harmlessly(what: str, act: Callable[[], Any], *, store: bool = False) -> Any:
-    """Do something; a fault of ours is one line, and the job goes on.
+    """Do an action; a fault of saferun in it becomes one line, and the job continues.
 
     Args:
-        what: follows from a fault.
-        act: what is done.
-        store: it asks the agents' store, and the caller wants to know where that is lost.
+        what: consequence of a fault, for the line.
+        act: the action.
+        store: the action uses the agents' store, and a lost store is raised to the caller.
     """
     try:
         return act()
@@ -222,7 +222,7 @@ def harmlessly(what: str, act: Callable[[], Any], *, store: bool = False) -> Any
         if type(error).__name__ == SIGNALLED or (store and is_of_torch(error)):
             raise
         line = fault(what, error)
-        if line not in _reported:  # a node that tries again to join meets a fault again
+        if line not in _reported:  # a node that retries to join meets the same fault again
             _reported.add(line)
             say(line)
         return None

@@ -1,11 +1,11 @@
-"""Learn who has come back for the next attempt, and tell all nodes where somebody has not.
+"""Find out which nodes have come back for the next attempt, and tell all if some have not.
 
 Target: the handlers of torch.distributed.elastic's rendezvous, torch >= 2.4: `_store` of both,
 `_state_holder` of c10d's, `next_rendezvous` of the static one.
-Reason: torchrun's agents wait in silence, each for a time of its own. The one whose time is over
-first takes the rendezvous' store with it where it holds it, and the others cannot know whom it
-waited for. So each node leaves its name, and its report of the last failure, in that store; the
-first whose time is over leaves there who came, and all others end with the same.
+Reason: torchrun's agents wait silently, each with its own time limit. If the first agent that gives
+up hosts the rendezvous' store, the store is gone, and the others cannot know which nodes were
+missing. So each node writes its name, and its report on the last failure, to that store; the first
+node that gives up writes there which nodes came, and all others end with the same result.
 
     saferun/RUN/new, new/N          nodes that come new: a counter, and the name of each
     saferun/RUN/host/ADDRESS        the name of a node by the address that c10d has of it
@@ -22,12 +22,12 @@ from typing import Any
 
 from .node_agreement import Alone, NodeFacts, root_report
 
-RECENT_S = 10.0  # a node whose own time was over a moment ago has come
-LOOK_S = 0.5  # between two looks of a static rendezvous whether all have come
+RECENT_S = 10.0  # a node that gave up this recently counts as having come
+LOOK_S = 0.5  # between two checks of a static rendezvous whether all have come
 
 
 class Over(Exception):  # noqa: N818 - it is no fault
-    """The time of a node is over: not all have come back."""
+    """The time limit of a node is over: not all have come back."""
 
     def __init__(self, alone: Alone) -> None:
         super().__init__("not all nodes came back")
@@ -35,25 +35,25 @@ class Over(Exception):  # noqa: N818 - it is no fault
 
 
 class Return:
-    """The nodes of a run that come together again, as one of them sees it.
+    """The nodes of a run that come together again, as one of them sees them.
 
     Args:
-        facts: of this node.
+        facts: this node's facts.
     """
 
     def __init__(self, facts: NodeFacts) -> None:
         self._facts = facts
         self._store: Any = None  # the rendezvous' store
         self._run = self._prefix = ""
-        self._seen: dict[str, float] = {}  # address or host -> when it was seen last
+        self._seen: dict[str, float] = {}  # address or host -> when it was last seen
 
     def begin(self, store: Any, run_id: str, address: str) -> None:
-        """Leave this node's name and report.
+        """Write this node's name and report.
 
         Args:
-            store: of the rendezvous.
-            run_id: --rdzv-id.
-            address: by which the rendezvous knows this node; "" for none.
+            store: the rendezvous' store.
+            run_id: value of --rdzv-id.
+            address: this node's address in the rendezvous; "" for none.
         """
         self._store, self._run = store, f"saferun/{run_id}"
         self._prefix = f"{self._run}/{self._facts['attempt']}"
@@ -67,7 +67,7 @@ class Return:
             store.set(f"{self._prefix}/report/{number}", json.dumps(report))
 
     def seen(self, name: str) -> None:
-        """Note that a node is there, by its address or host."""
+        """Note that a node is present, by its address or host."""
         self._seen[name] = time.monotonic()
 
     def here(self) -> list[str]:
@@ -75,12 +75,12 @@ class Return:
         return list(self._seen)
 
     def raise_if_over(self) -> None:
-        """Raise Over where another node's time is over."""
+        """Raise Over if another node's time limit is over."""
         if self._store.check([f"{self._prefix}/over"]):
             raise Over(json.loads(self._store.get(f"{self._prefix}/over")))
 
     def over(self) -> Alone:
-        """Tell all that the time is over; return who came."""
+        """Tell all nodes that the time is over; return which nodes came."""
         since = time.monotonic() - RECENT_S
         came = [self._host(name) for name, at in self._seen.items() if at >= since]
         came.append(self._facts["host"])
@@ -104,16 +104,16 @@ class Return:
 
 
 def come_statically(handler: Any, back: Return, facts: NodeFacts, limit: float) -> Any:
-    """Join a static rendezvous; return what torch's own `next_rendezvous` does.
+    """Join a static rendezvous; return the result of torch's own `next_rendezvous`.
 
-    torch waits for the others inside its store. So the host opens it before, and all look who has
-    come. A node that comes new waits as under torchrun.
+    torch waits for the others inside its store. So the host opens the store before that, and all
+    nodes check which have come. A new node waits as under torchrun.
 
     Args:
-        handler: of the rendezvous.
-        back: takes names and reports.
-        facts: of this node.
-        limit: until when a node waits that has been there before, by the monotonic clock.
+        handler: the rendezvous' handler.
+        back: stores names and reports.
+        facts: this node's facts.
+        limit: until when a returning node waits, by the monotonic clock.
 
     Raises:
         Over: not all have come.

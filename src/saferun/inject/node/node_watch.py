@@ -1,14 +1,14 @@
-"""The watch over the other nodes of an attempt: each agent's heartbeat in the agents' store.
+"""Watch the other nodes of an attempt by each agent's heartbeat in the agents' store.
 
 torchrun's own agents do not notice a node that goes silent: the static rendezvous has no
 heartbeats, and the c10d rendezvous looks at them only while nodes join. A job over NCCL then waits
 for its watchdog (10 minutes), and an agent in the exit barrier for 300 s, after which it exits with
 status 0.
 
-Each node writes a counter every BEAT_S; node 0 reads all of them and writes one word for all, so
-that a beat costs O(nodes) small requests at the store's host. A node is silent when its counter has
-not changed for LOST_S by the *observer's* clock: clocks of nodes are never compared. A connection
-that breaks tells at once that the host's agent has ended.
+Each node writes a counter every BEAT_S. Node 0 reads all counters and writes one word for all, so a
+beat costs the store's host O(nodes) small requests. A node is silent if its counter has not changed
+for LOST_S by the *observer's* clock: clocks of different nodes are never compared. A broken
+connection shows immediately that the host's agent has ended.
 """
 
 from __future__ import annotations
@@ -28,37 +28,41 @@ from ..context import say
 from ..meeting import own_connection
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
-BEAT_S = 2.0  # it is LONGEST_BEAT_S from 1,000 nodes on, to spare the host
+BEAT_S = 2.0  # LONGEST_BEAT_S from 1,000 nodes on, to spare the host
 LONGEST_BEAT_S = 10.0
-GONE_LOOK_S = 0.5  # between two looks whether a store has gone, which costs its host a request
-# A cut of the network that heals within 30 s harms no job today and must not end one. The silence,
-# and what a stuck agent and its ranks get to end, stay below a minute.
+GONE_LOOK_S = 0.5  # between two checks for a lost store, each of which costs its host a request
+# A network outage that heals within 30 s harms no job and must not end one. The silence, plus the
+# time for a stuck agent and its ranks to end, stays below a minute.
 LOST_S = 40.0
-# Where a node has just come under the name of another, the other one is most likely gone; it still
-# lives where one host has two nodes.
+# If a node has just come under another node's name, the other one is most likely gone; but it still
+# lives if one host has two nodes.
 RETURNED_S, RETURNED_BEATS = 8.0, 4
-RANKS_S = 4.0  # before the agent is ended: its ranks may say themselves what they saw
-STUCK_S = 8.0  # the agent's main thread may hang in a dead connection and not take the signal
-TERM_S = 5.0  # the time that the ranks of a stuck agent get to end
-STORE_LOOK_S = 1.0  # looks whether the store answers: it is late by no more, and asks no store
-STALE_S = 0.1  # the time to tell the others where the store has not answered for two beats
-RETURN_S = 0.5  # the time that the beating thread's request gets at the process's end
-ENDING_LOOK_S = 0.1  # between two looks whether the main thread has taken the signal: STUCK_S / 80
+RANKS_S = 4.0  # before the agent is ended: its ranks may still report what they saw
+STUCK_S = 8.0  # the agent's main thread may hang in a dead connection and miss the signal
+TERM_S = 5.0  # time for the ranks of a stuck agent to end
+STORE_LOOK_S = 1.0  # between checks whether the store answers, which need no request
+STALE_S = 0.1  # limit for telling the others if the store has not answered for two beats
+RETURN_S = 0.5  # limit for the beating thread's request at the process's end
+ENDING_LOOK_S = 0.1  # between checks whether the main thread has handled the signal: STUCK_S / 80
 WORD, WANTED, DONE, ALL_DONE = "word", "wanted", "done", "all done"
 
 
 def every_s(size: int) -> float:
-    """Return the seconds between two heartbeats of one of so many nodes."""
+    """Return the seconds between two heartbeats of one node, for a number of nodes."""
     return min(LONGEST_BEAT_S, BEAT_S + size / 125)
 
 
 def first_beat_s(node: int, size: int) -> float:
-    """Return the seconds from the meeting to a node's first beat; they spare the host bursts."""
+    """Return the seconds from the meeting to a node's first beat; they avoid bursts at the host."""
     return every_s(size) * node / size
 
 
 def prepare(store: Any, size: int) -> bool:
-    """Make the keys that all nodes read, on node 0, before any node begins to watch.
+    """Create, on node 0, the keys that all nodes read, before any node begins to watch.
+
+    Args:
+        store: the agents' store.
+        size: the number of nodes.
 
     Returns:
         Whether the store can hold heartbeats; a file cannot.
@@ -78,7 +82,7 @@ class Beats:
 
     Args:
         size: the number of nodes.
-        now: seconds, now.
+        now: the present time in seconds.
     """
 
     def __init__(self, size: int, now: float) -> None:
@@ -90,10 +94,10 @@ class Beats:
         """Return the nodes whose counter has not changed for LOST_S.
 
         Args:
-            values: of all counters, by node.
-            now: seconds, now.
-            doubted: nodes that seem to have come anew.
-            soon_s: in the place of LOST_S for these.
+            values: the values of all counters, by node.
+            now: the present time in seconds.
+            doubted: nodes whose names other, new nodes seem to have taken.
+            soon_s: limit for these nodes, instead of LOST_S.
         """
         for node, value in enumerate(values):
             if value != self._seen[node][0]:
@@ -103,15 +107,15 @@ class Beats:
 
 
 class NodeWatch:
-    """The heartbeat of this node, and the watch over the others.
+    """The heartbeat of this node, and its watch over the others.
 
     Args:
-        store: of the agents, with keys of this watch's own.
-        node: the rank of this node.
+        store: the agents' store, with a prefix for this watch.
+        node: this node's rank.
         hosts: host by node rank.
-        attempt: its number.
-        end: ends the agent: gets what is wrong and the nodes that are lost.
-        coming: where new nodes leave their names (node_return.py); None for nowhere.
+        attempt: the attempt's number.
+        end: function that ends the agent; gets the reason and the lost nodes.
+        coming: store to which new nodes write their names (node_return.py); None for none.
     """
 
     def __init__(
@@ -127,8 +131,8 @@ class NodeWatch:
         self._store, self._node, self._hosts, self._attempt = store, node, hosts, attempt
         self._end = end
         self._stopped = threading.Event()
-        self._wake = threading.Event()  # the beating thread need not wait for its next beat
-        self._failed = threading.Event()  # the attempt has failed here
+        self._wake = threading.Event()  # tells the beating thread not to wait for its next beat
+        self._failed = threading.Event()  # the attempt has failed on this node
         self._told = threading.Event()  # the others know that
         self._answered_at = time.monotonic()
         self._word = (0, self._answered_at)  # node 0's count, and when it changed
@@ -136,7 +140,7 @@ class NodeWatch:
         self._every_s = every_s(len(hosts))
         self._beating = threading.Thread(target=self._beat_on, name="saferun-nodes", daemon=True)
         self.closing: threading.Thread | None = None  # closes the rendezvous at the end
-        self._is_blind = False  # a fault of ours: this node beats and no longer watches
+        self._is_blind = False  # after a fault of saferun: this node beats but no longer watches
         self.lost = ""
 
     def start(self) -> None:
@@ -145,18 +149,18 @@ class NodeWatch:
         threading.Thread(target=self._watch_the_store, name="saferun-nodes", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch: the attempt is over here."""
+        """End the watch: the attempt is over on this node."""
         self._stopped.set()
         self._wake.set()
 
     def leave_with(self, status: int) -> None:
-        """End this process with a status where the beating thread is inside torch until then.
+        """End this process with a status if the beating thread is still inside torch by then.
 
         A thread that returns from C++ while the interpreter ends aborts the process, up to Python
         3.13 (https://github.com/python/cpython/issues/87135).
 
         Args:
-            status: with which torchrun is about to end.
+            status: the status with which torchrun is about to end.
         """
         atexit.register(self._leave, status)
 
@@ -169,7 +173,7 @@ class NodeWatch:
             os._exit(status)
 
     def fail(self) -> None:
-        """Tell the others that the attempt has failed here; returns within 2 * BEAT_S."""
+        """Tell the others that the attempt has failed on this node; returns within 2 * BEAT_S."""
         if self._stopped.is_set():
             return
         self._failed.set()
@@ -209,7 +213,7 @@ class NodeWatch:
             if not self._is_blind:
                 say(fault("the other nodes are not watched", error))
             self._is_blind = True
-            if self._node == 0:  # a beat that does not come would end the attempt on the others
+            if self._node == 0:  # a missing beat would end the attempt on the others
                 store.set(WORD, json.dumps({"n": count, "silent": []}))
 
     def _judge(self, store: Any, beats: Beats, count: int) -> None:
@@ -234,20 +238,20 @@ class NodeWatch:
             self._lose("another node has failed", [], RANKS_S)
 
     def _doubt(self) -> None:
-        """Read which nodes have come new since the ranks began."""
+        """Read which new nodes have come since the ranks began."""
         if self._coming is None:
             return
         count = self._coming.add("new", 0)
         for number in range(self._came + 1 if self._came >= 0 else count + 1, count + 1):
             if not self._coming.check([f"new/{number}"]):
-                return  # it is about to write its name
+                return  # the node will write its name soon
             name = self._coming.get(f"new/{number}").decode()
             self._doubted |= {n for n, host in self._hosts.items() if host == name}
             self._came = number
         self._came = max(self._came, count)
 
     def _watch_the_store(self) -> None:
-        """See that the store answers: a host that lost its power closes no connection."""
+        """Check that the store answers: a host that lost power closes no connection."""
         while not self._stopped.wait(STORE_LOOK_S):
             if time.monotonic() - self._answered_at > LOST_S:
                 text = f"the host of the rendezvous has not answered for {LOST_S:.0f} s"
@@ -255,7 +259,7 @@ class NodeWatch:
                 return
 
     def _lose(self, why: str, nodes: list[int], patience_s: float) -> None:
-        """End this agent, unless its attempt is over by itself meanwhile."""
+        """End this agent, unless its attempt ends by itself before."""
         if self._stopped.wait(patience_s) or not self._ended.acquire(blocking=False):
             return
         self.lost = why
@@ -263,11 +267,11 @@ class NodeWatch:
 
 
 def end_process(is_ending: Callable[[], bool], ranks: Callable[[], list[int]]) -> None:
-    """End this agent with its ranks as a SIGTERM does; by force where it hangs in a connection.
+    """End this agent with its ranks, as a SIGTERM does; by force if it hangs in a connection.
 
     Args:
-        is_ending: whether the agent's main thread has begun to end its ranks.
-        ranks: returns their pids.
+        is_ending: returns whether the agent's main thread has begun to end its ranks.
+        ranks: returns the ranks' pids.
     """
     os.kill(os.getpid(), signal.SIGTERM)
     limit = time.monotonic() + STUCK_S
@@ -288,18 +292,18 @@ def _beat(node: int) -> str:
 
 
 def await_earlier(store: Any, attempt: int, bound_s: float) -> bool:
-    """Have the agents of an earlier attempt end, if they have met in a store.
+    """Let the agents of an earlier attempt end, if they have met in a store.
 
     Args:
-        store: the agent's, under our prefix.
-        attempt: the number of the one that begins.
-        bound_s: how long to wait.
+        store: the agent's store, with our prefix.
+        attempt: the number of the attempt that begins.
+        bound_s: how long to wait, in seconds.
 
     Returns:
-        Whether they have, and their store is still there.
+        Whether there were such agents, and their store still exists.
 
     Raises:
-        RuntimeError: it has gone.
+        RuntimeError: the store is gone.
     """
     if not store.check(["result"]):
         return False

@@ -1,9 +1,10 @@
-"""Load the bootstrap, then give the name `sitecustomize` to the module that it belongs to.
+"""Load the bootstrap, then give the name `sitecustomize` back to its proper module.
 
-This file is alone in its directory, which saferun puts first on PYTHONPATH: every child could
+This file is alone in its directory, which saferun puts first in PYTHONPATH: every child could
 import a file beside it. It loads ../bootstrap.py as `_saferun_inject.bootstrap`, by path, so that
-the job's Python needs no saferun, and takes its directory off sys.path. An error of ours is one
-line, and the job goes on. Pythons as old as 2.7 read this file: no annotations.
+the job's Python needs no saferun, and removes its directory from sys.path. An error in saferun
+becomes one line, and the job continues. Pythons as old as 2.7 read this file, so it has no
+annotations.
 """
 
 TYPE_CHECKING = False
@@ -20,11 +21,11 @@ def _bootstrap():
     import sys
 
     here = os.path.dirname(os.path.abspath(__file__))
-    # The job's sys.path is what it would be without us; the environment carries us to children.
+    # The job's sys.path is as without us; the environment brings us into children.
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if not os.environ.get("SAFERUN_INJECT") or "_saferun_inject" in sys.modules:
         return None
-    if sys.version_info < (3, 9):  # a helper of the job's in an older Python, 2.7 included
+    if sys.version_info < (3, 9):  # a helper of the job with an older Python, even 2.7
         return None
     package = type(sys)("_saferun_inject")
     package.__path__ = [os.path.dirname(here)]
@@ -50,8 +51,8 @@ def _guarded(step):
 
 def _import_next():
     # type: () -> None
-    # Imports the next sitecustomize under its own name. Where there is none this raises what
-    # CPython expects of a missing sitecustomize; what it raises itself passes through unchanged.
+    # Imports the next sitecustomize under its own name. If there is none, this raises the error
+    # that CPython expects of a missing sitecustomize; the module's own errors pass unchanged.
     import sys
 
     ours = sys.modules.pop("sitecustomize", None)

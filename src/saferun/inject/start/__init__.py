@@ -1,1 +1,1 @@
-"""Warm starts: a process that has imported what the job will import, and becomes the job."""
+"""Warm starts: a process imports what the job will import, and becomes the job."""

@@ -1,9 +1,9 @@
-"""The program of a warm process: import ahead, wait for a task, and become what it asks for.
+"""The program of a warm process: import ahead, wait for a task, and become its command.
 
-That is the launcher, which has imported torch (and has forked the origin of its ranks), or a job of
-plain python, which has imported what the process before it has. Loaded from its place in the job's
-own Python, which may have no saferun: the standard library, Python >= 3.9. keeper/warm_agent.py is
-the keeper's side of it.
+The command is the launcher, which has imported torch (and has forked the origin of its ranks), or a
+plain python job, which has imported what the previous process imported. This module is loaded by
+path in the job's own Python, which may have no saferun: standard library, Python >= 3.9.
+keeper/warm_agent.py is the keeper's side of it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from .process import Act, Task
 
 _PACKAGE, _MODULE = "torch.distributed", "torch.distributed.run"
-_WAITS = b"saferun-warm"  # the name of a process that waits
+_WAITS = b"saferun-warm"  # name of a waiting process
 
 
 class Keeper:
-    """The way to the keeper of this process.
+    """The connection to this process's keeper.
 
     Args:
-        boot: descriptor, in memory, that the program of this process was read from. What follows
-            there are numbers, the last of which says how many of the listed modules to import.
-        control: descriptor that the task is read from, and then one byte to go on.
-        answer: descriptor that one byte is written to when the task has been taken over, or why it
-            must be given to a new process.
-        files: what becomes descriptors 1 and 2.
+        boot: descriptor of the memory file from which this process's program was read. Numbers
+            follow there, the last of which says how many of the listed modules to import.
+        control: descriptor from which the task is read, and then one byte to continue.
+        answer: descriptor for one byte when the task is taken over, or for the reason why a new
+            process must get it.
+        files: descriptors that become 1 and 2.
     """
 
     def __init__(self, boot: int, control: int, answer: int, files: Sequence[int]) -> None:
@@ -45,12 +45,12 @@ class Keeper:
         self.set_inheritable(False)
 
     def set_inheritable(self, value: bool) -> None:
-        """Say whether a program that is executed here has the descriptors."""
+        """Set whether a program executed here inherits the descriptors."""
         for fd in (self.boot, self.control, self.answer, *self.files):
             os.set_inheritable(fd, value)
 
     def task(self) -> Task:
-        """Return the task once it is there; end where the keeper closes the pipe without one."""
+        """Wait for the task and return it; exit if the keeper closes the pipe without one."""
         try:
             with open(self.control, "rb", closefd=False) as file:
                 task: Task = marshal.load(file)  # noqa: S302 - from our own keeper
@@ -59,7 +59,7 @@ class Keeper:
             os._exit(1)
 
     def go_on(self) -> None:
-        """Take the streams, answer that the task is taken over, and wait for the word to go on."""
+        """Take the streams, answer that the task is taken over, and wait for the next byte."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         process.take_files(self.files)
@@ -73,17 +73,17 @@ class Keeper:
 
 
 def wait(program: str, ranks: str | None, at_start: frozenset[str], keeper: Keeper) -> Act:
-    """Import ahead, wait for a task, and become what it starts.
+    """Import ahead, wait for a task, and become the process that it starts.
 
     Args:
-        program: the launcher's program, "-m" for `-m torch.distributed.run`; "" for plain python.
-        ranks: the file that lists what ranks import, "" for none, if ranks are to be forked; or
-            what a job of plain python imports.
-        at_start: the modules that any Python has before its program begins.
-        keeper: whose this process is.
+        program: the launcher's program; "-m" for `-m torch.distributed.run`; "" for plain python.
+        ranks: the file that lists the imports of ranks, if ranks are forked ("" for no list), or of
+            a plain python job.
+        at_start: modules that any Python has before its program begins.
+        keeper: the keeper of this process.
 
     Returns:
-        What executes the program; in a process that was forked as a rank, what executes that.
+        A function that executes the program, or, in a process that was forked as a rank, the rank.
     """
     if not program:
         return _wait_as_job(ranks or "", at_start, keeper)
@@ -106,14 +106,14 @@ def wait(program: str, ranks: str | None, at_start: frozenset[str], keeper: Keep
     if ranks is not None:
         blank_ranks.attach(origin, why)
     if program == "-m":
-        # Nobody would have it now, and runpy warns of a module that was imported already.
+        # Nobody would have it now, and runpy warns about a module that was already imported.
         vars(sys.modules[_PACKAGE]).pop("run", None)
         sys.modules.pop(_MODULE)
     return act
 
 
 def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
-    """Import what the process before has listed, wait for a task, and become what it starts."""
+    """Import the previous process's modules, wait for a task, and become what it starts."""
     from .. import contract
     from . import imports
 
@@ -124,7 +124,7 @@ def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
     if counts := os.read(keeper.boot, 1 << 16).split():
         imported.names = imported.names[: int(counts[-1])]
     left, why = imported.add(forks=False)
-    if why:  # the module may be half imported: only a new process is without it
+    if why:  # the module may be half imported: only a new process is clean
         signal.pthread_sigmask(signal.SIG_BLOCK, keys.before)
         _begin_again(born, keeper, len(left))
     os.close(keeper.boot)
@@ -144,12 +144,12 @@ def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
 
 
 class _Keys:
-    """Leaves what a terminal sends its processes to the job that runs, until there is a task.
+    """Ignore signals from the terminal, which are for the running job, until there is a task.
 
     The keeper has started this process with the signals blocked.
 
     Args:
-        control: descriptor that the task arrives on; from then on the signals are for us.
+        control: descriptor on which the task arrives; from then on the signals are for us.
     """
 
     def __init__(self, control: int) -> None:
@@ -161,24 +161,24 @@ class _Keys:
 
     def _take(self, number: int, frame: object) -> None:
         if select.select([self._control], [], [], 0)[0]:
-            # No KeyboardInterrupt, which the import of a module may catch.
+            # The default action raises no KeyboardInterrupt, which a module's import might catch.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def give_back(self) -> None:
-        """Let the signals do what they do to any Python."""
+        """Restore the usual effect of the signals."""
         for number, handler in self.before.items():
-            if signal.getsignal(number) == self._take:  # else an import has taken it
+            if signal.getsignal(number) == self._take:  # else an import has replaced the handler
                 signal.signal(number, handler)
 
 
 def _begin_again(env: dict[str, str], keeper: Keeper, most: int) -> NoReturn:
-    """Execute this process's program once more, in the process that it is.
+    """Execute this process's program once more in the same process.
 
     Args:
         env: the whole environment.
-        keeper: whose it is.
-        most: how many of the listed modules it imports then.
+        keeper: the keeper of this process.
+        most: how many of the listed modules it then imports.
     """
     os.write(keeper.boot, b"%d\n" % most)
     os.lseek(keeper.boot, 0, os.SEEK_SET)

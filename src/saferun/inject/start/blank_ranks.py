@@ -1,15 +1,16 @@
-"""Blank ranks: forks of a process that has imported what ranks import, in place of new Pythons.
+"""Blank ranks: forks of a process with the ranks' imports, instead of new Pythons.
 
     agent (torchrun) -> origin of the ranks -> (a process that ends at once) -> rank
 
-The agent forks the *origin* once it has imported torch, before it makes threads and asks CUDA for
-anything. The origin imports the rest and waits on a socket. When torchrun would start a rank
-(`SubprocessHandler._popen`, torch 2.3 to 2.13) the agent sends it the command line, the
-environment and the files; it forks twice, the process between ends, and the kernel makes the rank a
-child of the agent, the nearest subreaper: torchrun waits for it, signals it and restarts it as it
-does with any rank.
+The agent forks the *origin* after its import of torch, before it makes threads or uses CUDA. The
+origin imports the rest and waits on a socket. When torchrun starts a rank
+(`SubprocessHandler._popen`, torch 2.3 to 2.13), the agent sends the command line, the environment
+and the files to the origin. The origin forks twice, the process between ends, and the kernel makes
+the rank a child of the agent, the nearest subreaper: torchrun waits for it, signals it and restarts
+it like any rank.
 
-What cannot be equal to a rank that was started is started, and the agent says why, once.
+If a fork could differ from a started rank, the rank is started as usual, and the agent reports the
+reason once.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ if TYPE_CHECKING:
 
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # linux/prctl.h
-_ADOPTED_S = 5.0  # until the kernel has given a rank to the agent: microseconds
-_ANSWER_S = 60.0  # until a rank is forked: milliseconds, more where files are remote
-_IMPORT_S = 240.0  # until the origin has imported all; a keeper waits 300 s for the agent
+_ADOPTED_S = 5.0  # for the kernel to give a rank to the agent: normally microseconds
+_ANSWER_S = 60.0  # for the fork of a rank: normally milliseconds, more with remote files
+_IMPORT_S = 240.0  # for all imports of the origin; a keeper waits 300 s for the agent
 
 
 class Origin:
     """The agent's end of the process that ranks are forked from.
 
     Args:
-        channel: to it.
-        pid: its own.
-        count: how many modules it has imported beyond torch's.
-        seconds: that the imports took, torch's included.
+        channel: socket to the origin.
+        pid: the origin's pid.
+        count: number of modules imported beyond torch's.
+        seconds: duration of the imports, including torch's.
     """
 
     def __init__(self, channel: socket.socket, pid: int, count: int, seconds: float) -> None:
@@ -57,12 +58,12 @@ class Origin:
     def start(
         self, args: Sequence[str], env: dict[str, str], files: Sequence[int]
     ) -> tuple[int, str]:
-        """Fork a rank; return its pid and "", or 0 and why it must be started as usual.
+        """Fork a rank; return its pid and "", or 0 and the reason for a usual start.
 
         Args:
-            args: its command line, as torchrun makes it.
-            env: its environment.
-            files: its descriptors 1 and 2.
+            args: the rank's command line from torchrun.
+            env: the rank's environment.
+            files: the rank's descriptors 1 and 2.
         """
         if len(args) < 3 or args[0] != sys.executable or args[1] != "-u":
             return 0, f"{args[0]} is not the launcher's Python"
@@ -71,26 +72,26 @@ class Origin:
             task = list(args), {**env, contract.START: self._start}, os.getcwd()
             _send(self._channel, task, files)
             reply = _receive(self._channel)[0]
-        except OSError:  # too late too: a rank that comes now finds that it has no agent, and ends
+        except OSError:  # or too late: a rank that comes now finds no agent, and ends
             reply = None
         finally:
             prctl(_SET_SUBREAPER, 0)
         return reply or (0, "the process that ranks are forked from has ended")
 
     def end(self) -> None:
-        """End it, so that a program which looks finds ranks alone beside itself."""
+        """End the origin, so that the agent has no children but its ranks."""
         self._channel.close()
-        with contextlib.suppress(OSError):  # where SIGCHLD is ignored nothing is left of it
-            os.kill(self._pid, signal.SIGKILL)  # it may still import
+        with contextlib.suppress(OSError):  # if SIGCHLD is ignored, it is already reaped
+            os.kill(self._pid, signal.SIGKILL)  # it may still be importing
             os.waitpid(self._pid, 0)
 
 
 def attach(origin: Origin | None, why: str) -> None:
-    """Have torchrun's agent start its ranks here; call it in the agent.
+    """Make torchrun's agent start its ranks from the origin; call it in the agent.
 
     Args:
-        origin: None where there is none.
-        why: it is None.
+        origin: the origin; None if there is none.
+        why: the reason if it is None.
     """
     handler: Any = getattr(sys.modules.get(_HANDLER), "SubprocessHandler", None)
     original = getattr(handler, "_popen", None)
@@ -100,7 +101,7 @@ def attach(origin: Origin | None, why: str) -> None:
     from subprocess import Popen
 
     class Rank(Popen[bytes]):
-        """What torchrun holds of a rank that was forked."""
+        """torchrun's handle of a forked rank."""
 
         def __init__(self, args: Sequence[str], pid: int) -> None:
             self._pid = pid
@@ -118,7 +119,7 @@ def attach(origin: Origin | None, why: str) -> None:
                 pid, why = origin.start(args, env, files)
                 if pid:
                     return Rank(args, pid)
-            except Exception as error:  # a fault of ours: the rank starts as usual
+            except Exception as error:  # our own fault: the rank starts as usual
                 why = f"{type(error).__name__}: {error}"
             origin.end()
             origin = None
@@ -137,20 +138,20 @@ def _say(reason: str) -> None:
 def make(
     launcher: str, listed: str, at_start: frozenset[str], first_path: str | None
 ) -> tuple[Origin | None, str, Act | None]:
-    """Import the launcher and fork the origin of the ranks; returns in the agent and in each rank.
+    """Import the launcher and fork the ranks' origin; returns in the agent and in each rank.
 
     Args:
-        launcher: the module of torch.
-        listed: the file that lists what ranks import beyond torch, and the variables that they
+        launcher: the launcher's module in torch.
+        listed: the file that lists the ranks' imports beyond torch, and the variables that they
             assign.
-        at_start: the modules that any Python has before its program begins.
+        at_start: modules that any Python has before its program begins.
         first_path: the entry of sys.path that stands for the agent's program; None for none.
 
     Returns:
-        In the agent the origin, or None and why there is none. In a rank, what executes it.
+        In the agent the origin, or None and the reason. In a rank, a function that executes it.
     """
     began, agent = time.monotonic(), os.getpid()
-    theirs = [fd for fd in imports.open_files() if fd > 2]  # and no rank's that is started
+    theirs = [fd for fd in imports.open_files() if fd > 2]  # no started rank gets these
     with imports.Seen() as seen:
         __import__(launcher)
         why = seen.unequal(forks=True)
@@ -181,14 +182,14 @@ def make(
 
 
 def _unfit() -> str:
-    """Return why forks of this process would not be what started ranks are; "" for no reason."""
+    """Return why forks of this process would differ from started ranks; "" for no reason."""
     monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on
     tools = [monitoring.get_tool(number) for number in range(6)] if monitoring else []
     if sys.gettrace() or sys.getprofile() or any(tools):
         return "a debugger or a profiler runs"
     for path in _site_files():
         with open(path, encoding="utf-8", errors="replace") as file:
-            # Of a .pth file a Python executes the lines that begin so.
+            # Python executes these lines of a .pth file.
             lines = [line for line in file if path.endswith(".py") or line.startswith("import")]
         if any("RANK" in line for line in lines):
             return f"{path} reads RANK"
@@ -196,7 +197,7 @@ def _unfit() -> str:
 
 
 def _site_files() -> list[str]:
-    """Return the files of the user's that every Python executes at its start."""
+    """Return the user's own files that every Python executes at its start."""
     modules = (sys.modules.get(name) for name in ("sitecustomize", "usercustomize"))
     paths = [getattr(module, "__file__", None) or process.OURS for module in modules]
     folders = [path for path in sys.path if path.endswith("-packages") and os.path.isdir(path)]
@@ -214,7 +215,7 @@ def _be_origin(
     prctl(_SET_PDEATHSIG, signal.SIGKILL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with open("/proc/self/comm", "rb") as file:
-        name = file.read().strip()  # a rank's: torch may set one when it is imported
+        name = file.read().strip()  # a rank's name: torch may set one at its import
     process.set_name(b"saferun-origin")
     left, why = imported.add(forks=True)
     _send(channel, (left, why))
@@ -247,7 +248,7 @@ def _be_origin(
 
 
 def _fork_rank() -> bool:
-    """Fork a rank that the agent will be the parent of; return True in the rank."""
+    """Fork a rank whose parent will be the agent; return True in the rank."""
     between = os.fork()
     if between and os.waitpid(between, 0)[1]:
         os._exit(1)
@@ -257,12 +258,12 @@ def _fork_rank() -> bool:
 
 
 def _be_rank(channel: socket.socket, agent: int) -> None:
-    """Become a child of the agent, as `subprocess.Popen(start_new_session=True)` makes one."""
+    """Become a child of the agent, as with `subprocess.Popen(start_new_session=True)`."""
     limit = time.monotonic() + _ADOPTED_S
     while os.getppid() != agent:
         if time.monotonic() > limit:
             os._exit(1)
-        time.sleep(0.0002)  # the process between is ending
+        time.sleep(0.0002)  # the process between is still ending
     os.setsid()
     _send(channel, (os.getpid(), ""))
     channel.close()
@@ -284,10 +285,10 @@ def _send(channel: socket.socket, message: Any, files: Sequence[int] = ()) -> No
 
 
 def _receive(channel: socket.socket) -> tuple[Any, list[int]]:
-    """Return a message and its descriptors; None and [] where the other end was closed."""
+    """Return a message and its descriptors; None and [] if the other end was closed."""
     _, files, _, _ = socket.recv_fds(channel, 1, 2)
     try:
-        with channel.makefile("rb") as file:  # one message is there at a time
+        with channel.makefile("rb") as file:  # there is only one message at a time
             return marshal.load(file), files  # noqa: S302 - from our own fork
     except EOFError:
         return None, []

@@ -1,7 +1,7 @@
-"""Import ahead of a start what ranks will import, and find out what would make that unequal.
+"""Import ahead what ranks will import, and find out what would make the result different.
 
-That is output, a thread, an open GPU, or a variable that differs between ranks. A module that has
-one of these, and what the list has after it, is left to the ranks.
+Reasons are output, a thread, an open GPU, or a variable that differs between ranks. A module with
+one of these, and all that follow it in the list, is left to the ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
     from typing import Any
 
-# What torchrun sets for a rank (torch/distributed/elastic/agent/server/local_elastic_agent.py).
+# Variables that torchrun sets for a rank
+# (torch/distributed/elastic/agent/server/local_elastic_agent.py).
 RANK_VARIABLES = frozenset(
     (
         *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "LOCAL_WORLD_SIZE"),
@@ -27,24 +28,25 @@ RANK_VARIABLES = frozenset(
         *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
     )
 )
-# Native code reads these when it is loaded, past os.environ: OpenMP, MKL, oneDNN, OpenBLAS, libc.
+# Native code reads these when it is loaded, without os.environ: OpenMP, MKL, oneDNN, OpenBLAS,
+# libc.
 _NATIVE = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "TBB_", "LD_"),
     *("MALLOC_", "GLIBC_", "PYTHON", "LC_", "LANG", "TZ", "COVERAGE_", "NSYS_", "CUDA_INJECTION"),
 )
-_OPENBLAS = "openblas"  # NumPy and SciPy have one each
-_LEFT, _LEFT_S = ".left", 7 * 86400  # the ending of a note, and how long it counts
-_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch.cuda.is_available() leave the driver alone
+_OPENBLAS = "openblas"  # NumPy and SciPy each have one
+_LEFT, _LEFT_S = ".left", 7 * 86400  # suffix of a note, and how long it is valid
+_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # with it torch.cuda.is_available() does not use the driver
 
 
 def _listed(path: str) -> tuple[list[str], set[str]]:
-    """Return what an earlier start has listed (imported_modules.py): modules, and variables.
+    """Return the list of an earlier start (imported_modules.py): modules, and variables.
 
-    The modules end before one that was left to the ranks in the last week: to find out
-    that it must be costs a second import.
+    The modules end before one that was left to the ranks in the last week: finding that out again
+    would cost a second import.
 
     Args:
-        path: of the list; nothing is listed where there is none.
+        path: the list's path; without a file the list is empty.
     """
     lines, left = (_text(name).split("\n") for name in (path, path + _LEFT))
     assigned = {line[:-1] for line in lines if line.endswith("=")}
@@ -61,15 +63,15 @@ def _text(path: str) -> str:
 
 
 class Seen:
-    """What an import does that would make a program that is to come unequal: a context manager.
+    """A context manager that notes effects of imports that would make a later program differ.
 
-    Inside it descriptors 1 and 2 lead into memory.
+    Inside it, descriptors 1 and 2 are memory files.
     """
 
     def __init__(self) -> None:
-        self.read: set[str] = set()  # the environment variables that Python code has read
+        self.read: set[str] = set()  # environment variables that Python code has read
         self.printed = b""
-        self._ended = _mapped(_OPENBLAS)  # their threads were ended by a fork
+        self._ended = _mapped(_OPENBLAS)  # a fork ended their threads
         self._encode = os.environ.encodekey
         self._memory = os.memfd_create("saferun-printed")
         self._saved = [os.dup(fd) for fd in (1, 2)]
@@ -98,46 +100,46 @@ class Seen:
         self.printed = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
 
     def unequal(self, *, forks: bool) -> str:
-        """Return why what was imported is not what a rank would have imported; "" for equal.
+        """Return why the imports differ from those of a rank; "" if they do not.
 
         Args:
-            forks: this process will fork: a thread would not be in the fork.
+            forks: this process will fork, and a fork would lack any thread.
         """
         self._flush()
         if self.printed:
             return "it prints when it is imported"
         if read := sorted(RANK_VARIABLES.intersection(self.read)):
             return f"it reads {read[0]} when it is imported"
-        gpus = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # forks could not use what is open
+        gpus = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # forks could not use them if open
         if opened := [path for path in open_files().values() if path.startswith(gpus)]:
             return f"it opens {opened[0]} when it is imported"
         return "it starts threads when it is imported" if forks and _threads(self._ended) else ""
 
 
 def open_files() -> dict[int, str]:
-    """Return the descriptors of this process, and what they lead to."""
+    """Return the descriptors of this process, and their targets."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
     return found
 
 
 def _threads(ended: set[str]) -> int:
-    """Return how many threads this process has beside this one and those of OpenBLAS.
+    """Return the number of threads besides this one and those of OpenBLAS.
 
     OpenBLAS starts threads when it is loaded, ends them before a fork and starts them again when
     they are needed (pthread_atfork in its driver/others/memory.c).
 
     Args:
-        ended: the paths of OpenBLAS whose threads a fork has ended.
+        ended: paths of OpenBLAS libraries whose threads a fork has ended.
     """
     count = len(os.listdir("/proc/self/task")) - 1
     return count and max(0, count - sum(map(_threads_of, _mapped(_OPENBLAS) - ended)))
 
 
 def _mapped(*parts: str) -> set[str]:
-    """Return the paths of what is loaded that have one of these texts in them."""
+    """Return the paths of loaded files that contain one of some texts."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = {line.split(None, 5)[-1].strip() for line in file}
     return {path for path in paths if any(part in path for part in parts)}
@@ -150,20 +152,20 @@ def _threads_of(path: str) -> int:
         for ending in ("64_", ""):
             try:
                 count = getattr(ctypes.CDLL(path), f"{prefix}_get_num_threads{ending}")
-            except (OSError, AttributeError):  # no library of its own, or another build's name
+            except (OSError, AttributeError):  # no such library, or a build with another name
                 continue
             return int(count()) - 1
     return 0
 
 
 class Imported:
-    """What this process has imported, to tell whether a program would import the same now.
+    """This process's imports, to decide whether a program would now import the same.
 
     Args:
         born: the environment before the imports.
-        path: of what an earlier start has listed: `names`, and the variables that it has assigned.
-        at_start: the modules that any Python has before its program begins.
-        read: the environment variables that the imports so far have read.
+        path: an earlier start's list: `names`, and the variables that it has assigned.
+        at_start: modules that any Python has before its program begins.
+        read: environment variables that the imports have read so far.
     """
 
     def __init__(
@@ -184,8 +186,8 @@ class Imported:
             forks: this process will fork.
 
         Returns:
-            The names before the module that must be left, and why it must; all names and "" where
-            there is none.
+            The names before the module that must be left, and the reason; all names and "" if there
+            is none.
         """
         is_ours = _NVML not in os.environ
         os.environ.setdefault(_NVML, "1")
@@ -199,19 +201,19 @@ class Imported:
         if is_ours:
             del os.environ[_NVML]
         self._read |= seen.read
-        # What an import assigns is assigned by now, with the value that it gives.
+        # An import has now assigned its variables, with the values that it gives.
         self._assigned = {n for n in self._assigned if os.environ.get(n) == self.born.get(n)}
         files = {getattr(one, "__dict__", {}).get("__file__") for one in sys.modules.values()}
         self._stamps = {file: _stamp(file) for file in files if isinstance(file, str)}
         return left, why
 
     def refusal(self, program: Sequence[str], env: Mapping[str, str], folder: str) -> str:
-        """Return why a program must be started as usual; "" where it need not be.
+        """Return why a program must be started as usual; "" if it need not be.
 
         Args:
             program: a script, or `-m` and a module, and their arguments.
-            env: its whole environment.
-            folder: its working directory.
+            env: the program's whole environment.
+            folder: the program's working directory.
         """
         assigned = self._assigned
         if program[0] != "-m":
@@ -228,16 +230,16 @@ class Imported:
 
     def _is_read(self, name: str) -> bool:
         if name.startswith("KMP_") and not _mapped("libiomp", "libomp"):
-            return name in self._read  # GNU's OpenMP, which torch's wheels have, has no such one
+            return name in self._read  # GNU's OpenMP, which torch's wheels have, reads no other
         return name in self._read or name.startswith(_NATIVE)
 
     def changed(self) -> str:
-        """Return why a program must be started if a file is not as it was imported; or ""."""
+        """Return the reason for a usual start if a file has changed since its import; else ""."""
         found = next((path for path, stamp in self._stamps.items() if _stamp(path) != stamp), "")
         return found and f"{found} has changed since it was imported"
 
     def _shadowing(self, folder: str) -> str:
-        """Return why not if a file would be imported in place of a module, being found first."""
+        """Return a reason if a file would be imported in place of a module; else ""."""
         with contextlib.suppress(OSError):
             for entry in os.listdir(folder):
                 name, path = entry.partition(".")[0], os.path.join(folder, entry)
@@ -255,7 +257,7 @@ def _import(names: list[str], seen: Seen, *, forks: bool) -> tuple[list[str], st
             continue
         try:
             __import__(name)
-        except BaseException as error:  # a SystemExit, too, is the module's answer
+        except BaseException as error:  # a module may also raise SystemExit
             why = f"{type(error).__name__} when it is imported"
         if why := why or seen.unequal(forks=forks):
             return names[:place], f"{name}: {why}"
@@ -280,7 +282,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def assigned_variables(script: str) -> set[str]:
-    """Return the environment variables that the text of a script assigns, wherever it does."""
+    """Return the environment variables that a script's text assigns, anywhere in it."""
     import ast
 
     try:
@@ -292,7 +294,7 @@ def assigned_variables(script: str) -> set[str]:
 
 
 def _assigned_by(node: Any) -> list[str]:
-    """Return the variables which a node of a script's text assigns."""
+    """Return the variables that a node of a script's text assigns."""
     import ast
 
     places: list[Any] = []

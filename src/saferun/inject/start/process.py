@@ -1,9 +1,10 @@
-"""Make this process one that cannot be told from a Python that was started with a command line now.
+"""Make this process equal to a Python that was newly started with a command line.
 
-It has imported modules, alone or as a fork of a process that did. What the imports made stays; what
-a start makes is made again: arguments, environment, path, streams, random numbers and `__main__`.
+It has imported modules, alone or as a fork of a process that did. The results of the imports stay;
+everything that a start makes is made again: arguments, environment, path, streams, random numbers
+and `__main__`.
 
-What cannot be made again is in docs/warm.md: the hash seed of texts, which forks share.
+One thing cannot be made again (docs/warm.md): the hash seed of texts, which forks share.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
     Act = Callable[[], object]
     Task = tuple[list[str], int, dict[str, str]]  # see `become`
 
-_KEPT = ("__name__", "__builtins__", "__annotations__")  # __main__ has them for any program
+_KEPT = ("__name__", "__builtins__", "__annotations__")  # __main__ has these for any program
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_HIDDEN = ("<string>", OURS)  # files that the frames below a program's are of
-_UNBUFFERED = 2  # _IONBF of stdio.h
+_HIDDEN = ("<string>", OURS)  # files of the frames below a program's
+_UNBUFFERED = 2  # _IONBF in stdio.h
 
 
 def environment_at_start() -> dict[str, str]:
-    """Return the environment that this process was executed with, before any code changed it."""
+    """Return the environment with which this process was executed, before any code changed it."""
     with open("/proc/self/environ", "rb") as file:
         pairs = (os.fsdecode(word).partition("=") for word in file.read().split(b"\0"))
         return {name: value for name, _, value in pairs if name}
 
 
 def add_first_path(program: str) -> str | None:
-    """Put first on sys.path what a Python puts there; return it, None where it puts nothing.
+    """Add the entry that a Python puts first on sys.path; return it, None if it adds none.
 
     Args:
         program: a script, or "-m".
@@ -51,16 +52,16 @@ def add_first_path(program: str) -> str | None:
 def become(
     task: Task, born: Mapping[str, str], first_path: str | None, *, is_agent: bool = False
 ) -> Act:
-    """Become what a command line starts; return what executes it, which is to be called once.
+    """Become the process of a command line; return a function that executes it, to call once.
 
     Args:
-        task: the command line that ps shows, and `sys.orig_argv`: a Python and its flags, then a
-            script or `-m` and a module, and their arguments. Where in it the script or the `-m`
-            is. The whole environment; what this process has changed in its own since it was
-            started is changed in it, too.
-        born: what this process's environment was then.
-        first_path: the entry of sys.path that stands for the program before; None for none.
-        is_agent: it is torchrun's agent, not a rank or a job of plain python.
+        task: three items. The first is the command line for ps and `sys.orig_argv`: a Python and
+            its flags, then a script, or `-m` and a module, and their arguments. The second is the
+            index of the script or the `-m` in it. The third is the whole environment; changes that
+            this process made to its own since its start are made in it, too.
+        born: this process's environment at its start.
+        first_path: the entry of sys.path for the earlier program; None for none.
+        is_agent: the process is torchrun's agent, not a rank or a plain python job.
     """
     argv, at, env = task
     changed = {name: value for name, value in os.environ.items() if born.get(name) != value}
@@ -85,27 +86,27 @@ def become(
 
 
 def absolute(script: str) -> str:
-    """Return `__main__.__file__` of a script: CPython puts the directory before a relative path."""
+    """Return a script's `__main__.__file__`: CPython puts the directory before a relative path."""
     if os.path.isabs(script):
         return script
     return os.path.join(os.getcwd(), script[2:] if script.startswith("./") else script)
 
 
 def run_script(path: str) -> Act:
-    """Make `__main__` that of a script; return what executes it."""
+    """Make a script's `__main__`; return a function that executes the script."""
     from importlib.machinery import SourceFileLoader
 
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     main = _empty_main()
-    sys.path_importer_cache.setdefault(path, None)  # the interpreter asks for one
+    sys.path_importer_cache.setdefault(path, None)  # the interpreter also creates an entry
     facts = {"__file__": path, "__cached__": None, "__doc__": None, "__package__": None}
     vars(main).update(facts, __loader__=SourceFileLoader("__main__", path), __spec__=None)
     return functools.partial(exec, code, vars(main))
 
 
 def run_module(name: str) -> Act:
-    """Make `__main__` that of `python -m`; return what executes the module."""
+    """Make the `__main__` of `python -m`; return a function that executes the module."""
     import runpy
 
     main = _empty_main()
@@ -114,10 +115,11 @@ def run_module(name: str) -> Act:
 
 
 def start_hooks(*, settle: bool) -> None:
-    """Do what our sitecustomize does where SAFERUN_INJECT is set; an error of ours stops no job.
+    """Do the work of our sitecustomize if SAFERUN_INJECT is set; our own error stops no job.
 
     Args:
-        settle: hook what is imported already; an agent that has imported torch is not hooked.
+        settle: hook the modules that are imported already; an agent that has imported torch is not
+            hooked.
     """
     if "SAFERUN_INJECT" not in os.environ or sys.flags.ignore_environment:
         return
@@ -132,7 +134,7 @@ def start_hooks(*, settle: bool) -> None:
 
 
 def load_hooks() -> None:
-    """Import the hooks, which every rank needs, without putting them in place."""
+    """Import the hooks, which every rank needs, without installing them."""
     from .. import bootstrap, hook_runner, receipts  # noqa: F401 - loaded ahead
     from ..targets import MODULES, TARGETS
 
@@ -142,23 +144,23 @@ def load_hooks() -> None:
 
 
 def take_files(files: Sequence[int]) -> None:
-    """Make these descriptors 1 and 2."""
+    """Make the given descriptors 1 and 2."""
     for number, fd in enumerate(files, 1):
         os.dup2(fd, number)
         os.close(fd)
 
 
 def set_name(name: bytes) -> None:
-    """Set the name that ps and top show."""
+    """Set the process name that ps and top show."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "wb") as file:
         file.write(name[:15])
 
 
 def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Write what ps, pgrep -f and the watch read over our own command line and environment.
+    """Overwrite our command line and environment as ps, pgrep -f and the watch read them.
 
-    Both are cut off where the room that the process was started with ends. A rank is found by its
-    RANK, which comes first; SAFERUN_INJECT, for which there was none, comes last.
+    Both are cut at the size that the process was started with. A rank is found by its RANK, which
+    comes first; SAFERUN_INJECT, for which there was no room, comes last.
     """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
@@ -170,7 +172,7 @@ def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
 def _write_over(limits: Sequence[bytes], words: Sequence[str]) -> None:
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
-    # A kernel or a sandbox may forbid it, and wrong numbers hurt nobody: the file refuses them.
+    # A kernel or a sandbox may forbid it. Wrong numbers do no harm: the kernel refuses them.
     with contextlib.suppress(OSError, ValueError):
         start, end = map(int, limits)
         if 0 < start < end:
@@ -180,10 +182,10 @@ def _write_over(limits: Sequence[bytes], words: Sequence[str]) -> None:
 
 
 def hide_frames(error: BaseException) -> BaseException:
-    """Let the traceback of an error that ends this process begin in the program; return the error.
+    """Let the traceback of this process's last error begin in the program; return the error.
 
     Args:
-        error: what the program has raised, or a Ctrl-C that came when it already had.
+        error: the program's exception, or a Ctrl-C that came after it.
     """
     show_error = sys.excepthook
     if isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
@@ -220,7 +222,7 @@ def _forget_path(entry: str) -> None:
 
 
 def _unbuffer() -> None:
-    """Write at once, as under `-u`. The stream objects stay: imported modules hold them."""
+    """Make the streams unbuffered, as under `-u`. The objects stay: imported modules hold them."""
     import ctypes
     import io
 
@@ -240,7 +242,7 @@ def _unbuffer() -> None:
 
 
 def _draw_new_random_numbers() -> None:
-    """Draw what a start draws from the kernel; `random` has done so when it was forked."""
+    """Redraw the random numbers that a start gets from the kernel; `random` did so at the fork."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:

@@ -1,1 +1,1 @@
-"""torchrun's grammar and installation."""
+"""The grammar of torchrun's command line, and its installation."""

@@ -1,8 +1,8 @@
-"""Pure: a command line as plain python takes it: `launcher: python`.
+"""Pure: a command line as plain python reads it (`launcher: python`).
 
-Up to SCRIPT, or `-m MODULE` or `-c CODE`, it is read as torchrun's, with saferun's own options.
-What follows belongs to the script unchanged: python, unlike torchrun, passes a first `--` on. `-c`
-is python's alone: under torchrun it stays the unknown option that torchrun refuses.
+The part up to SCRIPT, `-m MODULE` or `-c CODE` is read as torchrun's, with saferun's own options.
+The rest belongs to the script unchanged: python, unlike torchrun, passes a first `--` on. Only
+python has `-c`; torchrun refuses it as an unknown option.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from saferun.model import CommandLine
 from saferun.planning.torchrun.torchrun_args import Parsed, parse
 
-CODE = "command"  # the name of -c in CommandLine.given; `script` is then the code
+CODE = "command"  # the name of -c in CommandLine.given; `script` is then code
 
 
 def read(argv: Sequence[str], parsed: Parsed, own: Mapping[str, str | None]) -> Parsed:
-    """Return the command line as plain python takes it, and saferun's own options in it.
+    """Return the command line as plain python reads it, with saferun's own options.
 
     Args:
         argv: the arguments after `saferun`.
-        parsed: the same, as torchrun takes them.
-        own: saferun's own options, as `torchrun_args.parse` has them.
+        parsed: the same arguments, as torchrun reads them.
+        own: saferun's own options, as in `torchrun_args.parse`.
     """
     if parsed.line.script is not None:
         return parsed._replace(line=_unchanged(argv, parsed.line))
@@ -34,7 +34,7 @@ def read(argv: Sequence[str], parsed: Parsed, own: Mapping[str, str | None]) -> 
 
 
 def _unchanged(argv: Sequence[str], line: CommandLine) -> CommandLine:
-    """Return the line with the `--` after SCRIPT that torchrun's parser takes away."""
+    """Return the line with the `--` after SCRIPT that torchrun's parser removes."""
     after = len(argv) - len(line.script_args)
     taken = list(argv[after - 2 : after]) == [line.script, "--"]
     return line._replace(script_args=("--", *line.script_args)) if taken else line
@@ -45,5 +45,5 @@ def _with_code(before: CommandLine, rest: Sequence[str]) -> CommandLine:
     if not code:
         return before._replace(script=None, refusal="-c needs code")
     given = {**before.given, CODE: ""}
-    kept = before.args[:-1]  # without the word that stood for the script
+    kept = before.args[:-1]  # without the stand-in for the script
     return CommandLine((*kept, *rest), given, code[0], tuple(args))

@@ -41,7 +41,7 @@ COMMANDS = {  # with what each does
     "runs": "watch, list, show, report and clean runs; the mitigations that helped",
     "help": "explain a word: a kind of failure, a variable, a hook, a profile key, ...",
 }
-# saferun's own options, each with the placeholder of its value; None: it takes no value.
+# saferun's own options, each with the placeholder of its value; None for a flag.
 OWN: dict[str, str | None] = {
     "--profile": "NAME",
     "--set": "KEY=VALUE",
@@ -61,8 +61,8 @@ class Parsed(NamedTuple):
     """A command line of saferun, split into saferun's own options and torchrun's.
 
     `own` holds saferun's own options in order, as (option, value); the value of a flag is "".
-    `unsure` holds the arguments before SCRIPT that another torch may read differently: options
-    that the table does not have, and abbreviations.
+    `unsure` holds the arguments before SCRIPT that another torch may read differently: options that
+    are not in the table, and abbreviations.
     """
 
     own: tuple[tuple[str, str], ...]
@@ -70,8 +70,8 @@ class Parsed(NamedTuple):
     unsure: tuple[str, ...]
 
 
-# Values that every torch checks alike. Choices that differ by version (--numa-binding) are left to
-# torchrun.
+# Values that every torch checks in the same way. torchrun itself checks choices that differ by
+# version (--numa-binding).
 _NUMBERS: dict[str, type] = {
     "max_restarts": int,
     "monitor_interval": float,
@@ -95,7 +95,7 @@ def parse(
 
     Args:
         argv: the arguments, as the shell passes them.
-        options: torchrun's option table; with that of the installed torch nothing is `unsure`.
+        options: table of torchrun's options; with the installed torch's table nothing is `unsure`.
         own: saferun's own options, as in OWN.
 
     Returns:
@@ -112,8 +112,9 @@ def parse(
 
 
 def advice(line: CommandLine) -> str:
-    """Return what to do about an option that torchrun refuses: one of
-    torch.distributed.launch, or a misspelt one of saferun's; empty for any other.
+    """Return what to do about an option that torchrun refuses.
+
+    It is an option of torch.distributed.launch or a misspelt one of saferun's; "" for any other.
     """
     refused = [word.partition("=")[0] for word in (line.refusal or "").split()]
     known = next((text for option, text in LAUNCH_ONLY.items() if option in refused), "")
@@ -125,12 +126,12 @@ def advice(line: CommandLine) -> str:
 
 
 def whole(text: str | None) -> int | None:
-    """Return a count as a user writes one, in digits; None for anything else, or an absurd one."""
+    """Return a count that is written in digits; None for anything else or an absurd count."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def ranks(plan: LaunchPlan) -> int:
-    """Return how many ranks a plan starts on this machine; 1 where that is not known."""
+    """Return how many ranks a plan starts on this machine; 1 if that is unknown."""
     if plan.launcher != "torchrun":
         return 1
     count, gpus, cores = plan.options.processes or "", len(plan.gpus.gpus), os.cpu_count() or 1
@@ -169,7 +170,7 @@ def launch_options(line: CommandLine, environ: Mapping[str, str]) -> LaunchOptio
 
 
 def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | None:
-    """Return the text that torchrun uses for an option: the line's, else that of `PET_<DEST>`.
+    """Return the text that torchrun uses for an option: from the line, else from `PET_<DEST>`.
 
     Args:
         line: the command line.
@@ -177,7 +178,7 @@ def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | 
         dest: the option's name in torchrun's namespace, `nproc_per_node`.
 
     Returns:
-        The value, "" for a flag that is on, None if neither gives it.
+        The value; "" for a flag that is on; None if it is in neither.
     """
     if dest in line.given:
         return line.given[dest]
@@ -189,7 +190,7 @@ def value_of(line: CommandLine, environ: Mapping[str, str], dest: str) -> str | 
 
 
 def exported(line: CommandLine, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torchrun takes options from, which the line does not give."""
+    """Return the variables that give torchrun options which the line does not give."""
     names = (one.env for one in OPTIONS if one.env and one.dest not in line.given)
     return {name: environ[name] for name in names if name in environ}
 
@@ -216,8 +217,8 @@ class _Reading(NamedTuple):
     """One way to read an argument that looks like an option."""
 
     option: Option | None  # None: no such option
-    spelled: str  # the option string that it means
-    value: str | None  # the attached value: "3" in -t3 and --tee=3
+    spelled: str  # the full option string
+    value: str | None  # attached value: "3" in -t3 and --tee=3
 
 
 class _Stop(Exception):  # noqa: N818 (help is not an error)
@@ -225,7 +226,7 @@ class _Stop(Exception):  # noqa: N818 (help is not an error)
 
 
 class _Walk:
-    """Reads a command line from left to right, up to the script."""
+    """Read a command line from left to right, up to the script."""
 
     def __init__(
         self, argv: Sequence[str], options: Sequence[Option], own: Mapping[str, str | None]
@@ -252,10 +253,10 @@ class _Walk:
             self.message = str(stop) or None
 
     def finish(self) -> CommandLine:
-        """Return the command line; what is left to read is the script and its arguments.
+        """Return the command line; the unread rest is the script and its arguments.
 
-        After a stop the rest is kept as it is, saferun's own options included: without them the
-        arguments around them could combine to an option that the user did not write.
+        After a stop the rest is kept unchanged, with saferun's own options: if they were removed,
+        the arguments around them could combine to an option that the user did not write.
         """
         rest = self.argv[self.at :]
         script, script_args = (None, ()) if self.stopped else _split(rest)
@@ -272,7 +273,7 @@ class _Walk:
         return CommandLine(args, self.given, script, script_args, refusal)
 
     def _read_one(self, arg: str) -> bool:
-        """Read one argument and the value that follows it; return False where the script begins."""
+        """Read one argument and the value that follows it; return False at the script."""
         if arg == "--":
             return False
         if arg.partition("=")[0] in self.placeholders:
@@ -359,7 +360,7 @@ class _Walk:
 
 
 def _split(rest: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return script and arguments, without the first `--` if it is directly before or after it."""
+    """Return script and arguments, without a first `--` directly before or after the script."""
     args = list(rest)
     if "--" in args[:2]:
         args.remove("--")
@@ -386,7 +387,7 @@ def _readings(arg: str, strings: Mapping[str, Option]) -> list[_Reading]:
 
 
 def _exact(arg: str, reading: _Reading) -> bool:
-    """Return whether the option is written in full, so that every torch that has it reads it so."""
+    """Return whether the option is written in full, so that every torch with it reads it so."""
     if reading.option is None:
         return False
     return not arg.startswith("--") or arg.partition("=")[0] == reading.spelled
@@ -402,7 +403,7 @@ def _argument(option: Option) -> str:
 
 
 def _check_value(option: Option, value: str) -> None:
-    """Stop if torchrun refuses the value; `--opt=--` is not checked, since Pythons differ on it."""
+    """Stop if torchrun refuses the value; `--opt=--` is not checked, since Pythons differ."""
     convert = _NUMBERS.get(option.dest)
     choices = _CHOICES.get(option.dest)
     if value == "--":

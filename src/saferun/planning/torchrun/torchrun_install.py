@@ -22,14 +22,15 @@ from saferun.system import paths
 from saferun.system.paths import on_path
 
 _HEAD_BYTES = 4096
-# Patterns are compiled at their first use: compiling all of them costs 0.6 ms at every launch.
+# Patterns are compiled at their first use: compiling all of them would cost each launch 0.6 ms.
 _PYTHON = r"(?:python|pypy)[\d.]*t?$"
 _TAG = r"python(\d+\.\d+t?)$"
-# The second line of a script whose interpreter path is too long for a `#!` line or contains blanks
+# Second line of a script whose interpreter's path is too long for a `#!` line or contains blanks
 # (pip and conda), and of a script in a relocatable environment (uv).
 _TRAMPOLINE = rb"""'''exec'\s+(?:"([^"$]+)"|'([^']+)'|([^\s"'$]+))((?:\s+-\w+)*)\s+"\$0\""""
 _TRAMPOLINE_BESIDE = rb"""'''exec'\s+"\$\(dirname .*?"\$0"\)"\)"/'?([\w.]+)'?"""
-# A script that starts saferun: the command, outside comments and not within a name, or the import.
+# A script that starts saferun has the command, outside comments and not within a name, or the
+# import.
 _WRAPS_US = (
     rb"(?m)^(?![ \t]*#)[^\n]*(?<![\w.$-])saferun(?![\w./=-])"
     rb"|^[ \t]*(?:from|import)\s+saferun\b"
@@ -53,11 +54,11 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
         environ: the user's environment; only PATH is read.
 
     Returns:
-        That program; if there is none, torch.distributed.run under saferun's own interpreter, which
-        imports nothing from the working directory, as torchrun does not.
+        That program; if there is none, torch.distributed.run under saferun's own interpreter,
+        which, like torchrun, imports nothing from the working directory.
 
     Raises:
-        UnavailableError: there is neither.
+        UnavailableError: neither exists.
     """
     ours = _own_programs()
     for path in on_path("torchrun", environ):
@@ -67,7 +68,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
         interpreter, flags = _interpreter(head, path, environ)
         return Launcher((path,), interpreter, flags, _prefix(interpreter))
     safe = bool(getattr(sys.flags, "safe_path", False))
-    folder = _torch_in(sys.path if safe else sys.path[1:])  # the first is that of the program
+    folder = _torch_in(sys.path if safe else sys.path[1:])  # [0] is the program's directory
     if sys.executable and folder:
         if sys.version_info >= (3, 11):
             argv = (sys.executable, "-P", "-m", "torch.distributed.run")
@@ -82,12 +83,12 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
 
 
 def of_python(program: str) -> Launcher:
-    """Return a Python as what starts the job; a shim's own packages are not known."""
+    """Return a Python as the launcher of the job; the packages behind a shim are not known."""
     return Launcher((program,), program, "", _prefix(program))
 
 
 def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
-    """Return the Python that torchrun starts the workers with, None if it cannot be determined.
+    """Return the Python that torchrun starts the workers with; None if unknown.
 
     torchrun uses `PYTHON_EXEC` for them if it is set, else its own interpreter.
     """
@@ -102,8 +103,8 @@ def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | 
 def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
     """Return the version of the launcher's torch ("2.13.0+cpu"), read from torch/version.py.
 
-    Nothing is imported or started. None if the file is not found: torchrun is a shim, or torch is
-    reached through a .pth file or an import hook.
+    Nothing is imported or started. The result is None if the file is not found: torchrun is a shim,
+    or a .pth file or an import hook leads to torch.
     """
     for folder in _search_path(launcher, environ):
         package = os.path.join(folder, "torch")
@@ -113,7 +114,7 @@ def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
             return found[1] if found else None
         except (OSError, ValueError):
             if os.path.exists(os.path.join(package, "__init__.py")):
-                return None  # a torch without a version hides later ones on the path
+                return None  # a torch without a version hides later ones in the path
     return None
 
 
@@ -134,12 +135,12 @@ def _read_head(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read(_HEAD_BYTES)
-    except OSError:  # a program may be executable and not readable
+    except OSError:  # an executable program may be unreadable
         return b""
 
 
 def _wraps_us(head: bytes) -> bool:
-    """Return whether a script starts saferun, by its text after the interpreter lines."""
+    """Return whether a script starts saferun; the text is what follows the interpreter lines."""
     if not head.startswith(b"#!") or b"saferun" not in head:
         return False
     lines = head.split(b"\n")[1:]
@@ -148,7 +149,7 @@ def _wraps_us(head: bytes) -> bool:
 
 
 def _interpreter(head: bytes, path: str, environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """Return the Python in a program's first lines and its flags; None if there is none."""
+    """Return the Python in a program's first lines, and its flags; None if there is no Python."""
     first, _, rest = head.partition(b"\n")
     argv = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
     if argv and os.path.basename(argv[0]) == "env":
@@ -183,7 +184,7 @@ def _trampoline(rest: bytes, path: str) -> list[str]:
 
 
 def _prefix(interpreter: str | None) -> str | None:
-    """Return sys.prefix of a Python: its virtual environment, else where its real path is."""
+    """Return sys.prefix of a Python: its virtual environment, else the place of its file."""
     if interpreter is None:
         return None
     environment = os.path.dirname(os.path.dirname(interpreter))
@@ -193,7 +194,7 @@ def _prefix(interpreter: str | None) -> str | None:
 
 
 def _torch_in(folders: list[str]) -> str:
-    """Return the first folder that has torch; "" without one."""
+    """Return the first folder that has torch; "" if none has."""
     found = (f for f in folders if os.path.isfile(os.path.join(f, "torch", "__init__.py")))
     return next(found, "")
 
@@ -243,7 +244,7 @@ def _venv_config(prefix: str) -> dict[str, str]:
 
 
 def _tag(interpreter: str, prefix: str, config: Mapping[str, str]) -> str:
-    """Return "3.11" (or "3.13t") as in the names of a Python's folders; "" if it is not found."""
+    """Return "3.11" (or "3.13t"), as in the names of a Python's folders; "" if unknown."""
     named = re.search(_TAG, os.path.realpath(interpreter))
     if named:
         return named[1]

@@ -24,10 +24,10 @@ def option_table(
 
     Args:
         launcher: the torchrun whose torch is used.
-        version: that torch's version. The table is cached by interpreter and version, and not
-            cached if this is None.
-        environ: the user's variables. Without SAFERUN_INJECT, and without PET_ variables, which can
-            make building the parser fail, they are the subprocess's.
+        version: that torch's version; the table is cached by interpreter and version, but not if
+            the version is None.
+        environ: the user's variables. The subprocess gets them without SAFERUN_INJECT and without
+            PET_ variables, which can make building the parser fail.
 
     Returns:
         The table for `torchrun_args.parse`; None if the subprocess gives none within 20 s.
@@ -44,8 +44,8 @@ def option_table(
     return table
 
 
-# Run by the launcher's Python, of any version that torch supports. `python -c` adds an entry to
-# sys.path that torchrun does not have. What other modules print on import goes to stderr.
+# The launcher's Python runs this code; it may be any version that torch supports. `python -c` adds
+# an entry to sys.path that torchrun does not have. Other modules' output on import goes to stderr.
 _MARK = "saferun-options:"
 _DUMP = """
 import os, sys
@@ -68,7 +68,7 @@ os.write(out, ("MARK" + json.dumps(options) + "\\n").encode())
 
 
 def _asked(interpreter: str, flags: str, environ: Mapping[str, str]) -> str:
-    """Return the JSON that the launcher's Python prints, "" if it fails or takes too long."""
+    """Return the JSON that the launcher's Python prints; "" if it fails or takes too long."""
     clean = {n: v for n, v in environ.items() if n != "SAFERUN_INJECT" and n[:4] != "PET_"}
     argv = (interpreter, *([f"-{flags}"] if flags else []), "-c", _DUMP)
     answer = command.run(argv, clean, OPTION_TABLE_TIMEOUT_S)
@@ -76,7 +76,7 @@ def _asked(interpreter: str, flags: str, environ: Mapping[str, str]) -> str:
 
 
 def _table(text: str | bytes) -> tuple[Option, ...] | None:
-    """Return the table in a JSON text, None if it is not one."""
+    """Return the table in a JSON text; None if the text is no table."""
     try:
         rows = json.loads(text)
         table = tuple(Option(dest, tuple(strings), flag, env) for dest, strings, flag, env in rows)
@@ -87,7 +87,7 @@ def _table(text: str | bytes) -> tuple[Option, ...] | None:
 
 
 def _cache_entry(interpreter: str, version: str, environ: Mapping[str, str]) -> str:
-    import hashlib  # OpenSSL takes 4 ms, and a torchrun that is known needs no cache
+    import hashlib  # OpenSSL takes 4 ms, and the usual torchrun needs no cache
 
     key = hashlib.sha256(os.fsencode(interpreter) + b"\0" + os.fsencode(version)).hexdigest()
     return os.path.join(paths.cache_dir(environ), f"options-{key[:24]}.json")

@@ -1,8 +1,7 @@
-"""The life of one attempt on saferun's side: its states, what may happen in each, what follows.
+"""The life of one attempt on saferun's side: its states, the events and their effects.
 
-This side passes signals on and limits the time that the job may take to end. Whatever it does to
-the job it does through commands to the keeper; it touches no process itself, except a keeper that
-is stopped or stuck.
+This side passes signals on and limits the time in which the job must end. It acts on the job only
+by commands to the keeper, and touches no process itself except a keeper that is stopped or stuck.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from saferun.system.signalfd import Signals
 STARTING = "starting"  # the keeper has its task; the command is not executed yet
 ASKED_EARLY = "asked early"  # the same, and a signal has asked the job to end
 RUNNING = "running"  # the command runs
-ENDING = "ending"  # the command runs, and has been asked to end by what no job takes and goes on
-DRAINING = "draining"  # the command has exited; what it left is ended and its output is carried
+ENDING = "ending"  # the command still runs after a request to end that stays in force
+DRAINING = "draining"  # the command has exited; its leftovers are ended and its output is copied
 KILLING = "killing"  # the keeper has been told to kill
 ENDED = "ended"  # the keeper has reported the end
 FAILED = "failed"  # the keeper could not execute the command
@@ -33,23 +32,23 @@ LOST = "lost"  # the keeper died without a report of the end
 LIVING = (STARTING, ASKED_EARLY, RUNNING, ENDING, DRAINING, KILLING)
 OVER = (ENDED, FAILED, LOST)
 
-# Events, beside the reports of protocol.py.
-KEEPER_GONE = "keeper gone"  # its pipe has been closed before the last report
+# Events, in addition to the reports of protocol.py.
+KEEPER_GONE = "keeper gone"  # its pipe was closed before the last report
 TERMINAL = "terminal signal"
 USER = "user signal"
 INTERRUPT = "interrupt"  # SIGINT
-INTERRUPT_AGAIN = "second interrupt"  # SIGINT, and not the first one repeated
+INTERRUPT_AGAIN = "second interrupt"  # another SIGINT, and not a repetition of the first
 TERMINATE = "terminate"  # SIGHUP, SIGTERM
-LATER = "later"  # the observer's moment
+LATER = "later"  # the time of the observer's `later` has come
 DEADLINE = "deadline"
-HUNG = "hung"  # the watch has it ended
-KEEPER_STOPPED = "keeper stopped"  # it does not go on (keeper_watch.py)
+HUNG = "hung"  # the watch asks for the end
+KEEPER_STOPPED = "keeper stopped"  # the keeper does not run (keeper_watch.py)
 
-TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may be another
+TERMINAL_SIGNALS = (signal.SIGWINCH, signal.SIGCONT)  # after `fg` the window may have changed
 ALL_SIGNALS = (*DEATH_SIGNALS, *USER_SIGNALS, *TERMINAL_SIGNALS)
-SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has sent already
-READER_GRACE_S = 10.0  # wait for a reader of the rest, where a job ended as it was asked to
-KEEPER_GRACE_S = 5.0  # what a keeper may need beyond the time for processes that do not die
+SAME_KEYPRESS_S = 0.1  # wrappers repeat a Ctrl-C that the terminal has already sent
+READER_GRACE_S = 10.0  # wait for a reader of the remaining output of a job that ended on request
+KEEPER_GRACE_S = 5.0  # a keeper's extra time beyond that for processes that do not die
 
 
 class AttemptLife(StateMachine):
@@ -57,9 +56,9 @@ class AttemptLife(StateMachine):
 
     Args:
         standby: the keeper that has the task.
-        spec: what is run.
-        observer: is called as the attempt goes on.
-        clock: seconds.
+        spec: the command and how it is run.
+        observer: functions that are called during the attempt.
+        clock: function that returns seconds.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class AttemptLife(StateMachine):
         self._later_at: float | None = None
         self._check_at: float | None = None
         self._first_interrupt_at: float | None = None
-        self._asked_at: float | None = None  # the last signal for the job
+        self._asked_at: float | None = None  # time of the last signal for the job
         self._ended_at: float | None = None
         self.keeper_was_stopped = False  # the keeper was ended because it was stopped (SIGSTOP)
-        self.launcher = 0  # its pid
-        self.exact = True  # no output is lost should the keeper be killed
-        self.status: int | None = None  # the launcher's, once the keeper has reported it
-        self.report: protocol.Ended | protocol.Failed | None = None  # the keeper's last
+        self.launcher = 0  # the launcher's pid
+        self.exact = True  # no output is lost if the keeper is killed
+        self.status: int | None = None  # the launcher's status, once the keeper has reported it
+        self.report: protocol.Ended | protocol.Failed | None = None  # the keeper's last report
         self.lived_s = 0.0
         self.forwarded: list[str] = []
         self.interrupted = False  # a signal asked us to end
@@ -94,7 +93,12 @@ class AttemptLife(StateMachine):
     # --- events ----------------------------------------------------------------------------
 
     def take_signal(self, number: int, sender: str) -> None:
-        """Handle a signal that came to us; see `Signals.read`."""
+        """Handle a signal that saferun received; see `Signals.read`.
+
+        Args:
+            number: the signal.
+            sender: the sender: KERNEL, STEP or "".
+        """
         if number in TERMINAL_SIGNALS:
             self.step(TERMINAL)
         elif number in USER_SIGNALS:
@@ -107,9 +111,9 @@ class AttemptLife(StateMachine):
             self.step(TERMINATE, number, sender)
 
     def _take_question(self, sender: str) -> None:
-        """Handle a SIGQUIT, which ends no run: it asks where the ranks are.
+        """Handle a SIGQUIT, which does not end the run: it asks where the ranks are.
 
-        A command in our group gets it as it gets what the terminal's keys send.
+        A command in our process group gets the signal itself, as those from the terminal's keys.
         """
         if self.state not in LIVING:
             return
@@ -122,7 +126,7 @@ class AttemptLife(StateMachine):
 
     @property
     def saw_interrupt(self) -> bool:
-        """Whether a SIGINT has come."""
+        """Return whether a SIGINT has come."""
         return self._first_interrupt_at is not None
 
     def _interrupt(self) -> str:
@@ -132,7 +136,7 @@ class AttemptLife(StateMachine):
         return INTERRUPT_AGAIN if now - self._first_interrupt_at > SAME_KEYPRESS_S else INTERRUPT
 
     def take_time(self) -> None:
-        """Handle what is due."""
+        """Handle the deadlines that have passed."""
         if self._later_at is not None and self._clock() >= self._later_at:
             self._later_at = None
             self.step(LATER)
@@ -149,19 +153,19 @@ class AttemptLife(StateMachine):
             self.step(HUNG)
 
     def left_ms(self) -> float | None:
-        """Return the time until something is due; None where nothing is."""
+        """Return the milliseconds until the next deadline; None if there is none."""
         times = [t for t in (self._deadline, self._later_at, self._check_at) if t is not None]
         return max(0, min(times) - self._clock()) * 1000 if times else None
 
     def asked_s(self) -> float | None:
-        """Return the time from the last signal for the job to its end; None where none came."""
+        """Return the time from the last signal for the job to its end; None without a signal."""
         if self._asked_at is None:
             return None
         end = self._clock() if self._ended_at is None else self._ended_at
         return max(0.0, end - self._asked_at)
 
     def age_s(self) -> float:
-        """Return the time since the command was started: a keeper may have been busy before."""
+        """Return the time since the command was started, which may be after the attempt's start."""
         return self._clock() - self._began
 
     # --- actions ---------------------------------------------------------------------------
@@ -218,7 +222,7 @@ class AttemptLife(StateMachine):
     def _pass_on(self, number: int, sender: str) -> None:
         self.interrupted = True
         if sender and self.state not in (STARTING, ASKED_EARLY):
-            self._asked_at = self._clock()  # a key at the terminal has reached the job itself
+            self._asked_at = self._clock()  # a key at the terminal reaches the job directly
         else:
             self._forward(number, None, "")
 
@@ -234,7 +238,7 @@ class AttemptLife(StateMachine):
             self._deadline = self._clock() + self._spec.grace_s
 
     def _kill_unread(self, number: int = 0, sender: str = "") -> None:
-        """End the wait for a reader: the job has ended, and only its output is left."""
+        """Stop waiting for a reader: the job has ended, and only its output is left."""
         self._kill("job")
         self.interrupted = True
 
@@ -244,7 +248,7 @@ class AttemptLife(StateMachine):
         self._deadline = self._clock() + UNKILLABLE_S + protocol.HURRIED_DRAIN_S + KEEPER_GRACE_S
 
     def _kill_keeper(self) -> None:
-        # It is stopped or stuck; without it we are the next to inherit the job.
+        # It is stopped or stuck. When it is dead, we inherit the job's processes.
         os.kill(self._standby.pid, signal.SIGKILL)
 
     def _kill_stopped_keeper(self) -> None:
@@ -252,7 +256,7 @@ class AttemptLife(StateMachine):
         self._kill_keeper()
 
     def _forward(self, number: int, ranks: list[int] | None, sender: str) -> None:
-        # What Slurm sends to all processes of our step the job has got, too, once it runs.
+        # Once the job runs, it also gets the signals that Slurm sends to all processes of our step.
         if sender != Signals.STEP or self.state in (STARTING, ASKED_EARLY):
             self._send(protocol.Signal(int(number), ranks))
         self.forwarded.append(signal.Signals(number).name)
@@ -263,7 +267,7 @@ class AttemptLife(StateMachine):
 
 
 def _rank_pids(receipts: str | None) -> list[int]:
-    """Return the pids of the ranks that have left a receipt."""
+    """Return the pids of the ranks that left a receipt."""
     try:
         names = os.listdir(receipts) if receipts else []
     except OSError:
@@ -273,12 +277,12 @@ def _rank_pids(receipts: str | None) -> list[int]:
 
 
 def _killed(by: str) -> Callable[..., None]:
-    """Return the action that has the job killed, and notes by what."""
+    """Return an action that has the job killed, and notes the reason."""
     return lambda life, *details: life._kill(by)
 
 
 _ASKS = (INTERRUPT, INTERRUPT_AGAIN, TERMINATE)
-# (state, event) -> (action, next state). What holds wherever the command's process group is:
+# (state, event) -> (action, next state). These rows hold whatever the command's process group is.
 _COMMON: Table = {
     (STARTING, protocol.Started): (AttemptLife._begin, RUNNING),
     (ASKED_EARLY, protocol.Started): (AttemptLife._begin, ENDING),
@@ -301,12 +305,12 @@ _COMMON: Table = {
     **rows(LIVING, [KEEPER_STOPPED], AttemptLife._kill_stopped_keeper),
     **rows(LIVING, [TERMINAL], AttemptLife._resize),
     **rows(LIVING, [USER], AttemptLife._pass_user_signal),
-    # Signals of the last moment: the job got none of them, but they ask the run to end.
+    # Signals of the last moment: the job gets none of them, but they ask the run to end.
     **rows(OVER, (TERMINAL, USER), None),
     **rows(OVER, _ASKS, AttemptLife._note),
 }
-# The command has a process group of its own: what asks us is passed on once, since a second request
-# would break torchrun's shutdown off; a second Ctrl-C kills.
+# The command has its own process group. A request to end is passed on once, since a second one
+# would interrupt torchrun's shutdown; a second Ctrl-C kills.
 OWN_GROUP: Table = {
     **_COMMON,
     **rows([STARTING], (INTERRUPT, TERMINATE), AttemptLife._ask, ASKED_EARLY),
@@ -314,8 +318,8 @@ OWN_GROUP: Table = {
     **rows((ASKED_EARLY, ENDING), (INTERRUPT, TERMINATE), None),
     **rows((ASKED_EARLY, ENDING), [INTERRUPT_AGAIN], _killed("interrupt"), KILLING),
 }
-# The command is in our group: what the terminal's keys send reaches it without us, everything else
-# is passed on each time. SIGINT sets no limit: a debugger takes it and goes on.
+# The command is in our process group. It gets signals from the terminal's keys directly; all other
+# signals are passed on each time. SIGINT sets no time limit: a debugger handles it and continues.
 OUR_GROUP: Table = {
     **_COMMON,
     **rows((STARTING, ASKED_EARLY, RUNNING, ENDING), _ASKS, AttemptLife._pass_on),

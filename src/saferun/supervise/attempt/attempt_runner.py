@@ -1,8 +1,8 @@
 """Run one attempt of a job under a keeper (keeper/keeper.py), until nothing of it is left.
 
-This side passes signals on, limits the time that a job may take to end, restores the terminal's
-settings, and takes the keeper's place should that be killed (keeper_loss.py; attempt_life.py has
-the states). The keeper's side owns the processes and carries the output.
+This side passes signals on, limits the time that a job may take to end, and restores the terminal's
+settings. If the keeper is killed, this side takes its place (keeper_loss.py). attempt_life.py has
+the states. The keeper's side owns the processes and copies the output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
 
-# Where the system allows no further process or thread, which is a failure to be diagnosed.
+# Messages if the system allows no further process or thread; such a failure is diagnosed.
 _REFUSED = (os.strerror(errno.EAGAIN), "can't start new thread")
 
 
@@ -44,22 +44,22 @@ def run_attempt(
 ) -> Ended:
     """Start a command under supervision and wait until nothing of it is left.
 
-    Call it in the main thread and before other threads start (see signalfd.Signals). Signals act
-    again as they did before when it returns.
+    Call this function in the main thread, before other threads start (see signalfd.Signals). On
+    return, signals act as they did before.
 
     Args:
-        spec: what is run.
-        observer: is called while it runs.
-        standby: the result of `start_keeper` or `prepare`, called ahead to save time; it is
-            replaced if it died.
+        spec: the command and how it is run.
+        observer: functions that are called during the attempt.
+        standby: the result of an earlier `start_keeper` or `prepare`, which saves time; a dead
+            keeper is replaced.
 
     Returns:
-        How it ended.
+        How the attempt ended.
 
     Raises:
         UnavailableError: the command could not be started.
     """
-    plug_closed_descriptors()  # or the one for signals would become the job's output
+    plug_closed_descriptors()  # otherwise the signal descriptor would become the job's output
     modes = TerminalModes()
     with Signals(ALL_SIGNALS) as signals:
         if standby is None:
@@ -79,12 +79,12 @@ def run_attempt(
 
 
 def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.Start:
-    """Return the command that starts the attempt."""
+    """Return the keeper's command that starts the attempt."""
     changed = [int(signal.Signals[name]) for name in spec.limits.ignore]
     blocked = [int(number) for number in signals.blocked_before - spec.unblocked]
     warm, cold = standby.warm, ""
     if changed or blocked or spec.limits.nofile or (warm and warm.own_group != spec.own_group):
-        cold = "its limits or signals are others"  # it has been started, and takes none any more
+        cold = "its limits or signals are others"  # it was started already, and cannot change them
     elif warm:
         cold = warm_start.difference(warm, spec.argv, spec.env)
     return protocol.Start(
@@ -139,15 +139,15 @@ def _follow(
 def _last_report(
     life: AttemptLife, standby: Standby, observer: Observer, signals: Signals
 ) -> protocol.Ended:
-    """Wait for the keeper's own end, and do its work if it was killed.
+    """Wait for the keeper's own end, or do its work if it was killed.
 
     Raises:
         UnavailableError: the command could not be started.
     """
     report = life.report
     lingers = isinstance(report, protocol.Ended) and report.lingers
-    if not lingers:  # else it stays, for what the job left behind on purpose
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+    if not lingers:  # otherwise it stays, for processes that the job left behind on purpose
+        with contextlib.suppress(ChildProcessError):  # if SIGCHLD is ignored
             os.waitpid(standby.pid, 0)
     if report is None:
         return keeper_loss.take_over(life, standby, observer, signals)
@@ -178,7 +178,7 @@ def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ende
 
 
 def _keepers_fate(life: AttemptLife) -> str:
-    """Return what became of the keeper, for people; "" where it did not fail."""
+    """Return what happened to the keeper, for people; "" if it did not fail."""
     if life.ended_by != "keeper":
         return ""
     what = "was stopped and had to be killed" if life.keeper_was_stopped else "was killed"

@@ -1,4 +1,4 @@
-"""What is observed of an attempt: on the machine while it runs, and in what it leaves behind."""
+"""Observations of an attempt: on the machine while it runs, and in what it leaves behind."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from saferun.system import compile_cache
 if TYPE_CHECKING:  # a launch does without dataclasses
     from saferun.diagnosis.nccl_tests import NcclTests
 
-SHUTDOWN_S = 30  # what torchrun itself gives its workers (--shutdown-timeout)
+SHUTDOWN_S = 30  # torchrun's own limit for its workers (--shutdown-timeout)
 FRESH_CACHE = "fresh-compile-cache"  # the mitigation
-MARGIN_S = 10.0  # more time, for torchrun to end
+MARGIN_S = 10.0  # extra time for torchrun to end
 
 
 class AttemptWatch:
@@ -38,8 +38,8 @@ class AttemptWatch:
 
     Args:
         gathered: the run; its identity names the attempt.
-        plan: the attempt's.
-        nccl_finding: what NCCL's tests found in an attempt before; "" for nothing.
+        plan: the attempt's plan.
+        nccl_finding: the finding of NCCL's tests in an earlier attempt; "" for none.
     """
 
     def __init__(self, gathered: RunInputs, plan: LaunchPlan, nccl_finding: str = "") -> None:
@@ -49,20 +49,20 @@ class AttemptWatch:
         self._kills: OutOfMemoryKills | None = None
         self._launcher = 0
         self.ranks_ran = False  # ranks were seen while it ran
-        self._is_isolated = False  # one of them is a Python that ignores its environment
-        self._progress = recycling.progress(gathered.identity.state)  # the progress before it
+        self._is_isolated = False  # one rank is a Python that ignores its environment
+        self._progress = recycling.progress(gathered.identity.state)  # progress before the attempt
         self._nccl_finding = nccl_finding
-        self.nccl_tests: NcclTests | None = None  # what NCCL found, where the attempt failed
-        self.request: recycling.Request | None = None  # a process's wish to be replaced
+        self.nccl_tests: NcclTests | None = None  # NCCL's findings, if the attempt failed
+        self.request: recycling.Request | None = None  # a process's request to be replaced
 
     def started(self, launcher: int) -> None:
-        """Note that the launcher runs, and how often the kernel has killed for memory so far."""
+        """Note that the launcher runs, and the kernel's count of memory kills so far."""
         self._launcher = launcher
-        self._kills = OutOfMemoryKills()  # the job is starting meanwhile
-        self._kills.see((launcher,))  # a job may die before its ranks are looked at
+        self._kills = OutOfMemoryKills()  # the job starts at the same time
+        self._kills.see((launcher,))  # a job may die before its ranks are examined
 
     def observe_ranks(self) -> None:
-        """Note which ranks run and who was killed for memory; call it now and then."""
+        """Note which ranks run and which were killed for memory; call it from time to time."""
         pids = list(rank_processes.ranks(self._launcher).values())
         if pids:
             self.ranks_ran = True
@@ -71,12 +71,12 @@ class AttemptWatch:
             self._kills.see(pids or (self._launcher,))
 
     def outcome(self, ended: Ended, ended_s: float, mitigations: tuple[str, ...]) -> AttemptOutcome:
-        """Return the record of the attempt, which has ended, without a diagnosis.
+        """Return the record of an ended attempt, without a diagnosis.
 
         Args:
-            ended: how it ended.
+            ended: how the attempt ended.
             ended_s: seconds from the start of the first attempt to its end.
-            mitigations: those that were in force in its ranks.
+            mitigations: mitigations that were in force in its ranks.
         """
         identity = self._gathered.identity
         if ended.exit_code == contract.RECYCLE_STATUS:
@@ -114,12 +114,12 @@ class AttemptWatch:
 
         Args:
             last: the attempt.
-            ended: how it ended.
-            hang: why the watch has ended it, if it has.
-            lost: what the agent lost of other nodes; "" for nothing.
-            stall: the rank that others waited for as it ended.
+            ended: how the attempt ended.
+            hang: why the watch ended it; None if it did not.
+            lost: the agent's message on lost nodes; "" for none.
+            stall: the rank that others waited for when it ended.
         """
-        # Only a failure needs it, and it takes 60 ms.
+        # Only a failure needs this import, which takes 60 ms.
         from saferun.diagnosis.deciding import classify
 
         identity = self._gathered.identity
@@ -159,10 +159,10 @@ class AttemptWatch:
         return nccl_tests.read(outputs, size)
 
     def _offered(self, diagnosis: Diagnosis, began_s: float) -> tuple[str, ...]:
-        """Return the mitigations of a failure, a fresh cache first where an old one may be it.
+        """Return a failure's mitigations, a fresh cache first if an old one may be the cause.
 
-        A graph that another rank or machine has compiled, loaded from the cache, fails with the
-        same words as autotuning does: https://github.com/pytorch/pytorch/issues/188332
+        A cached graph that another rank or machine compiled fails with the same message as
+        autotuning: https://github.com/pytorch/pytorch/issues/188332
         """
         found = diagnosis.mitigations
         if found[:1] == ("autotune-off",) and "invalid argument" in diagnosis.root_line.lower():
@@ -172,7 +172,7 @@ class AttemptWatch:
         return found
 
     def _scene(self, ended: Ended) -> Scene:
-        """Return where it ran, and where it wrote as far as that is known."""
+        """Return where the attempt ran, and where it wrote, if known."""
         environ = self._plan.environment(self._gathered.environ)
         checkpoints = self._plan.settings.retry.resume.checkpoints
         folders = (os.path.dirname(checkpoints), ".", environ.get("TMPDIR", "/tmp"), "~")  # noqa: S108 - looked at, not written to
@@ -185,7 +185,7 @@ class AttemptWatch:
         )
 
     def _failed_by_itself(self, ended: Ended, diagnosis: Diagnosis) -> bool:
-        """Return whether it failed of what may pass, soon after a signal that only ranks got."""
+        """Return whether it failed for a passing reason soon after a signal that only ranks got."""
         if ended.interrupted or set(ended.forwarded) & set(self._plan.options.handled_signals):
             return False
         return diagnosis.verdict in ("retry", "mitigate")
@@ -194,11 +194,11 @@ class AttemptWatch:
         """Return the ranks' receipts, and whether a missing one means that hooks did not run.
 
         Args:
-            kept: receipts could be written at all.
+            kept: whether receipts could be written at all.
         """
         identity = self._gathered.identity
         found = receipts.read(identity.receipts, identity.attempt)
-        # On a full disk a missing receipt does not mean that hooks did not run.
+        # On a full disk a missing receipt does not prove that hooks did not run.
         kept = kept and not receipts.unwritten(identity.receipts, identity.attempt)
         return found, kept and self.ranks_ran
 
@@ -206,8 +206,8 @@ class AttemptWatch:
         """Return lines about hooks that failed or did not run in the ranks.
 
         Args:
-            found: the receipts.
-            ranks_ran: ranks were seen while it ran.
+            found: the ranks' receipts.
+            ranks_ran: whether ranks were seen during the attempt.
         """
         request = self._gathered.request
         foreign = request.options.no_python or "PYTHON_EXEC" in self._gathered.environ
@@ -223,7 +223,7 @@ class AttemptWatch:
 
 
 def _launcher_end(ended: Ended, launcher: str) -> str:
-    """Return how the launcher died of a signal; "" where it did not, or where we ended it."""
+    """Return the signal that the launcher died of, in words; "" if none, or if we ended it."""
     if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
         return ""
 
@@ -233,11 +233,11 @@ def _launcher_end(ended: Ended, launcher: str) -> str:
 def ended_status(ended: Ended, *, torchrun: bool) -> int:
     """Return the status of a run that ends with an attempt: 130 after a SIGINT to torchrun.
 
-    torchrun itself has status 1 then; a Python that handles it has one of its own.
+    torchrun itself then has status 1; a Python that handles SIGINT has its own status.
 
     Args:
-        ended: how it ended.
-        torchrun: it started the job.
+        ended: how the attempt ended.
+        torchrun: whether torchrun started the job.
     """
     if torchrun and ended.by_interrupt and ended.exit_code:
         return INTERRUPTED
@@ -245,13 +245,13 @@ def ended_status(ended: Ended, *, torchrun: bool) -> int:
 
 
 def end_requested(ended: Ended) -> bool:
-    """Return whether a signal ended an attempt; after SIGUSR1 or SIGUSR2 most ranks run on."""
+    """Return whether a signal ended an attempt; after SIGUSR1 or SIGUSR2 most ranks continue."""
     soon = SHUTDOWN_S + MARGIN_S
     return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 
 
 def _needed(hooks: HookSettings) -> set[str]:
-    """Return the modules of torch whose hooks have to hold for the settings of a plan."""
+    """Return the modules of torch whose hooks must be in place for a plan's settings."""
     found: set[str] = set()
     for name, key, value in leaves(hooks):
         found.update(NEEDS.get(name, ()) if value != key.default else ())
@@ -262,16 +262,16 @@ def _first_step(ended: Ended) -> int | None:
     if not any(ended.report.heads):
         return None
 
-    from saferun.diagnosis.reading.progress import first_step  # only the end of an attempt needs it
+    from saferun.diagnosis.reading.progress import first_step  # only an attempt's end needs it
 
     steps = [step for head in ended.report.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
 
 
 def grace_s(plan: LaunchPlan) -> float | None:
-    """Return the seconds that a job has to end after a signal until it is killed; None: no limit.
+    """Return the seconds from a signal until the job is killed; None: no limit.
 
-    torchrun ends its workers within its own limit; plain python has no limit without us either.
+    torchrun ends its workers within its own limit; plain python has no limit, with or without us.
     """
     if plan.launcher != "torchrun":
         return None

@@ -13,7 +13,7 @@ from saferun.inject.durations import seconds
 from saferun.system.signalfd import Signals
 
 INTERRUPTED = 128 + signal.SIGINT
-END_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # no other one ends a run
+END_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # no other signal ends a run
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -32,12 +32,12 @@ class EndRequestedError(BaseException):
 class EndRequests:
     """A context in which these signals stay pending until `raised`, an attempt or the end.
 
-    An attempt reads those that come while it runs (attempt_runner.py), also if they are blocked
-    here. A signal that is still pending at the end is discarded: the run's status has been
+    An attempt reads the signals that come while it runs (attempt_runner.py), even if they are
+    blocked here. A signal that is still pending at the end is discarded, since the run's status is
     recorded.
 
-    SIGURG says that the time limit is near, as a script of `gen-shell --slurm` sends it to every
-    process of a step: the ranks, for which it means nothing, get SIGUSR2, and no other attempt
+    SIGURG says that the time limit is near: a script of `gen-shell --slurm` sends it to every
+    process of a step. It means nothing to the ranks, so they get SIGUSR2, and no other attempt
     begins.
     """
 
@@ -57,12 +57,12 @@ class EndRequests:
 
     @property
     def blocked(self) -> frozenset[int]:
-        """The signals that are blocked only because of this context."""
+        """Return the signals that are blocked only because of this context."""
         return self._signals.wanted - self._signals.blocked_before
 
     @property
     def fd(self) -> int:
-        """A descriptor that is readable while a signal is pending."""
+        """Return a descriptor that is readable while a signal is pending."""
         return self._signals.fd
 
     def _end_soon(self, number: int, frame: FrameType | None) -> None:
@@ -70,15 +70,15 @@ class EndRequests:
         os.kill(os.getpid(), signal.SIGUSR2)  # an attempt passes it on
 
     def check_last(self) -> None:
-        """Raise EndRequestedError where the time limit is near."""
+        """Raise EndRequestedError if the time limit is near."""
         if self._is_last:
             raise EndRequestedError(signal.SIGTERM)
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise EndRequestedError for a signal that is pending or comes, for work that may wait.
+        """Raise EndRequestedError for a pending or new signal, during interruptible work.
 
-        Programs that are started meanwhile do not inherit the blocked signals.
+        Programs that are started in this context do not inherit the blocked signals.
         """
         before = {number: signal.signal(number, _raise) for number in self.blocked}
         try:
@@ -86,7 +86,7 @@ class EndRequests:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, self.blocked)
                 yield
             finally:
-                # Handles a signal that has come already, too, and so may raise.
+                # This also handles a signal that has already come, so it may raise.
                 signal.pthread_sigmask(signal.SIG_BLOCK, self.blocked)
         finally:
             for number, handler in before.items():
@@ -108,23 +108,23 @@ def answer(left_s: float | None) -> str:
 
 
 def outlive_signals() -> None:
-    """Let signals that are for ranks, or ask where they are, do nothing where no attempt runs."""
+    """Ignore, while no attempt runs, signals that are for ranks or that ask where the ranks are."""
     for number in (*USER_SIGNALS, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda number, frame: None)
 
 
 def restore_child_ends() -> None:
-    """Undo that our caller ignores SIGCHLD: torchrun would take each rank's end for a success."""
+    """Undo our caller's ignoring of SIGCHLD: torchrun would take each rank's end for a success."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def restore_interrupts() -> None:
-    """Handle Ctrl-C and Ctrl-\\ where a shell has started us with them ignored, as it does for `&`.
+    """Handle Ctrl-C and Ctrl-\\ if a shell started us with them ignored, as for `&`.
 
-    torchrun handles them there, too (elastic/multiprocessing/api.py). A job that ignored them would
-    live on after the Ctrl-C that ends its script.
+    torchrun handles them in that case, too (elastic/multiprocessing/api.py). A job that ignored
+    them would survive the Ctrl-C that ends its script.
     """
     for number, action in (
         (signal.SIGINT, signal.default_int_handler),

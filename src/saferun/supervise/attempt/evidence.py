@@ -1,6 +1,6 @@
-"""Gathering Evidence about an attempt: the end of its output, error files, the machine.
+"""Gather the evidence about an attempt: the end of its output, error files, the machine.
 
-diagnosis/deciding/classify.py draws the conclusions. Nothing here raises for what is missing.
+diagnosis/deciding/classify.py draws the conclusions. Missing sources raise nothing.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from saferun.system import cgroup
 
 _MACHINE = "/proc/vmstat"  # counts the kills of the whole machine
 _NOT_OPENED = re.compile(r"File (\S{1,4000}) cannot be opened")  # torch.save
-_DISK_BYTES = 1 << 30  # free on a disk where a checkpoint's file can be opened
-_SHM_BYTES = 1 << 30  # sixteen times what a container has by default
+_DISK_BYTES = 1 << 30  # free bytes on a disk on which a checkpoint's file can be opened
+_SHM_BYTES = 1 << 30  # sixteen times a container's default
 
 
 def evidence(
     ended: Ended, receipts: str | None, attempt: int, oom_kills: int | None = None
 ) -> Evidence:
-    """Return what is known about an attempt that has ended.
+    """Return what is known about an ended attempt.
 
     Args:
         ended: how it ended, with the last bytes of its stdout and stderr.
-        receipts: the directory of its ranks' receipts and error files; None where there is none.
-        attempt: its number.
-        oom_kills: processes that the kernel killed meanwhile (`OutOfMemoryKills`); None if
-            unknown.
+        receipts: the directory of its ranks' receipts and error files; None if there is none.
+        attempt: the attempt's number.
+        oom_kills: number of processes that the kernel killed during it (`OutOfMemoryKills`); None
+            if unknown.
     """
-    from saferun.diagnosis.reading import log_reader  # only the end of an attempt needs it
+    from saferun.diagnosis.reading import log_reader  # only an attempt's end needs it
 
     out, err = ended.report.tails
     log = log_reader.read((out, b"\n", err))
@@ -56,14 +56,14 @@ def evidence(
 
 
 def _last_step(ended: Ended) -> int | None:
-    from saferun.diagnosis.reading import progress  # only the end of an attempt needs it
+    from saferun.diagnosis.reading import progress  # only an attempt's end needs it
 
     steps = map(progress.last_step, ended.report.tails)
     return max((step for step in steps if step is not None), default=None)
 
 
 def _reader_is_gone() -> bool:
-    """Return whether the reader of our stdout or stderr, also the job's, has gone (`| head`)."""
+    """Return whether the reader of our (and the job's) stdout or stderr has gone (`| head`)."""
     poller = select.poll()
     for fd in (1, 2):
         poller.register(fd, 0)
@@ -79,7 +79,7 @@ def _shm_is_ample() -> bool | None:
 
 
 def _disk_is_ample(log: Log) -> bool | None:
-    """Return whether there is room where a file could not be opened; None where none was tried."""
+    """Return whether a disk has room on which no file could be opened; None if no file failed."""
     found = (_NOT_OPENED.search(line.text) for line in log.lines if "cannot be" in line.text)
     path = next((hit[1] for hit in found if hit), None)
     if path is None:
@@ -92,21 +92,21 @@ def _disk_is_ample(log: Log) -> bool | None:
 
 
 class OutOfMemoryKills:
-    """Counts the processes that the kernel killed for lack of memory since this was made.
+    """Count the processes that the kernel has killed for lack of memory since this was made.
 
-    A rank that died of SIGKILL was killed by the kernel or by a user. Only the kernel's counters
-    tell which. Each control group has one, and a rank may run in another group than this process.
+    The kernel or a user killed a rank that died of SIGKILL. Only the kernel's counters tell which.
+    Each control group has one, and a rank may run in another group than this process.
     """
 
     def __init__(self) -> None:
-        self._before: dict[str, int] = {}  # path -> count, of each counter that could be read
+        self._before: dict[str, int] = {}  # path -> count, for each readable counter
         self._groups: set[tuple[str, ...]] = set()
         self._saw_ranks = False
         self._note((_MACHINE,))
         self._groups.add(self._note(cgroup.oom_kill_files()))
 
     def see(self, pids: Iterable[int]) -> None:
-        """Note the groups of ranks, while they live."""
+        """Note the control groups of living ranks."""
         for pid in pids:
             files = cgroup.oom_kill_files(pid)
             self._saw_ranks = self._saw_ranks or bool(files)
@@ -114,7 +114,7 @@ class OutOfMemoryKills:
                 self._groups.add(self._note(files))
 
     def since(self) -> int | None:
-        """Return the number of kills; None where the counters that could be read do not tell."""
+        """Return the number of kills; None if the readable counters do not tell."""
         machine = self._growth(_MACHINE)
         if machine == 0:
             return 0
@@ -142,7 +142,7 @@ class OutOfMemoryKills:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Yield the folders above the one of a counter whose own counters include it."""
+    """Yield the parent folders of a counter whose own counters include it."""
     folder = os.path.dirname(path)
     if not path.endswith(cgroup.COUNTS_BELOW):
         return

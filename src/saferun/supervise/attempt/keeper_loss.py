@@ -1,4 +1,4 @@
-"""What follows from a keeper's death: saferun ends the job and carries the rest of its output.
+"""After a keeper's death, end the job and copy the rest of its output.
 
 The job's processes become our children, and we hold the reading ends of its pipes.
 """
@@ -18,22 +18,22 @@ from saferun.supervise.attempt.attempt_values import Observer
 from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
 
-_PIECE_BYTES = select.PIPE_BUF  # a write of these does not block where poll(2) allows one
+_PIECE_BYTES = select.PIPE_BUF  # a write of this size does not block if poll(2) allows one
 
 
 def take_over(
     life: AttemptLife, standby: Standby, observer: Observer, signals: Signals
 ) -> protocol.Ended:
-    """Do what the keeper would have done: end what is left of the attempt, carry its output.
+    """Do the keeper's work: end what is left of the attempt, and copy its output.
 
     Args:
-        life: the attempt's; its keeper has died and been reaped.
-        standby: the keeper that was.
-        observer: names our children that are no part of the attempt.
-        signals: what asks us to end meanwhile limits the wait for a slow reader.
+        life: the attempt's life; its keeper has died and been reaped.
+        standby: the dead keeper.
+        observer: names our children that are not part of the attempt.
+        signals: signals that ask us to end; they limit the wait for a slow reader.
 
     Returns:
-        How the attempt ended. Exit status 0 is believed, any other could be of our making.
+        How the attempt ended. Only exit status 0 is trusted: we may have caused any other.
     """
     family = process_tree.Family(observer.spared)
     family.first = life.launcher
@@ -50,16 +50,16 @@ def take_over(
 
 
 class _Carrying:
-    """Carries what a dead keeper has left in the job's pipes, and takes signals meanwhile."""
+    """Copy what a dead keeper has left in the job's pipes, and handle signals during that time."""
 
     def __init__(self, life: AttemptLife, signals: Signals) -> None:
         self._life = life
         self._signals = signals
-        self._limit: float | None = None  # once somebody wants an end, which may have been before
+        self._limit: float | None = None  # set once an end is requested, which may have been before
         self._limit_wait()
 
     def carry(self, ends: OutputPipes) -> bytes:
-        """Write what is left to our output; return the end of it."""
+        """Write the remaining bytes to our output; return the end of them."""
         tail = Tail(1 << 16)
         for source in (ends.stage_out, ends.ours):
             while data := _read(source):
@@ -70,7 +70,7 @@ class _Carrying:
         return tail.read()
 
     def _write(self, target: int, data: memoryview) -> bool:
-        """Write all; return False where nobody takes it, or not in time."""
+        """Write everything; return False if nobody reads it, or not in time."""
         poller = select.poll()
         poller.register(target, select.POLLOUT)
         poller.register(self._signals.fd, select.POLLIN)
@@ -106,5 +106,5 @@ def _read(fd: int) -> bytes:
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 1 << 16)
-    except OSError:  # the end of a terminal, or somebody who cannot be killed holds it
+    except OSError:  # end of a terminal, or held by a process that cannot be killed
         return b""

@@ -1,8 +1,7 @@
-"""What the machine shows after a failed attempt of which the output says nothing.
+"""The machine's state after a failed attempt whose output does not tell the cause.
 
-Each source is asked only when the ones before it told nothing: error files and counters cost
-nothing, the kernel's log milliseconds, NVML up to seconds. Nothing here raises for what is
-missing.
+Each source is asked only if those before it told nothing: error files and counters cost nothing,
+the kernel's log milliseconds, NVML up to seconds. Missing sources raise nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from saferun.model import Gpu
 from saferun.system import gpus, kernellog
 
 NVML_S = 3.0  # time for NVML to answer
-FULL_BYTES = 1 << 20  # free, below which a disk counts as full
+FULL_BYTES = 1 << 20  # a disk with fewer free bytes counts as full
 _BUS = re.compile(r"\(PCI:([0-9A-Fa-f:]{7,13})")
 _KMSG = re.compile(r"\A\d{1,6},\d{1,20},\d{1,20},[^;]{0,80};")
 _LINK = "p2p"  # a recovery action with it drains the links, not the GPU
@@ -29,19 +28,19 @@ _LINK = "p2p"  # a recovery action with it drains the links, not the GPU
 class Scene(NamedTuple):
     """Where an attempt ran."""
 
-    environ: Mapping[str, str]  # the job's
+    environ: Mapping[str, str]  # the job's environment
     gpus: tuple[Gpu, ...]
     began_s: float  # seconds since the epoch
-    folders: tuple[str, ...]  # where it writes
-    signal: int | None = None  # the one that ended the launcher
+    folders: tuple[str, ...]  # folders that it writes to
+    signal: int | None = None  # the signal that ended the launcher
 
 
 def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
-    """Yield what the machine shows, the most telling first; each is looked at when it is taken.
+    """Yield the machine's observations, the strongest first; each is made when it is requested.
 
     Args:
-        seen: what is known of the attempt.
-        scene: where it ran.
+        seen: what is known about the attempt.
+        scene: where the attempt ran.
     """
     yield from _kernels_log(scene)
     if seen.oom_kills:
@@ -56,13 +55,13 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
             source = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
             yield Observation(source, message.splitlines()[0], "user-exception")
     silent = not any(line.text.strip() for line in seen.log.lines)
-    # torchrun, which returns 1 for all, is never silent
+    # torchrun, which returns 1 for every failure, is never silent.
     if silent and (seen.exit_code == 1 or seen.exited):
         yield Observation(f"exit status {seen.exit_code}", "", "child-failed-no-root")
 
 
 def _kernels_log(scene: Scene) -> Iterator[Observation]:
-    """Yield the driver's lines of the kernel's log about the job's GPUs while it ran."""
+    """Yield the driver's lines in the kernel's log about the job's GPUs during the attempt."""
     if not scene.gpus:
         return
 
@@ -76,7 +75,7 @@ def _kernels_log(scene: Scene) -> Iterator[Observation]:
 
 
 def full_disks(folders: Iterable[str]) -> Iterator[Observation]:
-    """Yield the disks of folders on which nothing more can be written, each once."""
+    """Yield the full disks among those of some folders, each once."""
     seen: set[int] = set()
     for folder in folders:
         try:
@@ -97,7 +96,7 @@ def full_disks(folders: Iterable[str]) -> Iterator[Observation]:
 
 
 def _gpus(scene: Scene) -> Iterator[Observation]:
-    """Yield what NVML says of the job's GPUs where it is an error."""
+    """Yield NVML's errors about the job's GPUs."""
     if not scene.gpus:
         return
 
@@ -119,7 +118,7 @@ def _gpus(scene: Scene) -> Iterator[Observation]:
 
 
 def _signal(seen: Evidence, scene: Scene) -> Iterator[Observation]:
-    """Yield the signal that ended the launcher, or the script below it as a shell says so."""
+    """Yield the signal that ended the launcher, or the script below it, as a shell reports it."""
     number = scene.signal or (0 if seen.exited else (seen.exit_code or 0) - 128)
     try:
         name = signal.Signals(number).name

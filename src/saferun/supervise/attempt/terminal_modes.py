@@ -1,4 +1,4 @@
-"""The settings of our terminal, which a job may change and not restore."""
+"""The settings of our terminal, which a job may change without restoring them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import termios
 
 
 class TerminalModes:
-    """The settings of our terminal, restored after a job that was killed while it read from it."""
+    """The settings of our terminal, restored if a job was killed while it read from it."""
 
     def __init__(self) -> None:
         self._fd = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
@@ -22,5 +22,5 @@ class TerminalModes:
                 return
             if termios.tcgetattr(self._fd) != self._saved:
                 termios.tcsetattr(self._fd, termios.TCSANOW, self._saved)
-        except (OSError, termios.error):  # not our terminal, or it is gone
+        except (OSError, termios.error):  # the terminal is not ours, or is gone
             return

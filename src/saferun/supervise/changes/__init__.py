@@ -1,1 +1,1 @@
-"""What the next attempt does differently: mitigations, and where it goes on."""
+"""The changes for the next attempt: mitigations, and the checkpoint to resume from."""

@@ -1,4 +1,4 @@
-"""The mitigations of one run: which are in force, which may be tried, which helped before.
+"""The mitigations of one run: those in force, those that may be tried, those that helped before.
 
 It connects the loop with planning/mitigation_catalog.py (what a mitigation changes), probes.py
 (what the machine offers it) and journal/mitigation_history.py (what helped before).
@@ -32,12 +32,12 @@ NCCL_TESTS = "nccl-diagnostics"
 
 
 class RunMitigations:
-    """What is changed for this run's attempts.
+    """The changes for this run's attempts.
 
     Args:
-        gathered: what plans are computed from.
+        gathered: the inputs of plans.
         first: the plan of attempt 1 without mitigations.
-        directory: the run's, where caches may be made; "" where there is none.
+        directory: the run's directory, where caches may be made; "" if there is none.
     """
 
     def __init__(self, gathered: RunInputs, first: LaunchPlan, directory: str) -> None:
@@ -48,15 +48,15 @@ class RunMitigations:
         self._prefix = gathered.launcher.prefix if gathered.launcher else None
         self._known: Mapping[str, mitigation_catalog.Mitigation] | None = None
         self._probes: Probes | None = None
-        self._chosen: dict[str, str] = {}  # mitigation -> the kind of failure it is for
+        self._chosen: dict[str, str] = {}  # mitigation -> kind of the failure that it is for
         self._recalled: dict[str, Entry] = {}
         self._graphs_seen = False  # a rank compiled with CUDA graphs
         self._hooks_run = True  # False: the ranks skipped the hooks
-        self.nccl_finding = ""  # what it found, as a clause for people
-        self._nccl_answered = False  # it has tested its paths in this run
-        self._nccl = ""  # its version in the ranks; "" where it is not known
-        self.beside: tuple[str, ...] = ()  # those that the next attempt has for its diagnosis
-        self._missed: frozenset[str] = frozenset()  # modules that ranks loaded past the hooks
+        self.nccl_finding = ""  # NCCL's finding, as a clause for people
+        self._nccl_answered = False  # NCCL has tested its paths in this run
+        self._nccl = ""  # NCCL's version in the ranks; "" if unknown
+        self.beside: tuple[str, ...] = ()  # extra mitigations of the next attempt, for diagnosis
+        self._missed: frozenset[str] = frozenset()  # modules that ranks loaded without their hooks
 
     # --- what is changed ---
 
@@ -70,8 +70,8 @@ class RunMitigations:
         return gathered.plan(made._replace(names=self.in_force))
 
     def _plain(self, gathered: RunInputs) -> LaunchPlan:
-        """The plan of an attempt without mitigations, computed once for each."""
-        computed_from = gathered.identity, gathered.profile  # other nodes may change the latter
+        """Return the plan of an attempt without mitigations, computed once for each."""
+        computed_from = gathered.identity, gathered.profile  # other nodes may change the profile
         if self._base[0] != computed_from:
             self._base = computed_from, gathered.plan()
         return self._base[1]
@@ -80,9 +80,9 @@ class RunMitigations:
         """Return whether a mitigation can be tried in the next attempt.
 
         Args:
-            gathered: what the plan of that attempt is computed from.
-            name: the mitigation's.
-            in_force: those that the attempt has already.
+            gathered: the inputs of that attempt's plan.
+            name: the mitigation's name.
+            in_force: mitigations that the attempt already has.
         """
         here = self._situation(gathered, self._plain(gathered), (*in_force, name))
         return not mitigation_overlay.refusal(self.known(), name, in_force, here)
@@ -95,15 +95,15 @@ class RunMitigations:
     def have_nccl_tested(
         self, gathered: RunInputs, last: AttemptOutcome, tests: NcclTests | None
     ) -> None:
-        """Have NCCL test its paths in the attempt after a failure of its own or of a peer.
+        """Let NCCL test its paths in the next attempt, if NCCL or a peer failed.
 
-        Once it has answered, the answer is known for the rest of the run. All ranks have to be
-        here and to have the same variable: with others, NCCL would wait forever.
+        NCCL's answer holds for the rest of the run. All ranks must be on this machine and have the
+        same variable: otherwise NCCL would wait forever.
 
         Args:
-            gathered: what the plan of the next attempt is computed from.
+            gathered: the inputs of the next attempt's plan.
             last: the attempt that failed.
-            tests: what NCCL found in it.
+            tests: NCCL's findings in that attempt.
         """
         if tests is not None:
             self._nccl_answered |= tests.completed
@@ -121,13 +121,13 @@ class RunMitigations:
         self.beside = (NCCL_TESTS,) if in_range(self._nccl, tested.nccl) else ()
 
     def read_receipts(self, receipts: Sequence[Receipt], *, ranks_seen: bool) -> None:
-        """Read from the ranks' receipts what decides whether a mitigation can be used.
+        """Read the ranks' receipts for facts that decide whether a mitigation can be used.
 
-        A mitigation in force whose hook was bypassed in a rank is taken out of force.
+        A mitigation in force is dropped if its hook was bypassed in a rank.
 
         Args:
-            receipts: those of one attempt.
-            ranks_seen: ranks ran, so that missing receipts mean that the hooks did not.
+            receipts: the receipts of one attempt.
+            ranks_seen: ranks ran, so missing receipts mean that the hooks did not run.
         """
         self._nccl, _ = nccl(receipts)
         self._graphs_seen |= mitigation_overlay.graphs_seen(receipt.facts for receipt in receipts)
@@ -139,13 +139,13 @@ class RunMitigations:
             self._drop_what_did_not_hold()
 
     def _drop_what_did_not_hold(self) -> None:
-        """Take the mitigations whose hooks were bypassed out of force: they were not tried."""
+        """Drop the mitigations whose hooks were bypassed: they were not tried."""
         self.in_force = tuple(
             name for name in self.in_force if not self._missed & self.known()[name].targets
         )
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return what mitigations set and cost, for people."""
+        """Return what mitigations set and their cost, for people."""
         return mitigation_catalog.describe(self.known(), names)
 
     def known(self) -> Mapping[str, mitigation_catalog.Mitigation]:
@@ -155,7 +155,7 @@ class RunMitigations:
         return self._known
 
     def close(self) -> None:
-        """Remove what was made for this run alone."""
+        """Remove the files that were made only for this run."""
         if self._probes is not None:
             self._probes.close()
 
@@ -186,7 +186,7 @@ class RunMitigations:
     # --- the history ---
 
     def put_in_force(self, gathered: RunInputs, say: Callable[[str], None]) -> None:
-        """Put what helped this script here before in force and report it; a failure is reported."""
+        """Put in force what helped this script here before; report this, or a failure to do so."""
         try:
             if line := self.recall(gathered):
                 say(line)
@@ -214,7 +214,7 @@ class RunMitigations:
         return self._recall_message()
 
     def learn(self, gathered: RunInputs, plan: LaunchPlan) -> None:
-        """Add what was chosen in this run, which has succeeded, to the history."""
+        """Add the mitigations of this successful run to the history."""
         lasting = [n for n in self._chosen if n in self.in_force and self.known()[n].lasting]
         if not lasting or not plan.settings.mitigate.remember:
             return
@@ -234,7 +234,7 @@ class RunMitigations:
             say(f"the mitigation that helped is not kept for the next run: {where}: {why}")
 
     def _arguments(self, gathered: RunInputs) -> tuple[str, ...]:
-        """The script's arguments as they are kept and compared: without secrets."""
+        """Return the script's arguments as they are stored and compared: without secrets."""
         arguments = gathered.request.line.script_args
         return tuple(Masker(self._environ, arguments).argv(arguments))
 
@@ -260,7 +260,7 @@ class RunMitigations:
 
 
 def _script(script: str, options: LaunchOptions) -> str:
-    """Return the name under which a script is remembered; code itself is not kept."""
+    """Return the name under which a script is stored; code (-c) itself is not stored."""
     if options.code:
         return f"-c {crc32(script.encode(errors='surrogateescape')):08x}"
     return f"-m {script}" if options.module else os.path.realpath(script)

@@ -1,4 +1,4 @@
-"""Which part of the machine a run's failures were of, for the history of parts."""
+"""Find the parts of the machine that caused a run's failures, for the history of parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunParts:
     """The parts of one run, and those that failed.
 
     Args:
-        gathered: what the run's plans are computed from.
+        gathered: the inputs of the run's plans.
     """
 
     def __init__(self, gathered: RunInputs) -> None:
@@ -31,11 +31,11 @@ class RunParts:
         self._failed: dict[str, str] = {}
 
     def note(self, last: AttemptOutcome, ranks: Collection[int]) -> None:
-        """Note a failed attempt, where it is the machine's.
+        """Note a failed attempt if the machine caused the failure.
 
         Args:
             last: the attempt.
-            ranks: those that ran on this machine, as far as their receipts tell.
+            ranks: ranks that ran on this machine, according to their receipts.
         """
         if last.kind in part_history.OF_HOST:
             self._failed.setdefault("", last.kind)
@@ -45,10 +45,10 @@ class RunParts:
                 self._failed.setdefault(gpu, last.kind)
 
     def keep(self, lived_s: float) -> None:
-        """Add the run, which is over, to the history.
+        """Add the run, which has ended, to the history.
 
         Args:
-            lived_s: how long its last attempt lived.
+            lived_s: how long its last attempt lived, in seconds.
         """
         if not self._failed and not os.path.exists(part_history.path(self._environ)):
             return
@@ -57,7 +57,7 @@ class RunParts:
         part_history.keep(self._environ, ended, lived_s)
 
     def _guilty(self, last: AttemptOutcome, ranks: list[int]) -> str:
-        """Return the UUID of the GPU that failed; "" where that is not known.
+        """Return the UUID of the GPU that failed; "" if unknown.
 
         NVML has told it, or the line names it by UUID or bus. Else it is the GPU of the rank: ranks
         have their GPUs in order, one each.

@@ -1,7 +1,8 @@
-"""Probes for what a mitigation needs on this machine: a free port, a newer ptxas, an interface.
+"""Probes for values that a mitigation needs: a free port, a newer ptxas, an interface.
 
-They run between attempts, never before the first one. A probe without an answer is left out, and a
-mitigation that needs it is not used (mitigation_overlay.refusal). Nothing is sent over the network.
+They run between attempts, never before the first one. A probe that finds nothing is left out, and a
+mitigation that needs its value is not used (mitigation_overlay.refusal). Nothing is sent over the
+network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.system.interfaces import addresses
 
-PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds from a network's disk
+PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds on a network file system
 TOOLKITS = "/usr/local/cuda*/bin"  # where CUDA is installed by default
 _FOREIGN = ("192.0.2.1", "2001:db8::1")  # documentation addresses: routed by default, never reached
 _PACKAGED = (
@@ -30,13 +31,13 @@ _PACKAGED = (
 
 
 class Probes:
-    """The answers of one run. An answer that must be fresh is computed once for each attempt.
+    """The answers for one run. A value that must be fresh is determined once for each attempt.
 
     `close` removes the directories that were made; the loop calls it at the end of the run.
     """
 
     def __init__(self, environ: Mapping[str, str], prefix: str | None, directory: str = "") -> None:
-        """Take the places to look in.
+        """Store the places to search.
 
         Args:
             environ: the user's variables: PATH, CUDA_HOME, CUDA_PATH, TMPDIR.
@@ -48,7 +49,7 @@ class Probes:
         self._directory = directory
         self._known: dict[tuple[str, int], str | None] = {}
         self._made: list[str] = []
-        self._claims: list[int] = []  # locked descriptors of what was made, while the run lives
+        self._claims: list[int] = []  # locks on created directories while the run lives
 
     def ask(
         self, questions: Iterable[str], attempt: int, *, host: str = "", nodes: int = 1
@@ -57,9 +58,9 @@ class Probes:
 
         Args:
             questions: the result of `mitigation_overlay.questions`.
-            attempt: the number of the attempt that they are for.
-            host: the rendezvous' (`mitigation_overlay.meeting_host`); "" is this machine.
-            nodes: number of machines of the job; 0 if unknown.
+            attempt: number of the attempt that will use the answers.
+            host: the rendezvous' host (`mitigation_overlay.meeting_host`); "" is this machine.
+            nodes: number of the job's machines; 0 if unknown.
 
         Returns:
             The answers by question; a question without an answer is missing.
@@ -84,7 +85,7 @@ class Probes:
         return found
 
     def close(self) -> None:
-        """Remove the directories that were made. Never raises."""
+        """Remove the directories that were made. This never raises."""
         made, self._made = self._made, []
         for path in made:
             shutil.rmtree(path, ignore_errors=True)
@@ -93,7 +94,7 @@ class Probes:
             os.close(claim)
 
     def _fresh_directory(self) -> str | None:
-        """A private directory for the whole run, so that a second attempt finds a warm cache."""
+        """Return a private directory for the whole run: a second attempt finds a warm cache."""
         for place in (self._environ.get("TMPDIR") or "/tmp", self._directory):  # noqa: S108 - mkdtemp, 0700
             try:
                 path = tempfile.mkdtemp(prefix="saferun-cache-", dir=os.path.abspath(place))
@@ -105,20 +106,20 @@ class Probes:
         return None
 
     def _claim(self, path: str) -> None:
-        """Lock a directory as used by a run: an unlocked one may be removed (gpu/orphans.py)."""
+        """Lock a directory that a run uses: an unlocked one may be removed (gpu/orphans.py)."""
         try:
             claim = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._claims.append(claim)
             fcntl.flock(claim, fcntl.LOCK_SH)
-        except OSError:  # a file system without locks: its age and its users decide
+        except OSError:  # no locks on this file system: age and users decide
             return
 
 
 def free_port() -> str | None:
     """Return a port that no process listens on, on any address of this machine.
 
-    torch's store listens on all addresses, of both families where there are both. Another process
-    may take the port before that, but the kernel assigns others first.
+    torch's store listens on all addresses, of both families if both exist. Another process may take
+    the port before, but the kernel assigns other ports first.
     """
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 (is it free?)
         try:
@@ -138,7 +139,7 @@ def fresh_id() -> str:
 
 
 def open_files() -> str | None:
-    """Return the hard limit of open files where the soft one is below it, else None."""
+    """Return the hard limit of open files if the soft one is lower, else None."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20
@@ -149,10 +150,10 @@ def open_files() -> str | None:
 
 
 def newest_ptxas(environ: Mapping[str, str], prefix: str | None) -> str | None:
-    """Return the newest ptxas of the installed CUDA toolkits, if newer than the packaged ones.
+    """Return the newest ptxas of the installed CUDA toolkits if newer than the packaged ones.
 
-    Triton and torch package a ptxas; they are not imported to find it. The answer is None if they
-    have none to compare with.
+    Triton and torch package a ptxas, which is found without importing them. The result is None if
+    they have none to compare with.
     """
     packaged = [ptxas_version(path) for path in _packaged(prefix)]
     newest = max((version for version in packaged if version), default=None)
@@ -204,13 +205,13 @@ def _packaged(prefix: str | None) -> list[str]:
 def reachable_interface(host: str, nodes: int) -> str | None:
     """Return the network interface that reaches the other ranks; None if there is none.
 
-    That is the interface towards the rendezvous host; on one machine, the one with the default
-    route, else the loopback. The own address of a connected UDP socket identifies it; connecting
+    It is the interface towards the rendezvous host; on one machine, the one with the default route,
+    or else the loopback. The local address of a connected UDP socket identifies it; connecting
     sends nothing.
 
     Args:
-        host: the rendezvous'; "" if unknown.
-        nodes: number of machines of the job; 0 if unknown.
+        host: the rendezvous' host; "" if unknown.
+        nodes: number of the job's machines; 0 if unknown.
     """
     interfaces = {address: name for name, address in addresses()}
     alone = nodes == 1
@@ -224,7 +225,7 @@ def reachable_interface(host: str, nodes: int) -> str | None:
 
 
 def _own_address(host: str) -> str | None:
-    """The address that this machine would use towards a host; None if there is no route."""
+    """Return this machine's address in a connection to a host; None if there is no route."""
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):

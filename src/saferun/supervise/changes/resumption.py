@@ -1,9 +1,8 @@
-"""The checkpoint that the next attempt of a run goes on from, and the work that a failure costs.
+"""The checkpoint from which the next attempt resumes, and the work that a failure costs.
 
-Only checkpoints that the run itself has written count: one that lay there before may be another
-training's. Where Slurm has queued the job again, an earlier run of the same job wrote them. On a
-node that joins a run of several, those count that the other nodes name, where it finds the same
-files.
+Only checkpoints that the run itself has written count: an older one may be from another training.
+If Slurm requeued the job, an earlier run of the same job wrote them. A node that joins a run of
+several nodes uses the checkpoints that the other nodes name, if it finds the same files.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from saferun.system.checkpoints import Found, Stamp
 
 T = TypeVar("T")
 
-# What a checkpoint that cannot be loaded leads to.
+# Kinds of failure from a checkpoint that cannot be loaded.
 _KINDS = ("checkpoint-corrupt", "checkpoint-mismatch", "state-dict-mismatch")
-_MEASURED = 3  # checkpoints whose time of writing is looked up
+_MEASURED = 3  # checkpoints whose time to write is determined
 _FULL = "disk-full"
-_SHORTEST_S = 10.0  # between checkpoints: a shorter interval is no advice for a person
+_SHORTEST_S = 10.0  # between checkpoints; a person would not use a shorter interval
 _OFFERED = 3  # checkpoints that a node names to the others
 
 
 def requeued(gathered: RunInputs) -> bool:
-    """Return whether Slurm runs this job once more (https://slurm.schedmd.com/sbatch.html)."""
+    """Return whether Slurm has requeued this job (https://slurm.schedmd.com/sbatch.html)."""
     return gathered.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
 
 class Resumption:
-    """What one run goes on from.
+    """The checkpoints of one run.
 
     Args:
-        gathered: what the plans of the run are computed from.
+        gathered: the inputs of the run's plans.
         first: the plan of attempt 1.
-        say: takes lines for people.
+        say: function that takes lines for people.
     """
 
     def __init__(self, gathered: RunInputs, first: LaunchPlan, say: Callable[[str], None]) -> None:
@@ -57,9 +56,10 @@ class Resumption:
         self._policy = first.settings.retry.resume
         self._requeued = requeued(gathered)
         self._pattern: str | None = None
-        self._before: dict[str, Stamp] = {}  # path -> of what is not to be used
+        self._before: dict[str, Stamp] = {}  # path -> stamp of checkpoints that must not be used
         self._bad: dict[str, Stamp] = {}  # the same, whatever other nodes say
-        # Nodes may meet several times before an attempt begins: these lines are said once.
+        # Nodes may meet several times before an attempt begins; each of these lines is printed
+        # once.
         self._say_once = functools.cache(say)
         self._lost: list[WorkLost] = []
         self._furthest = -1  # step of the newest complete checkpoint so far
@@ -77,11 +77,11 @@ class Resumption:
             self._before = {one.checkpoint.path: one.stamp for one in self._find()}
 
     def checkpoint(self, number: int, agreed: Start | None = None) -> Checkpoint | None:
-        """Return the checkpoint that attempt `number` goes on from, and say which it is.
+        """Return the checkpoint from which attempt `number` resumes, and print it.
 
         Args:
-            number: the attempt's.
-            agreed: what the nodes of the run have decided about it; None where they have not.
+            number: the attempt's number.
+            agreed: the decision of the run's nodes about it; None if there is none.
         """
         self.offers = []
         if self._pattern and (number > 1 or self._requeued):
@@ -111,7 +111,7 @@ class Resumption:
         return None
 
     def _adopt(self, offers: Sequence[Offer]) -> None:
-        """Take the checkpoints of the other nodes for those of this run, where they are here."""
+        """Accept the other nodes' checkpoints as this run's if the files are here."""
         for one in self._find() if self._before else ():
             if any(is_one(_offer(one), offer, by_stamp=True) for offer in offers):
                 self._before.pop(one.checkpoint.path, None)
@@ -125,15 +125,16 @@ class Resumption:
         return f"; {steps}{seconds(last.s)} of work are done again"
 
     def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
-        """Return an attempt with its checkpoints; of a failed one what they allow, too.
+        """Return an attempt with its checkpoints, and, if it failed, with what they allow.
 
-        Whether it came further than all before it, whether an older one is to be tried, and whether
-        a full disk has room again, which is waited for.
+        The record then has whether it came further than all earlier attempts, whether an older
+        checkpoint is tried next, and whether a full disk has room again, for which this function
+        waits.
 
         Args:
             last: the attempt.
-            plan: the attempt's.
-            ended: how it ended.
+            plan: the attempt's plan.
+            ended: how the attempt ended.
         """
         if not self._pattern:
             return last
@@ -148,7 +149,7 @@ class Resumption:
         if bad is not None:
             now = {one.checkpoint.path: one.stamp for one in self._find()}
             self._before[bad.path] = now.get(bad.path, (0, 0))
-        if last.no_number is not None:  # what was saved later may have it in its weights
+        if last.no_number is not None:  # later checkpoints may have it in their weights
             later = [one for one in self._find() if one.checkpoint.at_s > last.no_number.good_at_s]
             self._bad.update({one.checkpoint.path: one.stamp for one in later})
         newest = next(iter(self._complete(1)), None)
@@ -163,7 +164,7 @@ class Resumption:
         end = ended.started_at + ended.lived_s
         ready = min(end, max(ended.started_at, receipts.met_at(left) or 0.0))
         if not left and last.first_step is None and plan.launcher == "torchrun":
-            ready = end  # no rank of it has begun to work
+            ready = end  # no rank of it began to work
         lost = work_lost.lost(last.last_step, ready, end - ready, checkpoint, gpus)
         self._lost.append(lost)
         if checkpoint is not None and self._is_further(checkpoint, plan.checkpoint):
@@ -173,9 +174,9 @@ class Resumption:
         return last._replace(lost_work=lost)
 
     def _is_further(self, newest: Checkpoint, began: Checkpoint | None) -> bool:
-        """Return whether an attempt has saved what none before it had; it may print no steps.
+        """Return whether an attempt saved beyond all earlier ones; it may print no steps.
 
-        Where names have no number, a newer file of an attempt that began from one is further.
+        If names have no number, a newer file counts, if the attempt began from a checkpoint.
         """
         if newest.step < 0:
             return began is not None and newest.at_s > began.at_s
@@ -183,10 +184,11 @@ class Resumption:
         return newest.step > before
 
     def _gets_room(self, limit_s: float) -> bool:
-        """Wait until the checkpoints' file system has room for another one; False if it gets none.
+        """Wait until the checkpoints' file system has room for another; False if it gets none.
 
         Args:
-            limit_s: the longest wait. A signal that asks for the end ends it, and then the run.
+            limit_s: the longest wait in seconds. A signal that asks for the end ends the wait and
+                the run.
         """
         folder = disk_room.folder_of(self._pattern or "")
         sizes = [found.stamp[1] for found in self._find()]
@@ -196,10 +198,10 @@ class Resumption:
         return disk_room.wait(folder, max(sizes, default=0), limit_s)
 
     def advice(self, lived_s: list[float]) -> str:
-        """Return how often the job should save, as a line for people; "" if that is not known.
+        """Return a line for people on how often the job should save; "" if unknown.
 
         Args:
-            lived_s: how long each failed attempt lived.
+            lived_s: how long each failed attempt lived, in seconds.
         """
         advice = self._harmlessly(lambda: self._advice(lived_s)) if self._pattern else None
         return advice or ""
@@ -237,7 +239,7 @@ class Resumption:
         return found[0].checkpoint if found else None
 
     def _complete(self, most: int, until_s: float = float("inf")) -> list[Found]:
-        """Return the newest complete checkpoints of this run; say which newer ones are not."""
+        """Return this run's newest complete checkpoints; print which newer ones are incomplete."""
         skipped = (self._before.items() | self._bad.items()) if self._bad else self._before.items()
         written = [
             one
@@ -279,8 +281,8 @@ def resumed_now(gathered: RunInputs, say: Callable[[str], None]) -> LaunchPlan |
     """Return the plan of a second attempt that would start now; None without `retry.resume`.
 
     Args:
-        gathered: what plans are computed from.
-        say: takes lines about checkpoints that are skipped.
+        gathered: the inputs of plans.
+        say: function that takes lines about skipped checkpoints.
     """
     plan = gathered.plan()
     if not plan.settings.retry.resume.checkpoints or plan.disabled:
@@ -298,14 +300,14 @@ def saved_since(
     cwd: str,
     began_s: float,
 ) -> Checkpoint | None:
-    """Return the newest complete checkpoint that a run of another process has written.
+    """Return the newest complete checkpoint that a run in another process has written.
 
     Args:
         policy: `retry.resume`.
-        script_args: the script's, in the user's words.
-        environ: the run's.
-        cwd: the run's.
-        began_s: seconds since the epoch; older ones are not the run's.
+        script_args: the script's arguments as the user wrote them.
+        environ: the run's environment.
+        cwd: the run's working directory.
+        began_s: start of the run, in seconds since the epoch; older checkpoints are not the run's.
     """
     try:
         pattern = resume.pattern(policy, script_args, environ)
@@ -318,11 +320,11 @@ def saved_since(
 
 
 def first_plan(gathered: RunInputs, say: Callable[[str], None]) -> LaunchPlan:
-    """Return the plan of a run with a single attempt, which resumes where Slurm runs it once more.
+    """Return the plan of a run with a single attempt, which resumes if Slurm has requeued it.
 
     Args:
-        gathered: what plans are computed from.
-        say: takes lines for people.
+        gathered: the inputs of plans.
+        say: function that takes lines for people.
     """
     plan = gathered.plan()
     if not plan.settings.retry.resume.checkpoints or not requeued(gathered):

@@ -1,4 +1,4 @@
-"""What a node of a run brings to the meetings, and the profile keys that are those of all."""
+"""A node's contribution to the meetings, and the profile keys that all nodes share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from saferun.planning.inputs import RunInputs
 from saferun.planning.torchrun.torchrun_args import value_of
 from saferun.settings import HookSettings, leaves, with_values
 
-CONTENT_BYTES = 1 << 20  # summed of the script: --no-python may start a large program
-# Variables of a machine's network and devices; all others of a profile count for all ranks.
+CONTENT_BYTES = 1 << 20  # part of the script in its checksum: --no-python may start a large program
+# Variables that concern one machine's network and devices; all others of a profile concern all
+# ranks.
 _OF_MACHINE = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "CUDA_", "OMP_", "TMPDIR", "PATH")
 
 
 def of_run(gathered: RunInputs) -> node_agreement.NodeFacts:
-    """Return what does not change from attempt to attempt."""
+    """Return the facts that do not change between attempts."""
     line, profile = gathered.request.line, gathered.profile
     assert profile is not None, "a supervised run has one"
     least, _, most = (value_of(line, gathered.environ, "nnodes") or "").partition(":")
@@ -40,7 +41,7 @@ def of_run(gathered: RunInputs) -> node_agreement.NodeFacts:
 
 
 def keys(profile: Profile) -> dict[str, Any]:
-    """Return the keys of a profile that change what ranks do: value by dotted name."""
+    """Return the keys of a profile that change the ranks' behaviour: value by dotted name."""
     found: dict[str, Any] = {n: value for n, _, value in leaves(profile.settings.hooks, "hooks.")}
     for name, setting in profile.env.items():
         if not name.startswith(_OF_MACHINE):
@@ -49,12 +50,12 @@ def keys(profile: Profile) -> dict[str, Any]:
 
 
 def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Profile:
-    """Return a profile with the keys that all nodes of a run have.
+    """Return a profile with the keys that all nodes of a run share.
 
     Args:
-        profile: this node's.
-        agreed: the keys.
-        free: those that are this node's own.
+        profile: this node's profile.
+        agreed: the shared keys and their values.
+        free: keys that each node sets for itself.
     """
     hooks = with_values(HookSettings(), agreed, "hooks.")
     env = {
@@ -70,7 +71,7 @@ def with_keys(profile: Profile, agreed: dict[str, Any], free: list[str]) -> Prof
 
 
 def _checksum(script: str | None) -> str:
-    """Return a checksum of a script; "" for a module, a pipe, or for what cannot be read."""
+    """Return a checksum of a script; "" for a module, a pipe, or an unreadable file."""
     try:
         if not stat.S_ISREG(os.stat(script or "").st_mode):
             return ""

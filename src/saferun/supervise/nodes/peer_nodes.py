@@ -1,4 +1,4 @@
-"""The other nodes of a run: each has a saferun of its own, and all do the same.
+"""The other nodes of a run: each has its own saferun, and all run this same code.
 
 After a failure the nodes exchange their reports through a directory that all of them see, where
 there is one (shared_reports.py). Before an attempt the agents meet in their store
@@ -7,7 +7,7 @@ it has not been exchanged, its report of the attempt before. All get one agreeme
 decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
 is started. A node that never met the others (a wrong endpoint) decides alone.
 
-Runs of one node never come here.
+Runs on one node never use this module.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class PeerNodes:
 
     Args:
         gathered: the run.
-        history: its attempts; the root of a failure may be put in from another node.
-        mitigations: gets what was agreed.
-        resumption: what this node alone would go on from.
+        history: its attempts; another node's root of a failure may be inserted.
+        mitigations: gets the agreed mitigations.
+        resumption: the checkpoints from which this node alone would resume.
         record: the journal.
-        say: takes lines for people.
+        say: function that takes lines for people.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PeerNodes:
     ) -> None:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
-        self._temporary: str | None = None  # replaces a run directory that cannot be written
+        self._temporary: str | None = None  # replaces a run directory that cannot be written to
         self._history, self._mitigations = history, mitigations
         self._facts: NodeFacts = {
             **node_facts.of_run(gathered),
@@ -84,9 +84,9 @@ class PeerNodes:
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._holder = ""  # the host of the rendezvous' store
-        self._agents_lost = 0  # how many in a row ended before a meeting
-        self._since: float | None = None  # when the others are waited for, by the monotonic clock
-        self._hosts: dict[str, str] = {}  # who came to the last meeting, by node rank
+        self._agents_lost = 0  # successive agents that ended before a meeting
+        self._since: float | None = None  # start of the wait for others, on the monotonic clock
+        self._hosts: dict[str, str] = {}  # hosts at the last meeting, by node rank
         self._regroups = 0
         self._outcome: node_agreement.Outcome | None = None  # what the last meeting decided
         self._node = 0  # the rank of this one in the last meeting
@@ -96,7 +96,7 @@ class PeerNodes:
         self.number = 1  # the number of the next attempt
         self.host = os.uname().nodename  # where the last failure began
         self.diagnosis: Diagnosis | None = None  # of the run, where its nodes did not come back
-        self.status: int | None = None  # exit status of the run, where the meeting decided it
+        self.status: int | None = None  # the run's exit status, if the meeting decided it
         if record.notifier:
             record.notifier.is_speaker = self._speaks
 
@@ -106,14 +106,14 @@ class PeerNodes:
         return self._node <= min(others, default=self._node)
 
     def is_telling(self, decision: Decision) -> bool:
-        """Return whether this node would stop, and first tells the others."""
+        """Return whether this node would stop, and must first tell the others."""
         return self._own.action == STOP and decision.action == AGAIN
 
     def environ(self, plan: LaunchPlan) -> dict[str, str]:
-        """Return what the next agent brings to the meeting.
+        """Return the variables with which the next agent comes to the meeting.
 
         Args:
-            plan: the attempt's.
+            plan: the attempt's plan.
         """
         profile = self._gathered.profile
         assert profile is not None, "a supervised run has one"
@@ -143,15 +143,15 @@ class PeerNodes:
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
     def met(self, plan: LaunchPlan, ended: Ended, *, ranks_ran: bool) -> Decision | None:
-        """Take over what the nodes agreed before an attempt that has ended.
+        """Adopt the nodes' agreement before an attempt that has now ended.
 
         Args:
-            plan: the attempt's.
-            ended: how it ended.
-            ranks_ran: ranks were seen meanwhile.
+            plan: the attempt's plan.
+            ended: how the attempt ended.
+            ranks_ran: ranks were seen during the attempt.
 
         Returns:
-            What follows where no rank was started; None where ranks ran, or may have.
+            The decision if no rank was started; None if ranks ran, or may have run.
         """
         outcome: node_agreement.Outcome | None = self._read(node_agent.outcome_name(self.number))
         self._outcome = outcome if outcome and "agreement" in outcome else None
@@ -183,7 +183,7 @@ class PeerNodes:
         return self._without_ranks(agreement)
 
     def _agent_lost(self, ended: Ended) -> Decision:
-        """Return what follows where an agent ended before it met the others."""
+        """Return the decision after an agent ended before it met the others."""
         self._agents_lost += 1
         why = f"torchrun ended with status {ended.exit_code} before the nodes met"
         if self._agents_lost < AGENTS:
@@ -192,7 +192,7 @@ class PeerNodes:
         return Decision(STOP, f"{why}, {AGENTS} times in a row")
 
     def _anew(self, why: str, start: Start | None) -> Decision:
-        """Return that the nodes meet again after ranks have run, since nodes came or went."""
+        """Return the decision to meet again after ranks have run, since nodes came or went."""
         if start is not None:
             self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
         self.start = None
@@ -204,12 +204,12 @@ class PeerNodes:
         return Decision(AGAIN, f"{why}: attempt {self.number} starts")
 
     def _not_met(self, plan: LaunchPlan, alone: Alone) -> Decision:
-        """Return the end of a run whose nodes did not come back together."""
+        """Return the end of a run whose nodes did not meet again."""
         self.status = 1
         root = alone["root"]
         if root is None and self._history:
             last = self._history[-1].number
-            root = shared_reports.read(self._shared, last, self._hosts)  # too late to wait for
+            root = shared_reports.read(self._shared, last, self._hosts)  # too late to wait for it
         if root and self._history:
             decision = self._decided_by(root)
             if decision.action == STOP:
@@ -233,7 +233,7 @@ class PeerNodes:
         return Decision(STOP, f"{lost} in time (retry.rejoin_s: {seconds(limit)})")
 
     def _missing(self, came: list[str]) -> str:
-        """Return the hosts that did not come, in words; "" where that is not known."""
+        """Return the hosts that did not come, in words; "" if unknown."""
         left = list(self._hosts.values())
         for host in came:
             if host in left:
@@ -241,7 +241,7 @@ class PeerNodes:
         return ", ".join(sorted(left))
 
     def _without_ranks(self, agreement: Agreement) -> Decision:
-        """Return what follows a meeting after which no node started a rank."""
+        """Return the decision after a meeting that started no rank."""
         self._regroups += 1
         unfit = agreement["unfit"]
         if agreement["action"] == node_agreement.REFUSE or self._node in unfit:
@@ -264,9 +264,9 @@ class PeerNodes:
         return Decision(AGAIN, "the nodes meet again")
 
     def _take(self, start: Start | None) -> None:
-        """Begin the next attempt as the nodes that were there have decided."""
+        """Begin the next attempt as the nodes at the meeting decided."""
         if start is None or start["offers"] is None:
-            self.start = None  # they have not looked yet: their ranks ran until now
+            self.start = None  # they have not looked yet: their ranks were running until now
             return
         self.start, self._evidence = start, start["evidence"]
         profile = self._gathered.profile
@@ -278,13 +278,13 @@ class PeerNodes:
             self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
 
     def as_agreed(self, gathered: RunInputs) -> RunInputs:
-        """Return what the plan of the next attempt is computed from."""
+        """Return the inputs for the next attempt's plan."""
         if self._keys is None or gathered.profile is None:
             return gathered
         return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
 
     def _take_root(self, root: Report | None) -> None:
-        """Put the report of the node where the failure began in the place of our own."""
+        """Replace our own report by that of the node where the failure began."""
         if root is None or not self._history or root["attempt"] != self._history[-1].number:
             return
         self.host = root["host"]
@@ -297,19 +297,19 @@ class PeerNodes:
         self._history[-1] = last._replace(diagnosis=diagnosis, **facts)
 
     def lost(self) -> str:
-        """Return what the agent lost of the other nodes in its last attempt; "" for nothing."""
+        """Return the agent's message on nodes that it lost in its last attempt; "" for none."""
         loss: node_agreement.Loss | None = self._read(node_agent.loss_name(self.number))
         self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
         return "" if loss is None else loss["why"]
 
     def share(self, ended: Ended, decision: Decision) -> Decision:
-        """Return what is done after an attempt with ranks that has failed or succeeded.
+        """Return the decision after an attempt with ranks that has failed or succeeded.
 
         The nodes decide together: this node's own decision goes into its report.
 
         Args:
             ended: how the attempt ended.
-            decision: this node's own.
+            decision: this node's own decision.
         """
         last, outcome = self._history[-1], self._outcome
         self.number = last.number + 1
@@ -342,13 +342,13 @@ class PeerNodes:
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
             return self._decided_by(root)
-        if leaves:  # it joins no meeting: a spare node can take its place
+        if leaves:  # it attends no meeting: a spare node can take its place
             return decision
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Decision(AGAIN, decision.reason, delay_s, decision.add)
 
     def _decided_by(self, root: Report) -> Decision:
-        """Return the decision of the node where the failure began, which all have read."""
+        """Return the decision of the node where the failure began; all nodes have read it."""
         is_here = self._report is not None and root["node"] == self._report["node"]
         self._take_root(root)
         self._report, self._own = None, Decision(AGAIN, "")
@@ -360,7 +360,7 @@ class PeerNodes:
         return decision
 
     def _directory(self) -> str | None:
-        """Return where the agent leaves what the nodes have decided; None where nothing can be."""
+        """Return the directory to which the agent writes the nodes' decisions; None if none."""
         if (receipts := self._gathered.identity.receipts) is not None:
             return receipts
         if self._temporary is None:
@@ -369,11 +369,11 @@ class PeerNodes:
         return self._temporary
 
     def close(self) -> None:
-        """Remove what was made for this run alone."""
+        """Remove what was made only for this run."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _read(self, name: str) -> Any:  # an Outcome or a Loss, as JSON gives it
+    def _read(self, name: str) -> Any:  # parsed JSON: an Outcome or a Loss
 
         directory = self._directory()
         if directory is None:
@@ -389,7 +389,7 @@ class PeerNodes:
 
 
 def _is_of_hardware(diagnosis: Diagnosis) -> bool:
-    """Return whether a node's own hardware has failed, which another node can replace."""
+    """Return whether a node's hardware failed, so that another node can replace it."""
     return (diagnosis.group, diagnosis.verdict) == ("hardware-driver", "stop-hardware")
 
 

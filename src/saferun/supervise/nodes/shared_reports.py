@@ -1,19 +1,18 @@
-"""What the nodes of a run tell each other through a directory that all of them see.
+"""Exchange the reports of a run's nodes through a directory that all of them see.
 
-Each node that keeps a journal makes a directory in it with a word of its own, and brings path and
-word to the agents' meeting. Where the node that compares them finds all words, all nodes use node
-0's directory.
+Each node with a journal makes a directory in it with a random word, and brings path and word to the
+agents' meeting. If the node that compares them finds all words, all nodes use node 0's directory.
 
-After a failure each node puts its report there under a name of its own, in one step. The lowest
-node that is left reads them all and writes the report of the root as the result. The others wait
-for that file, so that all decide at once and no node has to start an agent to tell the others of
-its end. A thousand nodes then read two thousand files, and not a million. Where the lowest node
-does not come, the next ones read, too; the first result stands, so that there is no lock.
+After a failure each node writes its report there atomically, under its own name. The lowest
+remaining node reads them all and writes the root's report as the result. The others wait for that
+file, so that all decide at the same time and no node has to start an agent to tell the others of
+its end. A thousand nodes then read two thousand files instead of a million. If the lowest node does
+not come, the next ones read, too; the first result stands, so no lock is needed.
 
-A file is opened only where a listing shows it: an NFS client remembers for up to a minute that a
-file is not there, and a listing makes it ask the server
-(https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results lie in a directory of their own,
-since all nodes list it. Without a shared directory the reports travel by the next meeting alone
+A file is opened only if a listing shows it: an NFS client remembers for up to a minute that a file
+does not exist, and a listing makes it ask the server
+(https://github.com/PrimeIntellect-ai/prime-rl/pull/3026). Results have their own directory, since
+all nodes list it. Without a shared directory the reports are exchanged only at the next meeting
 (inject/node/node_agent.py).
 """
 
@@ -28,21 +27,21 @@ from saferun.inject.node import node_agreement, node_joining, node_watch
 from saferun.inject.node.node_agreement import Report
 from saferun.system import paths
 
-# Reports are waited for so long, and one heartbeat longer, which tells an agent of another node's
+# The wait for reports is this long plus one heartbeat, by which an agent learns of another node's
 # failure: then its own ranks still have to end.
 WAIT_S = 15.0
-_NEXT_S = 3.0  # the next node waits so much longer before it reads the reports, too
-# Between two looks, at first and later: a look is some reads over the network, and the next attempt
-# waits for the last one.
+_NEXT_S = 3.0  # extra wait of each next node before it reads the reports, too
+# Seconds between two looks, first and later: a look reads several files over the network, and the
+# next attempt waits for the last look.
 _LOOK_S, _SELDOM_S = 0.1, 1.0
 _DIRECTORY, _RESULTS = "nodes", "results"
 
 
 def offer(run_path: str | None) -> str:
-    """Make the directory of this node's run; return its place and word as text, "" for none.
+    """Make this node's directory for the run; return its path and word as text, "" if none.
 
     Args:
-        run_path: the run's directory; None where there is none.
+        run_path: the run's directory; None if there is none.
     """
     if run_path is None:
         return ""
@@ -57,16 +56,16 @@ def offer(run_path: str | None) -> str:
 
 
 def exchange(shared: str, report: Report, expected: Collection[str]) -> Report | None:
-    """Leave a report and wait for those of the other nodes.
+    """Write a report and wait for those of the other nodes.
 
     Args:
-        shared: what node 0 offered.
-        report: this node's.
+        shared: the directory that node 0 offered.
+        report: this node's report.
         expected: the ranks of all nodes.
 
     Returns:
-        The report of the node where the failure began; None where one of them did not come in
-        time, or where the directory is not shared.
+        The report of the node where the failure began; None if a report is missing after the wait,
+        or if the directory is not shared.
     """
     place, node = _place(shared), str(report["node"])
     if not place:
@@ -86,11 +85,11 @@ def exchange(shared: str, report: Report, expected: Collection[str]) -> Report |
 
 
 def read(shared: str, attempt: int, expected: Collection[str]) -> Report | None:
-    """Return the report of the node where an attempt failed; None where one is missing.
+    """Return the report of the node where an attempt failed; None if a report is missing.
 
     Args:
-        shared: what node 0 offered.
-        attempt: its number.
+        shared: the directory that node 0 offered.
+        attempt: the attempt's number.
         expected: the ranks of all nodes.
     """
     place = _place(shared)
@@ -103,7 +102,7 @@ class _Reports:
 
     Args:
         place: the directory.
-        attempt: its number.
+        attempt: the attempt's number.
         expected: the ranks of all nodes.
     """
 
@@ -113,12 +112,12 @@ class _Reports:
         self._found: list[Report | None] = []
 
     def result(self) -> Report | None:
-        """Return what the first node that had all reports has put there."""
+        """Return the result from the first node that had all reports."""
         path = self._result_path()
         return _parsed(path) if os.path.basename(path) in _names(os.path.dirname(path)) else None
 
     def gathered(self, who: str) -> Report | None:
-        """Return the result, and put it there, once all reports have come; None before.
+        """Return the result, and write it, once all reports have come; None before.
 
         Args:
             who: the name of this node in the directory.
@@ -144,21 +143,21 @@ class _Reports:
 
 
 def _name_once(draft: str, path: str) -> None:
-    """Give a file its final name, unless another one has it already."""
+    """Give a file its final name unless another file has it already."""
     try:
         try:
             os.link(draft, path)
-        except OSError:  # it is there, or the file system has no links
+        except OSError:  # it exists, or the file system has no links
             if not os.path.lexists(path):
                 os.rename(draft, path)
                 return
         os.unlink(draft)
-    except OSError:  # the others do what the reports say by themselves
+    except OSError:  # the others act on the reports by themselves
         return
 
 
 def _place(shared: str) -> str:
-    """Return the directory that was offered, where this node sees it; else ""."""
+    """Return the offered directory if this node sees it; else ""."""
     if not shared:
         return ""
     place, word = json.loads(shared)

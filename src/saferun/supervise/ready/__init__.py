@@ -1,1 +1,1 @@
-"""What is kept ready for the next attempt: keepers, agents, our own files."""
+"""Keep things ready for the next attempt: keepers, agents, our own files."""

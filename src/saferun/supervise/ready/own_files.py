@@ -1,10 +1,10 @@
-"""Our own files, kept in memory from an attempt's start: they may vanish or change while it lives.
+"""Keep our own files in memory from an attempt's start: they may vanish or change meanwhile.
 
-An upgrade of the package does that, or the removed bundle of a generated script. The diagnosis, the
-decision and the next attempts must not depend on them then. While the keeper starts the job their
-texts are read (`hold`, some 10 ms: a Python needs longer to its first line); half a second later
-what an end may need is imported (`keep`). The ranks of later attempts find the hooks in the run's
-directory then.
+An upgrade of the package changes them, and the bundle of a generated script may be removed. The
+diagnosis, the decision and the next attempts must not depend on them then. While the keeper starts
+the job, `hold` reads their texts (some 10 ms: a Python needs longer to reach its first line). Half
+a second later `keep` imports what the end of an attempt may need. If the files have changed, the
+ranks of later attempts find the hooks in the run's directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import marshal
 import os
 import sys
 import zlib
-from _frozen_importlib import ModuleSpec  # importlib.machinery's, without its import
+from _frozen_importlib import ModuleSpec  # that of importlib.machinery, without its slow import
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
@@ -28,13 +28,14 @@ from saferun.system.paths import PACKAGE
 _IMPORTED = ("supervise", "gpu", "journal", "planning", "diagnosis", "knowledge", "system")
 _KEEPER, _HOOKS = "keeper", "inject"
 _ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
-# What it starts reads its program from the disk, in a Python that may not be ours.
+# Not passed to a keeper: its child reads its program from disk, in a Python that may not be ours.
 _NOT_KEPT = ("warm_agent.py",)
-# What other processes execute; the rest is needed here alone, where it may be imported already.
+# Rooms that other processes execute. The other rooms are needed only here, and may be imported
+# already.
 _EXECUTED = ("", _KEEPER, _HOOKS, "gpu")
 _HOOKS_PLACE = "hooks"  # a folder of the run's directory
 
-# The program of a keeper whose sources come with its command line.
+# The program of a keeper whose sources are in its command line.
 _KEPT = """
 import base64, marshal, sys, zlib
 from importlib.machinery import ModuleSpec
@@ -51,14 +52,14 @@ sys.meta_path.insert(0, Kept())
 
 
 class OwnFiles:
-    """The texts of our files as they were; they are imported from here where they are gone."""
+    """The original texts of our files; modules are imported from them if the files are gone."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # path -> text
         self._stamps: dict[str, tuple[int, int, int]] = {}
 
     def hold(self) -> bool:
-        """Read them; return False if they have been read before.
+        """Read the texts; return False if they were read before.
 
         Raises:
             OSError: one of them cannot be read.
@@ -77,11 +78,11 @@ class OwnFiles:
         return True
 
     def modules(self, rooms: Sequence[str]) -> list[str]:
-        """Return the names of the modules of some rooms."""
+        """Return the names of all modules in some rooms."""
         return sorted(_module(path) for path in self._texts if _room(path) in rooms)
 
     def keeper_prologue(self) -> str:
-        """Return code that lets a keeper import what was held; "" where the files are the same."""
+        """Return code by which a keeper imports the held texts; "" if the files are unchanged."""
         if self._is_unchanged(_KEEPER):
             return ""
         found = {
@@ -97,12 +98,13 @@ class OwnFiles:
         """Return the directory of sitecustomize.py for an attempt that begins now.
 
         Args:
-            site: where it was.
-            run_path: the run's directory, where the hooks are written if they are gone or changed.
+            site: its original directory.
+            run_path: the run's directory, to which the hooks are written if they are gone or
+                changed.
         """
         if run_path is None or not os.path.isdir(run_path) or self._is_unchanged(_HOOKS):
             return site
-        if trust.can_be_replaced(run_path):  # the ranks would run what is put there
+        if trust.can_be_replaced(run_path):  # the ranks would run files that others put there
             return site
         place = os.path.join(run_path, _HOOKS_PLACE)
         paths.private_dir(place)
@@ -120,24 +122,24 @@ class OwnFiles:
         except OSError:
             return False
 
-    # As a finder and loader of modules, after all others.
+    # This object is also a finder and loader of modules, after all others.
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module of ours, which no other finder has found.
+        """Return the spec of one of our modules that no other finder has found.
 
         Args:
-            name: the module's.
-            path: what every finder gets, not used; so is `target`.
-            target: see `path`.
+            name: the module's name.
+            path: part of a finder's interface; not used.
+            target: part of a finder's interface; not used.
         """
         stem = os.path.join(os.path.dirname(PACKAGE), *name.split("."))
         for file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
             if file in self._texts:
                 is_package = file.endswith("__init__.py")
                 spec = ModuleSpec(name, self, origin=file, is_package=is_package)  # type: ignore[arg-type]  # no base class: importlib.abc is slow
-                spec.has_location = True  # it has __file__
+                spec.has_location = True  # the module gets __file__
                 return spec
         return None
 
@@ -146,10 +148,10 @@ class OwnFiles:
         return self._texts[path].encode()
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to the import system."""
+        """Let the import system create the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute what was held."""
+        """Execute the text that was held."""
         file = module.__spec__.origin if module.__spec__ else None
         assert file is not None, "find_spec has set it"
         exec(compile(self._texts[file], file, "exec"), vars(module))  # noqa: S102 - our own code
@@ -163,7 +165,7 @@ def hold() -> None:
     """Read our files, once.
 
     Raises:
-        OSError: something is gone already.
+        OSError: a file is already gone.
     """
     if _files.hold():
         keeper_pool.prologue = _files.keeper_prologue
@@ -177,7 +179,7 @@ def keep() -> None:
         if name not in sys.modules:
             try:
                 importlib.import_module(name)
-            except ImportError:  # it needs a library that only commands need
+            except ImportError:  # it needs a library that only commands have
                 continue
 
     signatures.keep()

@@ -1,8 +1,8 @@
-"""The list of what the ranks of a script import, kept from one start to the next.
+"""The list of modules that a script's ranks import, kept from one start to the next.
 
 A rank writes it beside its receipt (inject/imported_modules.py); the start of a later attempt or
-run imports what it names. It is a convenience: where it cannot be read or written, ranks are forked
-from a process that has imported torch alone.
+run imports the modules in it. It is optional: if it cannot be read or written, ranks are forked
+from a process that has imported only torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class RankImports:
     """The list of one script.
 
     Args:
-        plan: of the first attempt, names the script.
-        gathered: names the launcher's Python and the user's cache directory.
+        plan: the plan of the first attempt, which names the script.
+        gathered: the run's inputs, which name the launcher's Python and the user's cache directory.
     """
 
     def __init__(self, plan: LaunchPlan, gathered: RunInputs) -> None:
@@ -34,12 +34,12 @@ class RankImports:
         self._receipts = gathered.identity.receipts
 
     def known(self, attempt: int) -> bool:
-        """Return whether there is one, of this attempt or of one before."""
+        """Return whether there is a list from this attempt or an earlier one."""
         self.take(attempt)
         return os.path.exists(self.path)
 
     def take(self, attempt: int) -> None:
-        """Keep the list that a rank of this attempt has written, if there is one."""
+        """Store the list that a rank of this attempt has written, if there is one."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._receipts or ""):
                 if entry.name.startswith(f"a{attempt}-") and entry.name.endswith(ENDING):

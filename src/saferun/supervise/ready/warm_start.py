@@ -1,9 +1,9 @@
-"""Pure: whether an attempt's first process may be one that imported ahead of the attempt.
+"""Pure: whether a process that imported ahead may become an attempt's first process.
 
-The keeper starts such a warm process (keeper/warm_agent.py) while the attempt before is running,
-with the command line and the environment that are likely to come: a torchrun that imports torch, or
-a job of plain python that imports what the process before it has. It may become the attempt's first
-process only if one started now would not differ from it.
+The keeper starts such a warm process (keeper/warm_agent.py) during the previous attempt, with the
+likely command line and environment: a torchrun that imports torch, or a plain python job that
+imports what the previous process imported. It may become the attempt's first process only if a
+newly started process would not differ from it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from saferun.model import LaunchPlan
 from saferun.planning.torchrun import torchrun_args
 from saferun.planning.torchrun.torchrun_install import Launcher
 
-_HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of a Python that take no value
+_HARMLESS_FLAGS = frozenset("bBEIOPRsSu")  # flags of Python without a value
 
-# Only ranks and what they start read these, or torchrun when it is called; everything else means
-# another start. Read from torch 2.13: `import torch.distributed.run` with a traced getenv(3) and
-# os.environ, torch/distributed/run.py, launcher/api.py and elastic/. Some of the TORCHINDUCTOR_
-# and TORCHDYNAMO_ are read by the agent's import, too, into settings that an agent never uses.
+# Only ranks and their children read these variables, or torchrun when it is called. Any other
+# change requires a normal start. Read from torch 2.13: `import torch.distributed.run` with a traced
+# getenv(3) and os.environ, torch/distributed/run.py, launcher/api.py and elastic/. The agent's
+# import also reads some of the TORCHINDUCTOR_ and TORCHDYNAMO_ variables, into settings that an
+# agent never uses.
 _MAY_CHANGE = (
     *("SAFERUN_", "PET_", "NCCL_", "TORCH_NCCL_", "CUDA_", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
     *("TRITON_", "GLOO_", "TF_", "XLA_"),
@@ -36,28 +37,28 @@ _MAY_CHANGE_EXACTLY = (
 
 
 class WarmStart(NamedTuple):
-    """What a warm process is made ready for."""
+    """What a warm process is prepared for."""
 
-    argv: tuple[str, ...]  # the command line as it is likely to be, the launcher's part first
+    argv: tuple[str, ...]  # likely command line, the launcher's part first
     env: Mapping[str, str]  # the whole environment
-    interpreter: str  # the Python of the launcher's first line, or the job's
+    interpreter: str  # the Python in the launcher's first line, or the job's
     flags: str = ""  # the Python's flags, as letters
-    ranks: str | None = None  # the file that lists what ranks import, if it forks its ranks
+    ranks: str | None = None  # the file that lists the ranks' imports, if it forks its ranks
     sets_threads: bool = False  # torchrun will set OMP_NUM_THREADS to 1 for its ranks
-    own_group: bool = True  # it gets a process group of its own: it is no job of plain python
+    own_group: bool = True  # it gets its own process group: it is no plain python job
 
 
 def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> WarmStart | None:
-    """Return what to prepare for a command; None where a warm agent could not stand in for it.
+    """Return what to prepare for a command; None if a warm agent could not replace it.
 
     Args:
-        launcher: as `torchrun_install.find_launcher` found it.
-        argv: the attempt's command line, which begins with the launcher's.
+        launcher: the result of `torchrun_install.find_launcher`.
+        argv: the attempt's command line, which begins with that of the launcher.
         env: the attempt's environment.
     """
     if launcher.interpreter is None or tuple(argv[: len(launcher.argv)]) != launcher.argv:
         return None
-    is_path = len(launcher.argv) == 2  # a Python and the path of torch's own module
+    is_path = len(launcher.argv) == 2  # a Python, and the path of torch's own module
     if is_path or not set(launcher.flags) <= _HARMLESS_FLAGS or _forks_ranks(argv, env):
         return None
     return WarmStart(tuple(argv), dict(env), launcher.interpreter, launcher.flags)
@@ -66,20 +67,21 @@ def offer(launcher: Launcher, argv: Sequence[str], env: Mapping[str, str]) -> Wa
 def offered(
     launcher: Launcher | None, plan: LaunchPlan, env: Mapping[str, str], ranks: str | None
 ) -> WarmStart | None:
-    """Return what to prepare for an attempt; None where no warm process could stand in for it.
+    """Return what to prepare for an attempt; None if no warm process can replace its first one.
 
     Args:
-        launcher: as `torchrun_install.find_launcher` found it; None for plain python.
-        plan: of the attempt.
-        env: its whole environment.
-        ranks: the file that lists what the job's processes import; None for `start.ranks: spawn`.
+        launcher: the result of `torchrun_install.find_launcher`; None for plain python.
+        plan: the plan of the attempt.
+        env: the attempt's whole environment.
+        ranks: the file that lists the imports of the job's processes; None for `start.ranks:
+            spawn`.
     """
     argv, options = plan.command, plan.options
     if options.no_python or (launcher is None and (ranks is None or options.code)):
         return None
     if launcher is None:
         return WarmStart(argv, env, argv[0], ranks=ranks, own_group=False)
-    if ranks is not None and launcher.flags:  # torchrun starts ranks without them
+    if ranks is not None and launcher.flags:  # torchrun starts ranks without these flags
         return None
     found = offer(launcher, argv, env)
     threads = torchrun_args.ranks(plan) > 1 and "OMP_NUM_THREADS" not in env
@@ -87,14 +89,14 @@ def offered(
 
 
 def difference(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return how the prepared process differs from one that would be started now; "" for not.
+    """Return how the prepared process differs from a newly started one; "" if it does not.
 
-    The launcher must be the same; its arguments are read when it is called. Variables that only
-    ranks read may differ; any that a Python, the dynamic loader or the agent's `import torch` may
-    read, and any that we do not know, may not. A job of plain python reads them all.
+    The launcher must be the same; its arguments are read later, when it is called. Variables that
+    only ranks read may differ. Variables that Python, the dynamic loader or the agent's `import
+    torch` may read, and unknown ones, must not. A plain python job may read all.
 
     Args:
-        prepared: what the agent was started for.
+        prepared: the command for which the agent was started.
         argv: the attempt's command line.
         env: the attempt's whole environment.
     """
@@ -110,11 +112,11 @@ def difference(prepared: WarmStart, argv: Sequence[str], env: Mapping[str, str])
 
 
 def command(prepared: WarmStart, ignored: list[int]) -> protocol.Prepare:
-    """Return the command to a keeper that starts the agent; `ignored` are the job's signals."""
-    # By its command line it is no agent, and our sitecustomize would arm it: that waits until the
-    # hand-over.
+    """Return the keeper's command that starts the agent; the job ignores the signals `ignored`."""
+    # Its command line is not an agent's, so our sitecustomize would start the hooks: that must wait
+    # until the hand-over.
     env = {name: value for name, value in prepared.env.items() if name != contract.VARIABLE}
-    if prepared.ranks is not None and prepared.sets_threads:  # libraries read it when imported
+    if prepared.ranks is not None and prepared.sets_threads:  # libraries read it at their import
         env.setdefault("OMP_NUM_THREADS", "1")
     python = [prepared.interpreter, *(["-" + prepared.flags] if prepared.flags else [])]
     program = "-m" if "-m" in _program(prepared.argv) else prepared.argv[0]

@@ -1,1 +1,1 @@
-"""What a run writes down and tells people."""
+"""Record a run, and report it to people."""

@@ -1,8 +1,8 @@
-"""The command of the user's that learns what happens to a run (`notify`).
+"""The user's command that is told of a run's events (`notify`).
 
-It runs beside the job, in a session of its own under a small process (keeper/bounded_main.py),
-which ends it, with all that it has started, after LIMIT_S, or when saferun dies. Only the end of
-the run waits for it. Its output goes nowhere; of a failure one line says why.
+It runs beside the job, in its own session under a small process (keeper/bounded_main.py). That
+process ends the command, with all that it started, after LIMIT_S or when saferun dies. Only the end
+of the run waits for the command. Its output is discarded; a failure is reported in one line.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from saferun.system import paths
 from saferun.system.printable import printable
 
 LIMIT_S = 10.0  # time for the command
-_END_S = 5.0  # more time, in which its process ends it
-_MOST_CHARS = 2000  # the longest text in an event
+_END_S = 5.0  # extra time in which its process ends it
+_MOST_CHARS = 2000  # longest text in an event
 
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from saferun.keeper import bounded_main; "
@@ -37,23 +37,23 @@ _BOOT = (
 
 
 class _Started(NamedTuple):
-    """A command that has been started."""
+    """A started command."""
 
     event: str
-    process: subprocess.Popen[bytes]  # bounds it; when its stdin closes the command is killed
-    report: IO[bytes]  # why it failed, then the end
+    process: subprocess.Popen[bytes]  # bounds the command, and kills it when stdin closes
+    report: IO[bytes]  # the reason of a failure, then end of file
     until_s: float  # on the monotonic clock
 
 
 class Notifier:
-    """Tells a command of the events of a run.
+    """Tell a command about the events of a run.
 
     Args:
-        plan: has the command, and the events that it gets.
+        plan: the plan, which has the command and its events.
         environ: the command's whole environment.
-        about: what all events say: the run, the host, …
-        masked: returns a text without secrets.
-        say: takes lines for people.
+        about: facts in every event: the run, the host, …
+        masked: function that returns a text without secrets.
+        say: function that takes lines for people.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Notifier:
         self._environ, self._masked, self._say = dict(environ), masked, say
         self._about = {**about, "script": plan.script}
         self._name = os.path.basename(plan.script or "") or "the run"
-        self._last: dict[str, object] = {}  # the facts of the last failure
+        self._last: dict[str, object] = {}  # facts of the last failure
         self._attempt = 0
         self._hurried = False  # nobody waits for a command any more
         self._running: list[_Started] = []
@@ -77,7 +77,7 @@ class Notifier:
     # --- events ------------------------------------------------------------------------------
 
     def attempt_ended(self, last: AttemptOutcome) -> None:
-        """Note the end of an attempt, and tell of it where a mitigation starts the next one."""
+        """Note the end of an attempt; report it if a mitigation starts the next one."""
         self._attempt = last.number
         diagnosis, decision = last.diagnosis, last.decision
         added = (decision.add,) if decision.add else ()
@@ -97,11 +97,11 @@ class Notifier:
             self._tell("mitigated", what, self._last)
 
     def hang(self, attempt: int, silent_s: float, places: Sequence[Place]) -> None:
-        """Tell of a job that is silent for too long.
+        """Report a job that is silent for too long.
 
         Args:
-            attempt: the number of the one that runs.
-            silent_s: the length of the silence.
+            attempt: number of the running attempt.
+            silent_s: length of the silence in seconds.
             places: where each rank is.
         """
         odd = next((place for place in places if place.odd), None)
@@ -110,17 +110,22 @@ class Notifier:
         self._tell("hang", what, {"attempt": attempt, "silent_s": silent_s})
 
     def loss(self, attempt: int, found: LossLost) -> None:
-        """Tell of a training whose loss is not a number any more.
+        """Report a training whose loss is not a number any more.
 
         Args:
-            attempt: the number of the one that runs.
-            found: what the journal has of it.
+            attempt: number of the running attempt.
+            found: the journal's event about it.
         """
         facts = {"attempt": attempt, "step": found.step, "checkpoint": found.checkpoint}
         self._tell("loss", found.line, facts)
 
     def run_ended(self, status: int | None, reason: str, *, asked: bool) -> None:
-        """Tell of the end of the run; who asked it to end knows."""
+        """Report the end of the run, unless a person asked for it.
+
+        Args:
+            status: exit status of the run; None after a fault of saferun itself.
+            reason: why the run ended, for people.
+        """
         if status == 0:
             attempts = f"{self._attempt} attempts" if self._attempt > 1 else "one attempt"
             self._tell("finished", f"finished, after {attempts}", {**self._last, "status": 0})
@@ -134,7 +139,7 @@ class Notifier:
             self._tell("failed", what, facts)
 
     def _tell(self, event: str, what: str, facts: Mapping[str, object]) -> None:
-        """Start the command with an event; never raises, never waits."""
+        """Start the command with an event; never raises and never waits."""
         if (self._on and event not in self._on) or not self.is_speaker():
             return
         text = f"saferun: {self._name} on {self._about['host']}: {what}"
@@ -149,15 +154,15 @@ class Notifier:
     # --- the command's processes -------------------------------------------------------------
 
     def pids(self) -> list[int]:
-        """Return the processes that run, which are no part of an attempt."""
+        """Return the pids of running commands, which are not part of an attempt."""
         return [one.process.pid for one in self._running]
 
     def close(self, wake: int) -> None:
-        """Wait for the commands that run, each within its bound.
+        """Wait for the running commands, each within its limit.
 
         Args:
-            wake: a descriptor that is readable when a signal asks for the end, which ends them; -1
-                for none.
+            wake: a descriptor that is readable when a signal asks for the end, which then ends
+                them; -1 for none.
         """
         for one in self._running:
             left_s = 0.0 if self._hurried else max(0.0, one.until_s - time.monotonic())
@@ -166,7 +171,7 @@ class Notifier:
         self._running.clear()
 
     def _sweep(self) -> None:
-        """Finish with the commands that have ended."""
+        """Finish the commands that have ended."""
         for one in list(self._running):
             if select.select([one.report], [], [], 0)[0]:
                 self._running.remove(one)
@@ -186,12 +191,12 @@ class Notifier:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died: its report says nothing, too
+        with contextlib.suppress(BrokenPipeError):  # the process has died, and its report is empty
             process.stdin.write(line)
         return _Started(event, process, process.stdout, time.monotonic() + LIMIT_S + _END_S)
 
     def _finish(self, one: _Started) -> None:
-        """End a command that has not ended, and say why it failed."""
+        """End a command that still runs, and report why it failed."""
         if one.process.stdin:
             one.process.stdin.close()
         if not _wait([one.report.fileno()], _END_S):
@@ -208,7 +213,7 @@ class Notifier:
 
 
 def _wait(files: Sequence[int], limit_s: float) -> bool:
-    """Wait until one of the descriptors is readable; return False where the time was over."""
+    """Wait until one of the descriptors is readable; return False after the time limit."""
     poller = select.poll()  # select(2) takes no descriptor above 1023
     for fd in files:
         poller.register(fd, select.POLLIN)
@@ -216,12 +221,12 @@ def _wait(files: Sequence[int], limit_s: float) -> bool:
 
 
 def cleaned(value: Any, masked: Callable[[str], str], most: int) -> Any:
-    """Return a value for JSON without secrets and without longer texts than that many characters.
+    """Return a value for JSON without secrets, and with texts cut to a length.
 
     Args:
-        value: a text, or a dictionary or list of what this takes.
-        masked: returns a text without secrets.
-        most: characters.
+        value: a text, or a dictionary or list of such values.
+        masked: function that returns a text without secrets.
+        most: longest text in characters.
     """
     if isinstance(value, str):
         return masked(value)[:most]

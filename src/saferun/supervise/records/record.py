@@ -1,6 +1,6 @@
 """The events that a run writes to its journal.
 
-The journal is a convenience: a failure to write stops or slows no job (see journal/writer.py).
+The journal is optional: a failed write neither stops nor delays a job (see journal/writer.py).
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from saferun.system.redact import Masker
 if TYPE_CHECKING:  # it needs statistics, which imports random and hashlib
     from saferun.diagnosis.slow_rank import Slow
 
-VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable: a path of the user's
+VERDICT_FILE = "SAFERUN_VERDICT_FILE"  # the variable names a path of the user's
 
 
 class Record:
-    """The journal of a run with what has still to be written to it, and the notifier.
+    """The journal of a run, the data not yet written to it, and the notifier.
 
     Attributes:
-        journal: takes events, and masks texts.
-        notifier: tells the user's command of events; None where there is no command.
+        journal: stores events, and masks texts.
+        notifier: reports events to the user's command; None if there is no command.
     """
 
     def __init__(self, journal: Journal, notifier: Notifier | None = None) -> None:
         self.journal, self.notifier = journal, notifier
         self._attempt = 0
         self._tails: tuple[int, Ended] | None = None  # not written yet
-        self._trials = 0  # bytes of the finished trials that have been masked
+        self._trials = 0  # bytes of finished trials whose secrets are masked
 
     @property
     def path(self) -> str | None:
-        """The run's directory; None where nothing can be written."""
+        """Return the run's directory; None if nothing can be written."""
         return self.journal.run_path
 
     def attempt(
@@ -67,10 +67,10 @@ class Record:
         """Record the start of an attempt.
 
         Args:
-            number: the attempt's.
-            plan: the attempt's.
+            number: the attempt's number.
+            plan: the attempt's plan.
             history: the attempts before it.
-            torch: its version; None where it is not known.
+            torch: torch's version; None if unknown.
         """
         self._attempt, left = number, retry_policy.left(history, plan.settings.retry)
         self.journal.plan(as_json(plan))
@@ -84,7 +84,7 @@ class Record:
         )
 
     def started(self, keeper: int, launcher: int) -> None:
-        """Record an attempt's processes; now there is time to write the output of the last one."""
+        """Record an attempt's processes, and use the time to write the last attempt's output."""
         self.journal.event(Started(keeper, launcher))
         self.keep_tails()
 
@@ -92,19 +92,19 @@ class Record:
         """Record the end of an attempt.
 
         Args:
-            ended: how its processes ended; has the end of its output.
-            outcome: the record of it.
+            ended: how its processes ended, with the end of its output.
+            outcome: the record of the attempt.
         """
         self.journal.event(outcome)
         if self.notifier:
             self.notifier.attempt_ended(outcome)
-        if not outcome.replaced:  # nobody reads those of a replaced process
+        if not outcome.replaced:  # nobody reads the output of a replaced process
             self._tails = outcome.number, ended
 
     def clean(self, ended: Ended) -> Ended:
-        """Return how an attempt ended, its output without secrets: before anything is cut from it.
+        """Return how an attempt ended; secrets are removed from its output before it is cut.
 
-        A first line that was cut in two is left out: half a secret has no form.
+        An incomplete first line is left out: half a secret cannot be recognised.
         """
         out, err = (
             self.journal.masked_data(_whole_lines(tail) if len(tail) >= TAIL_BYTES else tail)
@@ -124,12 +124,12 @@ class Record:
 
         Args:
             places: where each rank is.
-            silent_s: the length of the silence.
-            stacks: pid -> its stacks, for those that py-spy could read.
-            asked: a person has asked where they are; it may be no silence.
+            silent_s: length of the silence in seconds.
+            stacks: pid -> stacks, for processes that py-spy could read.
+            asked: a person asked for the report; there may be no silence.
 
         Returns:
-            The file that has the stacks; None where there is none.
+            The file that has the stacks; None if there is none.
         """
         text = "\n".join(stacks.values())
         file = self.journal.stacks(text) if text else None
@@ -143,8 +143,8 @@ class Record:
         """Record that ranks wait for another one.
 
         Args:
-            line: who waits for whom; "" where they do so no more.
-            silent_s: the length of the silence.
+            line: who waits for whom; "" when the wait is over.
+            silent_s: length of the silence in seconds.
             places: where each rank is.
         """
         self.journal.event(Stall(line, round(silent_s, 1), tuple(places)))
@@ -153,9 +153,9 @@ class Record:
         """Record that the loss is not a number any more.
 
         Args:
-            found: since when, and what it was before.
+            found: since when, and the last number before.
             line: the same for people.
-            saved: the newest checkpoint from before that.
+            saved: the newest checkpoint from before that time.
         """
         path = saved.path if saved else None
         event = LossLost(line, found.value, found.step, found.good, found.good_step, path)
@@ -168,16 +168,16 @@ class Record:
         """Record that the others wait for one rank.
 
         Args:
-            found: which, and what it costs.
+            found: the rank, and its cost.
             line: the same for people.
-            facts: what its GPU and its CPU show.
+            facts: differences of its GPU and its CPU.
         """
         event = SlowRank(line, found.rank, round(found.share, 3), found.calls, tuple(facts))
         self.journal.event(event)
         self.journal.sync()
 
     def keep_tails(self) -> None:
-        """Write the end of the last attempt's output; called while the next one starts."""
+        """Write the end of the last attempt's output, while the next attempt starts."""
         if self._tails is not None:
             number, ended = self._tails
             self.journal.tails(number, *ended.report.tails)
@@ -185,11 +185,11 @@ class Record:
             self._tails = None
 
     def fault(self, error: Exception, *, traceback: str = "") -> None:
-        """Record a fault of saferun's own; the job goes on."""
+        """Record a fault of saferun itself; the job continues."""
         self.journal.event(Fault(f"{type(error).__name__}: {error}", traceback))
 
     def mask_ranks(self, identity: Identity) -> None:
-        """Take the secrets out of what an attempt's ranks wrote, before anything reads it."""
+        """Remove the secrets from an attempt's rank files before anything reads them."""
         masked = self.journal.masked
         rank_files.mask(identity.receipts, identity.attempt, masked)
         self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
@@ -218,7 +218,7 @@ class Record:
             self.notifier.run_ended(status, reason, asked=asked)
 
     def close(self, wake: int = -1) -> None:
-        """Close the journal, and wait for the command that is told of events.
+        """Close the journal, and wait for the commands that get events.
 
         Args:
             wake: see `Notifier.close`.
@@ -228,7 +228,7 @@ class Record:
             self.notifier.close(wake)
 
     def helpers(self) -> list[int]:
-        """Return the processes of that command, which are no part of an attempt."""
+        """Return the pids of those commands, which are not part of an attempt."""
         return self.notifier.pids() if self.notifier else []
 
 
@@ -240,13 +240,13 @@ def _whole_lines(tail: bytes) -> bytes:
 def for_run(
     journal: Journal, gathered: RunInputs, plan: LaunchPlan, say: Callable[[str], None]
 ) -> Record:
-    """Return the record of a run, or of one worker; `notify.command` is told of its events.
+    """Return the record of a run, or of one worker; `notify.command` gets its events.
 
     Args:
-        journal: the run's.
-        gathered: what the run's plans are computed from.
-        plan: the first one.
-        say: takes lines for people.
+        journal: the run's journal.
+        gathered: the inputs of the run's plans.
+        plan: the first plan.
+        say: function that takes lines for people.
     """
     if not plan.settings.notify.command:
         return Record(journal)
@@ -261,40 +261,40 @@ def for_run(
 
 
 def begin(gathered: RunInputs, say: Callable[[str], None]) -> tuple[RunInputs, Journal]:
-    """Make the run's directory, whose name becomes the identity of the run.
+    """Make the run's directory, whose name identifies the run.
 
     Args:
-        gathered: what the run's plans are computed from.
-        say: takes lines for people.
+        gathered: the inputs of the run's plans.
+        say: function that takes lines for people.
 
     Returns:
         `gathered` with the final identity, and the journal.
     """
     request = gathered.request
     given = [f"{key}={text}" for key, text, _ in request.sets]
-    if gathered.profile:  # its file may hold secrets, too
+    if gathered.profile:  # the profile may contain secrets, too
         given += [f"{name}={setting.value}" for name, setting in gathered.profile.env.items()]
     masker = Masker(gathered.environ, (*request.line.args, *given))
     journal = Journal.begin(gathered.runs, gathered.identity.run, masker, say=say)
-    if journal.path:  # another run may have had the name
+    if journal.path:  # the name may have been taken by another run
         identity = gathered.identity._replace(run=os.path.basename(journal.path))
         gathered = gathered._replace(identity=identity)
     return with_places(gathered, journal), journal
 
 
 def with_places(gathered: RunInputs, journal: Journal) -> RunInputs:
-    """Return `gathered` with the directories that a journal has for the job's processes."""
+    """Return `gathered` with the journal's directories for the job's processes."""
     receipts, settings = journal.receipts(), gathered.profile and gathered.profile.settings
     has_trials = settings is not None and settings.hooks.optuna.mode == "on"
     state = journal.state() if gathered.starts_python or has_trials else None
     watches = settings is not None and settings.watch.mode != "off"
-    # The watch may ask ranks of NCCL for their last collectives.
+    # The watch may ask NCCL ranks for their last collectives.
     flight = journal.flight() if watches and gathered.facts.gpu.gpus else None
     identity = gathered.identity._replace(receipts=receipts, state=state, flight=flight)
     return gathered._replace(identity=identity)
 
 
 def leave_verdict(environ: Mapping[str, str], verdict: str) -> None:
-    """Write the verdict of a failed run to the file that `SAFERUN_VERDICT_FILE` names."""
+    """Write a failed run's verdict to the file that `SAFERUN_VERDICT_FILE` names."""
     if path := environ.get(VERDICT_FILE):
         paths.write_private(paths.absolute(path), verdict.encode() + b"\n")

@@ -22,8 +22,8 @@ def show(
     """Print messages after an attempt's output, each on a line of its own.
 
     Args:
-        say: takes lines for people.
-        ended: the attempt; its output may have stopped in the middle of a line (a progress bar).
+        say: function that takes lines for people.
+        ended: how the attempt ended; its output may stop in the middle of a line (a progress bar).
         lines: the messages; may be empty.
     """
     if lines:
@@ -45,12 +45,12 @@ def attempt_lines(
     Args:
         history: all attempts, the last one included.
         decision: what happens next.
-        change: a description of the mitigation that the next attempt gets; "" for none.
-        journal: the run's directory; None where there is none.
-        host: where the failure began; "" for this one.
+        change: description of the next attempt's mitigation; "" for none.
+        journal: the run's directory; None if there is none.
+        host: the host where the failure began; "" for this one.
         diagnosis: of the run, where it does not end of what its last attempt failed of.
     """
-    if not history:  # a node that joined a run that was about to end
+    if not history:  # a node that joined a run shortly before its end
         return [f"the run ends: {decision.reason}"]
     last = history[-1]
     if decision.action == retry_policy.DONE:
@@ -69,7 +69,7 @@ def attempt_lines(
 
 
 def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:
-    """Return the trials that the run has made as one line; "" where it has made none."""
+    """Return a line on the trials that the run has made; "" if it has made none."""
     made = trials.read(journal) if journal else ()
     replaced = sum(bool(one.replaced) for one in history)
     crashed = sum(bool(one.exit_code) and not one.replaced for one in history)
@@ -81,12 +81,12 @@ def asked_lines(
     number: int,
     journal: str | None,
 ) -> list[str]:
-    """Return the messages of a run that a signal ended while no attempt ran.
+    """Return the messages of a run that a signal ended between attempts.
 
     Args:
         history: all attempts; may be empty.
         number: the signal.
-        journal: the run's directory; None where there is none.
+        journal: the run's directory; None if there is none.
     """
     reason = f"{signal.Signals(number).name} asked for the end"
     if history and history[-1].diagnosis.verdict:

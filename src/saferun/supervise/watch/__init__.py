@@ -1,1 +1,1 @@
-"""What is watched while a job runs: hangs, stacks, slow ranks, output, first steps."""
+"""Watch a running job: hangs, stacks, slow ranks, output, first steps."""

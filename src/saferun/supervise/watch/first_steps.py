@@ -1,9 +1,9 @@
 """Watch the first steps that the ranks of an attempt print: all have to begin at the same one.
 
-A rank that has not found the checkpoint of the others begins at step 0 among them, and the run ends
-well with wrong weights. The hook `init` compares what optimizers count; many count nothing, and a
-job may run without hooks. Their output is in the keeper's memory, or in the files that the job
-writes to, torchrun's of each rank among them (`--redirects`).
+If one rank does not find the others' checkpoint, it begins at step 0, and the run succeeds with
+wrong weights. The hook `init` compares the optimizers' step counts, but many optimizers have none,
+and a job may run without hooks. The ranks' output is in the keeper's memory, or in the files that
+the job writes to, including torchrun's file for each rank (`--redirects`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from saferun.supervise.watch import live_output
 from saferun.supervise.watch.running_job import NEVER_S, RunningJob
 
 _EVERY_S = 3.0
-_LOOKS = 40  # then the first steps are no longer in what is kept of the output
+_LOOKS = 40  # after so many, the kept output has no first steps any more
 _KIND = "ranks-differ"
 
 
 class FirstSteps:
-    """Watches the first steps of one attempt.
+    """Watch the first steps of one attempt.
 
     Args:
-        job: the attempt. One that goes on from another is ended where its ranks differ; ranks of a
-            first attempt may each have a part of the work.
+        job: the attempt. If it resumes from another one and its ranks differ, it is ended; in a
+            first attempt each rank may have a different part of the work.
     """
 
     def __init__(self, job: RunningJob) -> None:
@@ -35,7 +35,7 @@ class FirstSteps:
         self._job = job
         self._ends = agree == "error" and (job.number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
-        self._sizes = live_output.sizes(job.launcher)  # what its files hold from before
+        self._sizes = live_output.sizes(job.launcher)  # sizes of its files before the attempt
         self.cause: Hang | None = None
 
     def check_job(self) -> float:
@@ -47,7 +47,7 @@ class FirstSteps:
         return _EVERY_S
 
     def ended(self, ended: Ended) -> None:
-        """Look at the beginning of the output of an attempt that is over."""
+        """Examine the beginning of an ended attempt's output."""
         if self._left and ended.ended_by == "job":
             self._ends = False
             self._compare(_lines_of(ended.report.heads))

@@ -1,9 +1,9 @@
 """Ask the ranks for the dumps of torch's flight recorder, and read them.
 
-torch's thread that watches NCCL reads a named pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) once a second,
-and writes a dump for each byte (ProcessGroupNCCL.cpp, `DumpPipe`; torch 2.4 on). The plan names the
-pipe and the dump where the watch is on; those that the user names are used as well. Gloo has no
-such thread.
+The thread of torch that watches NCCL reads a named pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) once a
+second, and writes a dump for each byte (ProcessGroupNCCL.cpp, `DumpPipe`; torch 2.4 on). If the
+watch is on, the plan names the pipe and the dump; names that the user gives are used instead. Gloo
+has no such thread.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from saferun.planning.own_variables import DUMPS, PIPE
 from saferun.supervise import rank_processes
 from saferun.system import paths
 
-# The time for all of them: torch looks once a second, needs the GIL for the lines of the script,
-# and took more than 5 s for a first dump where its files were not in memory yet.
+# The time for all dumps: torch looks once a second and needs the GIL for the lines of the script. A
+# first dump took more than 5 s if its files were not yet in memory.
 LIMIT_S = 10.0
 _MOST_BYTES = 64 << 20  # read of a dump; torch's default of 2000 entries takes some 2 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A dump that is to come."""
+    """A dump that was asked for."""
 
     path: str
     before: tuple[int, int] | None
 
 
 class FlightDumps:
-    """The dumps of some ranks; they come meanwhile, and nobody waits for them.
+    """The dumps of some ranks, which arrive without anybody waiting for them.
 
     Args:
-        ranks: those that are asked, where they can be.
-        at_s: now, by any clock that does not jump.
+        ranks: the ranks to ask, if they can be asked.
+        at_s: the current time, by any clock that does not jump.
     """
 
     def __init__(self, ranks: Iterable[RankSign], at_s: float) -> None:
@@ -51,32 +51,32 @@ class FlightDumps:
                 self._asked[one.rank] = path
 
     def are_ready(self, at_s: float) -> bool:
-        """Return whether nothing more will come."""
+        """Return whether no more dumps will come."""
         for rank, asked in self._asked.items():
             if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
                 dump = flight_record.read(paths.read_private(asked.path, _MOST_BYTES) or b"")
-                if dump is not None:  # else it is being written
+                if dump is not None:  # None while it is being written
                     self._read[rank] = dump
         return at_s >= self._until_s or self._read.keys() == self._asked.keys()
 
     @property
     def asked(self) -> frozenset[int]:
-        """The ranks that were asked."""
+        """Return the ranks that were asked."""
         return frozenset(self._asked)
 
     def take(self) -> dict[int, Dump]:
-        """Return rank -> what it has recorded, of those whose dump has come."""
+        """Return rank -> its dump, for the dumps that have come."""
         return self._read
 
 
 def _ask(pid: int, rank: int) -> _Asked | None:
-    """Ask a rank for its dump; return where it will be, None where it cannot be asked."""
+    """Ask a rank for its dump; return where it will be, or None if the rank cannot be asked."""
     environ = rank_processes.environ(pid)
     name = next((environ[name] for name in DUMPS if environ.get(name)), None)
     if not environ.get(PIPE) or not name:
         return None
     asked = _Asked(f"{name}{rank}", _stamp(f"{name}{rank}"))
-    try:  # without a reader it fails: torch has not made it, or has ended
+    try:  # fails without a reader: torch has not made it, or has ended
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         pipe = os.open(f"{environ[PIPE]}{rank}.pipe", flags)
     except OSError:

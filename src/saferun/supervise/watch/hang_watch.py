@@ -1,11 +1,11 @@
-"""Watch a running attempt for a hang: look at it now and then, and say where its ranks are.
+"""Watch a running attempt for a hang: look at it regularly, and report where its ranks are.
 
-It looks at /proc alone (work_signs.py). Only where a silence is too long are the ranks asked, by a
-signal, for their stacks, which faulthandler writes to a file of each (inject/hooks/excepthook.py),
-and torch's flight recorder for the collectives that each rank has called (flight_dumps.py), and
-NCCL for those that each has launched (ras_query.py). When
-they have answered, py-spy is asked for the stacks of C++, where it is installed (native_stacks.py);
-it stops a rank while it reads it, so that the state of each rank is that of the look before.
+A look reads only /proc (work_signs.py). If a silence is too long, a signal asks the ranks for their
+stacks, which faulthandler writes to one file each (inject/hooks/excepthook.py). torch's flight
+recorder is asked for the collectives that each rank has called (flight_dumps.py), and NCCL for
+those that each rank has launched (ras_query.py). After their answers, py-spy, if installed, is
+asked for the C++ stacks (native_stacks.py). It stops a rank while it reads it, so the state of each
+rank is that of the look before.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from saferun.supervise.watch.weak_activity import GpuUse, Traffic
 from saferun.supervise.watch.work_signs import Tree
 
 _EVERY_S = 10.0  # between looks
-_TREE_S = 60.0  # between two readings of all processes of the machine, while the job works
-_FIRST = 8  # looks, in which the job starts
-_ANSWER_S = 2.0  # the most that ranks get to write their stacks
+_TREE_S = 60.0  # between two scans of all processes of the machine, while the job works
+_FIRST = 8  # number of looks in which the job starts
+_ANSWER_S = 2.0  # longest time for ranks to write their stacks
 _AGAIN_S = 0.25  # between looks for the answers
-# After a stall, in which a collective's own timeout prints, dumps and waits before the job ends.
+# Seconds after a stall in which a collective's own timeout prints, dumps and waits before the job
+# ends.
 _ECHO_S = 120.0
-_HELD = ("D", "T", "t")  # take no signal now
-_STACK_BYTES = 256 * 1024  # read of each file
+_HELD = ("D", "T", "t")  # in these states a process handles no signal
+_STACK_BYTES = 256 * 1024  # most bytes read of each file
 
 
 class _Asked:
-    """Who was asked where it is, and when.
+    """The processes that were asked where they are, and when.
 
     Args:
         since: the look with which the silence began.
         before: the look before anybody was asked.
-        files: pid -> the file of its stacks, and its size before.
-        flight: what torch's flight recorder was asked for.
-        ras: what NCCL was asked for.
-        environ: the user's.
-        is_stall: the job is not held for hung; py-spy, which stops ranks, is not asked.
+        files: pid -> the file with its stacks, and the file's size before.
+        flight: the request to torch's flight recorder.
+        ras: the request to NCCL.
+        environ: the user's environment.
+        is_stall: the job is not considered hung, so py-spy, which stops ranks, is not asked.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class _Asked:
         self.helpers: list[Helper] = work_signs.helpers(one.pid for one in before.ranks)
         self.native: NativeStacks | None = None
         self._until_s = before.at_s + _ANSWER_S
-        self._sizes: dict[int, int] = {}  # pid -> the size of its file at the last look
+        self._sizes: dict[int, int] = {}  # pid -> size of its file at the last look
         self._environ, self.is_stall = environ, is_stall
         self._have_answered = False
 
@@ -90,7 +91,7 @@ class _Asked:
         return NativeStacks(pids, self._environ, at_s)
 
     def _are_written(self, able: set[int]) -> bool:
-        """Return whether those who can answer have written something, and nothing more since."""
+        """Return whether all that can answer have written, and have not written more since then."""
         last = dict(self._sizes)
         self._sizes.update({pid: _size(path) for pid, (path, _) in self.files.items()})
         asked = {pid: before for pid, (_, before) in self.files.items() if pid in able}
@@ -99,13 +100,13 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the answers say."""
+    """The content of the answers."""
 
     places: list[Place]
-    native: Mapping[int, str]  # pid -> what py-spy says
+    native: Mapping[int, str]  # pid -> py-spy's output
     finding: Finding | None  # of the flight recorder
     by_ras: Finding | None
-    stopped: frozenset[int | None]  # ranks of this machine, which are alive
+    stopped: frozenset[int | None]  # ranks of this machine that are alive
 
     @property
     def told(self) -> Hang | None:
@@ -113,7 +114,7 @@ class _Found:
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """The ranks that RAS holds for gone, and that others wait for by the flight recorder."""
+        """Return the ranks that RAS considers gone and, by the flight recorder, others await."""
         awaited = self.finding.awaited if self.finding else ()
         gone = self.by_ras.gone if self.by_ras else ()
         return tuple(rank for rank in gone if rank in awaited and rank not in self.stopped)
@@ -124,7 +125,7 @@ class _Found:
         return silence.cause(self.places, self.told)
 
     def waiting(self, silent: str) -> str:
-        """Return who waits for whom, as a line; "" where that is not known."""
+        """Return who waits for whom, as a line; "" if unknown."""
         call = next((one.call for one in (self.finding, self.by_ras) if one and one.call), "")
         far = self.by_ras.line if self.by_ras and not self.by_ras.ranks else ""
         return silence.waiting(self.places, silent, call, far)
@@ -140,20 +141,20 @@ class _Found:
 class _Stall:
     """Ranks that wait for others."""
 
-    odd: tuple[int, ...]  # pids of those
+    odd: tuple[int, ...]  # pids of the awaited ranks
     noted: Look  # the look after it was noted
-    used: Used  # by those until then
-    functions: set[str]  # in which those are
+    used: Used  # resources that these used until then
+    functions: set[str]  # functions in which these are
 
 
 class HangWatch:
-    """Watches one attempt for a hang.
+    """Watch one attempt for a hang.
 
     Args:
         job: the attempt.
 
     Attributes:
-        cause: why the attempt was ended; None where it was not.
+        cause: why the attempt was ended; None if it was not.
         is_wanted: a person asked where the ranks are: a report follows, however busy the job is.
     """
 
@@ -171,18 +172,18 @@ class HangWatch:
         self._ranks: list[int] = []
         self._looks = 0
         self._ends = policy.mode == "end"
-        self._stall: _Stall | None = None  # the one that lasts
+        self._stall: _Stall | None = None  # the present stall
         self._traffic = Traffic()
-        # The length of a stall from which on those are asked again: to say it, to end the attempt.
+        # Length of the stall at which its ranks are asked again: to report it, to end the attempt.
         self._loud_s = self._gone_s = float("inf")
-        # The last one, and when it was over.
+        # The last stall, and when it ended.
         self._last_stall: tuple[Hang, float] | None = None
         self.is_wanted = False
         self.cause: Hang | None = None
 
     @property
     def stall(self) -> Hang | None:
-        """The rank that others waited for when the attempt ended, or shortly before."""
+        """Return the rank that others waited for when the attempt ended, or shortly before."""
         if self._last_stall is None:
             return None
         found, over_at_s = self._last_stall
@@ -190,7 +191,7 @@ class HangWatch:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the job has shown no sign of work for longer than the time between two looks."""
+        """Return whether the job's silence is longer than the time between two looks."""
         return self._silence.lasts_s(time.monotonic()) > 1.5 * self._every_s
 
     def check_job(self) -> float:
@@ -206,7 +207,7 @@ class HangWatch:
             self._silence.answered(now)
             return self._every_s
         if self._silence.is_near(now):
-            # Signs of work that cost more.
+            # These signs of work cost more.
             pids = work_signs.everyone(one.pid for one in now.ranks)
             moves = self._last_traffic.is_more(now.at_s, pids)
             if self._gpu_use.are_used(now.at_s) or moves:
@@ -223,7 +224,7 @@ class HangWatch:
         return _AGAIN_S
 
     def _stall_to_ask(self, now: Look) -> Look | None:
-        """Return the look with which a stall began of which something is to be asked now."""
+        """Return the look with which a stall began, if its ranks must be asked now."""
         if began := self._silence.stalls(now):
             self._loud_s = self._job.longest.loud_s()
             self._gone_s = silence.GONE_S if self._ends and self._gpus else float("inf")
@@ -233,13 +234,13 @@ class HangWatch:
     def _end_stall(self, at_s: float) -> None:
         self._loud_s = self._gone_s = float("inf")
         if self._stall is not None and self._last_stall is not None:
-            if not self._silence.has_slept:  # else nobody knows how long it would have lasted
+            if not self._silence.has_slept:  # otherwise its length is unknown
                 self._job.longest.waited_at |= self._stall.functions
             self._stall, self._last_stall = None, (self._last_stall[0], at_s)
             self._job.record.stall("")
 
     def _now(self, at_s: float) -> Look | None:
-        """Look at the job. Who has started since a while is looked for only where it may matter."""
+        """Look at the job. New processes are searched for only if they may matter."""
         matters = self._asked or self.is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
@@ -257,9 +258,9 @@ class HangWatch:
         return _Asked(began, now, files, flight, ras, self._job.environ, is_stall=is_stall)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
-        """Ask the ranks for their stacks; return the file of each, and its size before.
+        """Ask the ranks for their stacks; return each rank's file, and the file's size before.
 
-        A rank without the handler would die of the signal, so it is left alone.
+        A rank without the handler would die of the signal, so it is not asked.
         """
         files: dict[int, tuple[str, int]] = {}
         names = os.listdir(self._job.receipts) if self._job.receipts else []
@@ -292,17 +293,17 @@ class HangWatch:
             self._job.say(f"  all stacks, those of C++ too: {path}")
 
     def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
-        """Note who waits for whom; say it on stderr where it was never so long in this run.
+        """Note who waits for whom; report it on stderr if it is the longest stall in this run.
 
-        A rank that works is told only where others have waited for one in the same function before:
-        the first evaluation of a job that is well may take an hour.
+        A rank that works is reported only if others have waited for a rank in the same function
+        before: the first evaluation of a healthy job may take an hour.
         """
         silent_s = asked.before.at_s - asked.since.at_s
         if self._ends and silent_s >= silence.GONE_S and found.gone:
             self._report_hang(found, asked, now)
             return
         if silent_s >= self._gone_s:
-            self._gone_s = silent_s + silence.GONE_S  # RAS may need longer to miss a process
+            self._gone_s = silent_s + silence.GONE_S  # RAS may take longer to notice a lost process
         line = found.waiting(seconds(now.at_s - asked.since.at_s))
         odd = tuple(place.pid for place in found.places if place.odd)
         is_same = self._stall is not None and self._stall.odd == odd
@@ -322,9 +323,9 @@ class HangWatch:
             self._loud_s = float("inf")
 
     def _works(self, found: _Found, now: Look) -> bool:
-        """Return whether those that others wait for have worked since the stall was noted."""
+        """Return whether the awaited ranks have worked since the stall was noted."""
         assert self._stall is not None
-        if not self._stall.odd:  # it is on another machine, and nothing is known of its work
+        if not self._stall.odd:  # it is on another machine, so its work is unknown
             return not (found.by_ras and found.by_ras.gone)
         moves = self._traffic.is_more(now.at_s, work_signs.everyone(self._stall.odd))
         used = work_signs.used(self._stall.odd)
@@ -333,7 +334,7 @@ class HangWatch:
 
 
 def _found(asked: _Asked) -> _Found:
-    """Return what the answers of those who were asked say."""
+    """Return the result of all answers."""
     native = asked.native.take() if asked.native else {}
     written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
     by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
@@ -345,13 +346,14 @@ def _found(asked: _Asked) -> _Found:
         return silence.places(asked.since, asked.before, stacks, asked.helpers, behind, at_gpu)
 
     found = places(())
-    # A rank whose own stack shows that it waits is none that is waited for as it gives no record.
+    # If a rank's own stack shows that it waits, its missing record does not make it the awaited
+    # one.
     unlike = asked.flight.asked - {place.rank for place in found if silence.waits(place)}
     finding = flight_record.compare(asked.flight.take(), unlike)
     if finding and finding.ranks:
         found = places(finding.ranks)
     elif by_ras and not any(place.odd for place in found):
-        found = places(by_ras.ranks)  # it overrules no other sign
+        found = places(by_ras.ranks)  # this overrides no other sign
     stopped = {one.rank for one in asked.before.ranks if one.state in silence.STOPPED}
     return _Found(found, native, finding, by_ras, frozenset(stopped))
 
@@ -364,7 +366,7 @@ def _size(path: str) -> int:
 
 
 def _tail(path: str, before: int) -> str:
-    """Return what was added to a file."""
+    """Return what was appended to a file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             file.seek(before)

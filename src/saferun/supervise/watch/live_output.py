@@ -1,4 +1,4 @@
-"""The output of a job that runs: the keeper's memory files, and the files that it writes to."""
+"""Read a running job's output: the keeper's memory files, and the files that it writes to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from saferun.keeper import output_tail
 from saferun.supervise import rank_processes
 from saferun.system import procfs
 
-_BYTES = 64 * 1024  # read of one end of a file
+_BYTES = 64 * 1024  # bytes read of one end of a file
 
 FileId = tuple[int, int]  # st_dev, st_ino
 
@@ -22,12 +22,12 @@ def ends(
 ) -> Iterator[tuple[bytes, float]]:
     """Yield the end of each output of a job, and how many seconds ago it grew.
 
-    The files that ranks write to are among them.
+    The files that ranks write to are included.
 
     Args:
         keeper: the pid of the job's keeper.
         launcher: the pid of the command that it started.
-        since: the result of `sizes`: what was written since is wanted.
+        since: the result of `sizes`; only later output is wanted.
     """
     for _, data, at_s in _memories(keeper):
         yield data[-_BYTES:], max(0.0, time.monotonic() - at_s)
@@ -41,12 +41,12 @@ def ends(
 def beginnings(keeper: int, launcher: int, since: Mapping[FileId, int]) -> list[bytes]:
     """Return the whole lines at the beginning of each output of a job's command.
 
-    Nothing of an output whose beginning is gone.
+    An output whose beginning is gone is left out.
 
     Args:
         keeper: the pid of the job's keeper.
         launcher: the pid of the command that it started.
-        since: the result of `sizes`; what was there before is left out.
+        since: the result of `sizes`; earlier content is left out.
     """
     found = [data if moves == 0 else b"" for moves, data, _ in _memories(keeper)]
     found += [_part(path, since.get(_id(status), 0)) for path, status in _files(launcher)]
@@ -54,12 +54,12 @@ def beginnings(keeper: int, launcher: int, since: Mapping[FileId, int]) -> list[
 
 
 def sizes(launcher: int) -> dict[FileId, int]:
-    """Return how many bytes the files have that a command writes to."""
+    """Return the sizes in bytes of the files that a command writes to."""
     return {_id(status): status.st_size for _, status in _files(launcher)}
 
 
 def of_ranks(launcher: int) -> dict[int, list[bytes]]:
-    """Return the beginnings of the files that ranks write to, of those that write to their own."""
+    """Return the beginnings of the ranks' own output files."""
     shared, found = sizes(launcher).keys(), {}
     for rank, pid in rank_processes.ranks(launcher).items():
         own = [_whole(_part(path, 0)) for path, status in _files(pid) if _id(status) not in shared]
@@ -68,7 +68,7 @@ def of_ranks(launcher: int) -> dict[int, list[bytes]]:
 
 
 def _files(pid: int) -> list[tuple[str, os.stat_result]]:
-    """Return the regular files that a process has as its stdout and stderr."""
+    """Return the regular files that are a process's stdout and stderr."""
     found: dict[FileId, tuple[str, os.stat_result]] = {}
     for path in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
         try:
@@ -94,12 +94,12 @@ def _part(path: str, start: int) -> bytes:
 
 
 def _whole(data: bytes) -> bytes:
-    """Return the lines that have an end."""
+    """Return the complete lines."""
     return data[: data.rfind(b"\n") + 1]
 
 
 def _memories(keeper: int) -> Iterator[tuple[int, bytes, float]]:
-    """Yield what output_tail.shown finds in each memory file of a keeper."""
+    """Yield the result of output_tail.shown for each memory file of a keeper."""
     for name in procfs.names(f"/proc/{keeper}/fd"):
         path = f"/proc/{keeper}/fd/{name}"
         if target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
@@ -107,7 +107,7 @@ def _memories(keeper: int) -> Iterator[tuple[int, bytes, float]]:
 
 
 def _memory(path: str) -> tuple[int, bytes, float] | None:
-    """Return what output_tail.shown finds in a memory file; None while it cannot be read."""
+    """Return the result of output_tail.shown for a memory file; None while it cannot be read."""
     try:
         with open(path, "rb") as file:
             for _ in range(3):
@@ -122,7 +122,7 @@ def _memory(path: str) -> tuple[int, bytes, float] | None:
 
 
 def target(path: str) -> str:
-    """Return what a link leads to; "" where it cannot be read."""
+    """Return the target of a link; "" if it cannot be read."""
     try:
         return os.readlink(path)
     except OSError:

@@ -1,7 +1,8 @@
-"""What a run does now, seen by another process, which does nothing to it.
+"""The present state of a run, read by another process without any effect on the run.
 
-The journal has its attempts, the keeper's memory files (keeper/output_tail.py) or the job's own
-files the end of its output, /proc its ranks, NVML its GPUs. What cannot be read is not known.
+The journal has its attempts; the keeper's memory files (keeper/output_tail.py) or the job's own
+files have the end of its output; /proc has its ranks, and NVML its GPUs. Values that cannot be read
+are unknown.
 """
 
 from __future__ import annotations
@@ -31,29 +32,29 @@ from saferun.system import procfs
 from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
-_RATE_S = 60.0  # over which a rate is measured
-_RATES = 40  # looks whose rates are kept
-_NVML_S, _NVML_AGAIN_S = 5.0, 60.0  # wait for an answer of NVML; pause after none
+_RATE_S = 60.0  # period over which a rate is measured
+_RATES = 40  # number of looks whose rates are kept
+_NVML_S, _NVML_AGAIN_S = 5.0, 60.0  # wait for an answer of NVML; pause after none came
 _SAVED_S = 10.0  # between two looks for checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The attempt that runs, or ran last: of the run, or of one of its workers."""
+    """The running or last attempt of the run, or of one of its workers."""
 
     attempt: Attempt
     step: int | None = None
     rate: float | None = None  # steps a second
-    rates: tuple[float, ...] = ()  # those of the last looks
-    line: str = ""  # the last one of its output
-    output_s: float | None = None  # since its last output
+    rates: tuple[float, ...] = ()  # rates at the last looks
+    line: str = ""  # the last line of its output
+    output_s: float | None = None  # seconds since its last output
     ranks: int = 0
-    cores: float | None = None  # the CPU cores that it uses
-    quiet_s: float | None = None  # since its last sign of work, as far as it was watched
-    hang_at: float | None = None  # when the run itself said that it may hang
-    stall: str = ""  # which rank the others wait for, as the run has noted it
+    cores: float | None = None  # CPU cores that it uses
+    quiet_s: float | None = None  # seconds since its last sign of work, as far as it was watched
+    hang_at: float | None = None  # when the run reported that it may hang
+    stall: str = ""  # the rank that the others wait for, as the run noted
     stall_at: float | None = None
-    before: Attempt | None = None  # the last one before it that failed
+    before: Attempt | None = None  # the last failed attempt before it
     kind: str = ""  # the kind of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
@@ -66,15 +67,15 @@ class Snapshot:
     at: float  # seconds since the epoch
     jobs: tuple[Job, ...]
     gpus: tuple[Load, ...]
-    saved: Checkpoint | None  # where a retry would go on
+    saved: Checkpoint | None  # the checkpoint from which a retry would resume
 
 
 class LiveRun:
-    """A run that is looked at again and again.
+    """A run that is read repeatedly.
 
     Args:
-        run: what was found of it.
-        environ: the user's, in which NVML is found.
+        run: the run as found in the journal.
+        environ: the user's environment, in which NVML is found.
     """
 
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
@@ -87,10 +88,10 @@ class LiveRun:
         self._saved_at_s = float("-inf")
 
     def snapshot(self) -> Snapshot:
-        """Return what can be seen now.
+        """Return the present state.
 
         Raises:
-            UnavailableError: the journal is gone, or may not be read any more.
+            UnavailableError: the journal is gone or not readable any more.
         """
         now = time.time()
         try:
@@ -132,7 +133,7 @@ class LiveRun:
         return watched.with_observed(job, self._masker)
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
-        """Return the checkpoint from which a retry would go on, looked for now and then."""
+        """Return the checkpoint from which a retry would resume; it is updated at intervals."""
         policy = events.mapping(events.mapping(self._plan.raw.get("retry")).get("resume"))
         pid = run.process.get("pid", 0)
         if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
@@ -152,20 +153,20 @@ class Watched:
     """The processes of one attempt.
 
     Args:
-        started: their pids.
+        started: the pids of the processes.
     """
 
     def __init__(self, started: Started) -> None:
         self.started = started
-        self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and which
-        self._step: int | None = None  # the step that was seen last
-        self._ranks: list[int] = []  # their pids
+        self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and the step
+        self._step: int | None = None  # the last step seen
+        self._ranks: list[int] = []  # pids of the ranks
         self._last: Look | None = None
         self._worked_at_s = time.monotonic()
         self._rates: deque[float] = deque(maxlen=_RATES)
 
     def with_observed(self, job: Job, masker: Masker) -> Job:
-        """Return a job with what its processes show now, its output without secrets."""
+        """Return a job with the present state of its processes, its output without secrets."""
         now = time.monotonic()
         found = list(live_output.ends(self.started.keeper, self.started.launcher))
         steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
@@ -194,15 +195,15 @@ class Watched:
         )
 
     def rate(self, now: float, step: int | None, ranks: list[int]) -> float | None:
-        """Return the steps a second of the last minute; None where they are not known yet.
+        """Return the steps a second over the last minute; None if unknown.
 
-        Only steps count that came while these ranks ran: the first one that is seen may have come
-        long ago, or be one of the ranks before them.
+        Only steps during the life of these ranks count: the first step seen may be old, or belong
+        to earlier ranks.
 
         Args:
-            now: seconds that never jump.
-            step: the last one in the output.
-            ranks: their pids.
+            now: the current time in seconds, by a clock that never jumps.
+            step: the last step in the output.
+            ranks: the pids of the ranks.
         """
         if ranks != self._ranks or (step or 0) < (self._step or 0):
             self._points.clear()
@@ -223,7 +224,7 @@ class Watched:
 def _secrets_of(
     run: Run, environ: Mapping[str, str], command: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the variables and the words in which a run's secrets are looked for."""
+    """Return the variables and words that may contain a run's secrets."""
     pid = run.process.get("pid", 0)
     words = procfs.text(f"/proc/{pid}/cmdline").split("\0")
     return {**environ, **rank_processes.environ(pid)}, [*command, *words]
@@ -235,11 +236,11 @@ def _last_line(output: bytes) -> str:
 
 
 class _Gpus:
-    """What NVML says of the GPUs of a run.
+    """NVML's data on the GPUs of a run.
 
     Args:
-        plan: the run's.
-        environ: the user's, in which NVML is found.
+        plan: the run's plan.
+        environ: the user's environment, in which NVML is found.
     """
 
     def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
@@ -249,7 +250,7 @@ class _Gpus:
         self._next_s = float("-inf")
 
     def loads(self) -> tuple[Load, ...]:
-        """Return how busy they are; nothing where that is not known."""
+        """Return how busy the GPUs are; () if unknown."""
         if not self._devices or time.monotonic() < self._next_s:
             return ()
         answer = nvml.ask(self._environ, _NVML_S)

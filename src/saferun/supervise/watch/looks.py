@@ -1,4 +1,4 @@
-"""The watches of one attempt, each of which looks at the job in its own time."""
+"""The watches of one attempt, each with its own interval between looks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from saferun.supervise.watch.loss_watch import LossWatch
 from saferun.supervise.watch.running_job import NEVER_S, RunningJob
 from saferun.supervise.watch.slow_watch import SlowWatch
 
-# Each has `check_job`, which returns the seconds until the next look, and `cause`: to end the job.
+# Each has `check_job`, which returns the seconds until the next look, and `cause`, which ends the
+# job.
 Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch | SlowWatch"
 _AFTER_FAULT_S = 10.0
 
 
 class Looks:
-    """All watches of an attempt that its plan asks for.
+    """All watches that an attempt's plan asks for.
 
     Args:
-        job: the attempt, which has just been started.
+        job: the attempt, which was just started.
     """
 
     def __init__(self, job: RunningJob) -> None:
@@ -37,24 +38,24 @@ class Looks:
 
     @property
     def cause(self) -> Hang | None:
-        """Why the attempt was ended."""
+        """Return why the attempt was ended."""
         return next((watch.cause for watch in self._next_s if watch.cause), None)
 
     @property
     def stall(self) -> Hang | None:
-        """The rank that others waited for as the attempt ended."""
+        """Return the rank that others waited for when the attempt ended."""
         return self._hangs.stall if self._hangs else None
 
     def ask(self) -> None:
-        """Have the next look followed by a report of where the ranks are."""
+        """Request a report of where the ranks are at the next look."""
         if self._hangs:
             self._hangs.is_wanted = True
             self._next_s[self._hangs] = 0.0
 
     def check_job(self) -> float | None:
-        """Have those look whose time has come; return the seconds until the next, None to end.
+        """Run the watches that are due; return the seconds until the next, None to end the job.
 
-        A fault of ours goes to the journal alone.
+        A fault of saferun itself goes only to the journal.
         """
         now = time.monotonic()
         for watch, next_s in self._next_s.items():
@@ -63,7 +64,8 @@ class Looks:
                     self._next_s[watch] = now + watch.check_job()
                 except Exception as error:
                     self._record.fault(error)
-                    # The watch for hangs is worth another try; any other one would ask ranks again.
+                    # After a fault only the watch for hangs tries again; any other watch would ask
+                    # ranks again.
                     pause_s = _AFTER_FAULT_S if watch is self._hangs else NEVER_S
                     self._next_s[watch] = now + pause_s
                 if watch.cause:
@@ -71,7 +73,7 @@ class Looks:
         return max(0.0, min(self._next_s.values()) - now)
 
     def ended(self, ended: Ended) -> None:
-        """Look at the beginning of the output of an attempt that is over."""
+        """Examine the beginning of an ended attempt's output."""
         if self._slow:
             self._slow.ended()
         self._first_steps.ended(ended)

@@ -1,7 +1,7 @@
-"""Watch the loss that a job prints: a training whose loss is not a number trains nothing any more.
+"""Watch the loss that a job prints: once it is not a number, the training is useless.
 
-A loss of NaN stays NaN, and the job computes on: seen on a Friday evening, on Monday morning. Its
-output is in the keeper's memory, or in the files that the job and its ranks write to.
+A loss of NaN stays NaN, and the job would compute on for a whole weekend. Its output is in the
+keeper's memory, or in the files that the job and its ranks write to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KIND = "loss-not-finite"
 
 
 class LossWatch:
-    """Watches the loss of one attempt.
+    """Watch the loss of one attempt.
 
     Args:
         job: the attempt.
@@ -26,7 +26,7 @@ class LossWatch:
 
     def __init__(self, job: RunningJob) -> None:
         self._job = job
-        self._sizes = live_output.sizes(job.launcher)  # what its files hold from before
+        self._sizes = live_output.sizes(job.launcher)  # sizes of its files before the attempt
         again = any(one.no_number for one in job.history)
         self._losses = losses.Losses(time.time(), has_numbers=again)
         self.cause: Hang | None = None

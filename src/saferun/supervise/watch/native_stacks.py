@@ -1,8 +1,8 @@
 """The Python and native stacks of ranks by py-spy (https://github.com/benfred/py-spy).
 
-It reads a process from outside, so that it also shows ranks that answer no signal and the calls of
-C++ below Python's. It is used where it is installed and the kernel allows it: ptrace(2) of another
-user's process, or below Yama's ptrace_scope, is refused.
+py-spy reads a process from outside, so it also shows ranks that handle no signal, and the C++ calls
+below Python's. It is used if it is installed and the kernel allows it: ptrace(2) of another user's
+process, or under Yama's ptrace_scope, is refused.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Iterable, Mapping
 from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import procfs
 
-STOPS_S = 3.0  # a process that waits in the kernel for longer is read without being stopped
-LIMIT_S = 8.0  # time for all processes; a rank of torch takes about one second
-# The states of a process that is stopped or cannot be; nothing moves in it (ptrace(2)).
+STOPS_S = 3.0  # a process that waits longer in the kernel is read without being stopped
+LIMIT_S = 8.0  # for all processes; a torch rank takes about one second
+# States of a process that is stopped or cannot be stopped; it does not change (ptrace(2)).
 _HELD = ("D", "T", "t")
-_MOST_RANKS = 64  # more are not looked at
+_MOST_RANKS = 64  # most ranks that are read
 
 
 class NativeStacks:
-    """What py-spy says of some processes; it runs meanwhile, and nobody waits for it.
+    """py-spy's results for some processes; it runs in parallel, and nobody waits for it.
 
     Args:
         pids: the processes.
-        environ: the user's, for PATH.
-        at_s: now, by any clock that does not jump.
+        environ: the user's environment, for PATH.
+        at_s: the current time, by any clock that does not jump.
     """
 
     def __init__(self, pids: Iterable[int], environ: Mapping[str, str], at_s: float) -> None:
@@ -43,7 +43,7 @@ class NativeStacks:
             self._start(pid, "--nonblocking" if state in _HELD else "--native")
 
     def are_ready(self, at_s: float) -> bool:
-        """Return whether nothing more will come; what takes too long is ended."""
+        """Return whether no more results will come; a py-spy that takes too long is ended."""
         if at_s >= self._again_s:
             self._again_s = self._until_s
             self._start_again()
@@ -53,13 +53,13 @@ class NativeStacks:
         return all(one.has_ended() for one in self._running.values()) or at_s >= self._until_s
 
     def take(self) -> dict[int, str]:
-        """Return pid -> its stacks, of those that could be read; call it once."""
+        """Return pid -> stacks, for the processes that could be read; call it once."""
         answers = {pid: one.take() for pid, one in self._running.items()}
         self._running.clear()
         return {pid: answer.out for pid, answer in answers.items() if answer.status == 0}
 
     def _start_again(self) -> None:
-        """Read those that the kernel holds since as they are; what py-spy has stopped, it reads."""
+        """Read again, without stopping them, the processes that the kernel holds."""
         for pid, one in list(self._running.items()):
             if not one.has_ended() and _state(pid) == "D":
                 self._kill(pid, one)
@@ -67,9 +67,9 @@ class NativeStacks:
                 self._start(pid, "--nonblocking")
 
     def _kill(self, pid: int, one: BesideJob) -> None:
-        """End one, and have the process that it has stopped go on.
+        """End one py-spy, and resume the process that it has stopped.
 
-        The kernel lets go of it, but a stop that py-spy has sent may still come.
+        The kernel detaches the process, but a stop that py-spy sent may still arrive.
         """
         if one.kill() and pid not in self._stopped:
             with contextlib.suppress(OSError):

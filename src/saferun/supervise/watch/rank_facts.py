@@ -1,7 +1,7 @@
-"""What a rank's GPU and CPU show beside the others': why it may be slow.
+"""Differences of a rank's GPU and CPU from the other ranks': why it may be slow.
 
-Of the GPUs the driver's library NVML tells, in a child that nobody waits for; of the CPUs /proc
-does. Only what differs from the other ranks is a fact: all may run at a power limit.
+The driver's library NVML tells about the GPUs, in a child that nobody waits for; /proc tells about
+the CPUs. Only a difference from the other ranks counts, since all may run at a power limit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from saferun.gpu.nvml import Card
 from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import procfs
 
-_LOWER = 0.9  # of the others' clock: that much does another temperature not explain
-_WAITED = 0.05  # of the time, for a CPU
+_LOWER = 0.9  # of the others' clock; temperature does not explain so low a value
+_WAITED = 0.05  # part of the time that a rank waits for a CPU
 _SWAPPED_MIB = 100
 _REASONS = (
     *("HW Slowdown", "HW Slowdown/HW Thermal Slowdown", "HW Slowdown/HW Power Brake Slowdown"),
@@ -28,16 +28,16 @@ _ERRORS = re.compile(r"ECC Errors/Volatile/.*Uncorrectable|Remapped Rows/Uncorre
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """What /proc shows of one rank at one time."""
+    """The state of one rank in /proc at one time."""
 
     at_s: float
-    cpus: frozenset[int]  # it may run on these
-    delay_s: float  # its main thread has waited so long for one of them
+    cpus: frozenset[int]  # CPUs on which it may run
+    delay_s: float  # seconds that its main thread has waited for one of them
     swapped_mib: int
 
 
 def cpu_state(pid: int, at_s: float) -> CpuState:
-    """Return what /proc shows of a process now; nothing where it is gone."""
+    """Return a process's present state in /proc; an empty one if it is gone."""
     status = procfs.text(f"/proc/{pid}/status")
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
     swapped = re.search(r"^VmSwap:\s*(\d+) kB$", status, re.MULTILINE)
@@ -48,41 +48,41 @@ def cpu_state(pid: int, at_s: float) -> CpuState:
 
 
 def _cpus(text: str) -> Iterator[int]:
-    """Yield the numbers of a list of the kernel's, such as "0-3,8"."""
+    """Yield the numbers in a kernel's list, such as "0-3,8"."""
     for first, last in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?", text):
         yield from range(int(first), int(last or first) + 1)
 
 
 def stolen() -> tuple[int, int]:
-    """Return the ticks that the host of this virtual machine took from it, and all (proc(5))."""
+    """Return the ticks that the host took from this virtual machine, and all ticks (proc(5))."""
     fields = procfs.text("/proc/stat").partition("\n")[0].split()[1:9]
     ticks = [int(field) for field in fields if field.isdigit()]
     return (ticks[7], sum(ticks)) if len(ticks) == 8 else (0, 0)
 
 
 def ask_cards(environ: Mapping[str, str]) -> BesideJob:
-    """Ask NVML for the health of the GPUs; nobody waits for its answer.
+    """Ask NVML for the health of the GPUs, without waiting for its answer.
 
     Args:
-        environ: the user's, in which NVML is found.
+        environ: the user's environment, in which NVML is found.
     """
     return BesideJob((*nvml.COMMAND, "--health"), environ)
 
 
 def answer_of(asked: BesideJob) -> nvml.Report:
-    """Return NVML's answer; an empty one where it has not come. Call it once."""
+    """Return NVML's answer; an empty one if none has come. Call it once."""
     return nvml.read(asked.take()).report
 
 
 def of_ranks(
     report: nvml.Report, ranks: Mapping[int, int], uuids: Sequence[str]
 ) -> dict[int, Card]:
-    """Return the GPU of each rank: the one that it has memory of, else the one of its place.
+    """Return each rank's GPU: the one on which it has memory, else the one at its position.
 
     Args:
-        report: what NVML said.
-        ranks: the pids of this machine's ranks.
-        uuids: the job's GPUs, in its order.
+        report: NVML's answer.
+        ranks: rank -> pid, for this machine.
+        uuids: UUIDs of the job's GPUs, in the job's order.
     """
     found: dict[int, Card] = {}
     for place, (rank, pid) in enumerate(sorted(ranks.items())):
@@ -94,12 +94,12 @@ def of_ranks(
 
 
 def of_gpu(cards: Mapping[int, Card], rank: int, pids: Collection[int]) -> list[str]:
-    """Return what a rank's GPU shows beside the others', as clauses.
+    """Return clauses on how a rank's GPU differs from the others'.
 
     Args:
         cards: the GPU of each rank.
-        rank: which rank.
-        pids: the job's processes.
+        rank: the rank to compare.
+        pids: pids of the job's processes.
     """
     mine, others = cards.get(rank), [card for one, card in cards.items() if one != rank]
     if mine is None or not others:
@@ -137,13 +137,13 @@ def _median(cards: Sequence[Card], field: str) -> int | None:
 def of_cpu(
     before: Mapping[int, CpuState], now: Mapping[int, CpuState], rank: int, bus: str = ""
 ) -> list[str]:
-    """Return what a rank's CPUs show beside the others', as clauses.
+    """Return clauses on how a rank's CPUs differ from the others'.
 
     Args:
         before: the state of each rank some time ago.
         now: their state now.
-        rank: which rank.
-        bus: the PCI address of its GPU; "" where it has none.
+        rank: the rank to compare.
+        bus: the PCI address of its GPU; "" if it has none.
     """
     mine, others = now[rank], [state for one, state in now.items() if one != rank]
     found = []
@@ -166,16 +166,16 @@ def of_cpu(
 
 
 def _delay(before: CpuState, now: CpuState) -> float:
-    """Return the share of the time between two states that a rank has waited for a CPU."""
+    """Return the part of the time between two states in which a rank waited for a CPU."""
     return max(0.0, now.delay_s - before.delay_s) / max(now.at_s - before.at_s, 1e-3)
 
 
 def of_machine(before: tuple[int, int], now: tuple[int, int]) -> list[str]:
-    """Return what all ranks of this machine share, as clauses: what its host takes from it.
+    """Return clauses on what all ranks of this machine share: the time that the host takes.
 
     Args:
         before: the result of `stolen` some time ago.
-        now: the same now.
+        now: its present result.
     """
     ticks = now[1] - before[1]
     share = (now[0] - before[0]) / ticks if ticks > 0 else 0.0

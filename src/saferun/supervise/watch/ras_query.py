@@ -1,7 +1,7 @@
-"""Ask NCCL's RAS how many collectives each rank has launched, twice, and wait for nobody.
+"""Ask NCCL's RAS twice how many collectives each rank has launched, without waiting.
 
-A rank of NCCL 2.24 and later listens on localhost:28028, or where NCCL_RAS_ADDR says, unless
-NCCL_RAS_ENABLE is 0. The protocol is lines of text (NVIDIA/nccl, src/ras/client.cc).
+A rank of NCCL 2.24 and later listens on localhost:28028, or at NCCL_RAS_ADDR, unless
+NCCL_RAS_ENABLE is 0. The protocol consists of lines of text (NVIDIA/nccl, src/ras/client.cc).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import RankSign
 from saferun.supervise import rank_processes
 
-LIMIT_S = 13.0  # for both questions; RAS waits up to 5 s for a process
+LIMIT_S = 13.0  # for both requests; RAS waits up to 5 s for a process
 BETWEEN_S = 2.0
 _MOST_BYTES = 16 << 20
 _ADDRESS = ("127.0.0.1", 28028)
@@ -24,12 +24,12 @@ _QUESTION = b"CLIENT PROTOCOL 2\nSET FORMAT json\nVERBOSE STATUS\n"
 
 
 class RasQuery:
-    """Two answers about the job of some ranks, as they come.
+    """Two answers about the job of some ranks, read as they come.
 
     Args:
-        ranks: those of this machine, those that have ended too.
-        at_s: now, by any clock that does not jump.
-        is_wanted: NCCL may be in use.
+        ranks: this machine's ranks, including ended ones.
+        at_s: the current time, by any clock that does not jump.
+        is_wanted: whether NCCL may be in use.
     """
 
     def __init__(self, ranks: Iterable[RankSign], at_s: float, *, is_wanted: bool) -> None:
@@ -39,13 +39,13 @@ class RasQuery:
         self._content = b""
         self._socket: socket.socket | None = None
         environs = map(rank_processes.environ, sorted(self._pids)) if is_wanted else ()
-        environ = next(filter(None, environs), {})  # one may have ended
+        environ = next(filter(None, environs), {})  # a rank may have ended
         size = environ.get("WORLD_SIZE", "")
         self._world = int(size) if size.isdecimal() and len(size) < 10 else len(self._pids)
         self._address = _address(environ) if environ and self._world > 1 else None
 
     def are_ready(self, at_s: float) -> bool:
-        """Return whether nothing more will come."""
+        """Return whether no more answers will come."""
         if self._address is None:
             return True
         try:
@@ -60,7 +60,7 @@ class RasQuery:
         return self._address is None
 
     def finding(self) -> Finding | None:
-        """Return who is behind; None where that is not known."""
+        """Return who is behind; None if unknown."""
         if len(self._answers) < 2:
             return None
         before, after = self._answers
@@ -69,7 +69,7 @@ class RasQuery:
     def _ask(self, address: tuple[str, int]) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._socket, self._content = socket.socket(family, socket.SOCK_STREAM), b""
-        self._socket.settimeout(0.2)  # it is this machine: it answers at once, or nobody is there
+        self._socket.settimeout(0.2)  # on this machine it answers at once or never
         self._socket.connect(address)
         self._socket.sendall(_QUESTION)
         self._socket.setblocking(False)
@@ -103,7 +103,7 @@ class RasQuery:
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return where a rank's RAS listens; None where it is off, or where that is no address."""
+    """Return where a rank's RAS listens; None if it is off or the address is invalid."""
     if environ.get("NCCL_RAS_ENABLE") == "0":
         return None
     given = environ.get("NCCL_RAS_ADDR")

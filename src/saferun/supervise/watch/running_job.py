@@ -1,4 +1,4 @@
-"""The attempt that runs, as its watches need it, and a program that they start beside it."""
+"""The running attempt, as its watches need it, and a program that they start beside it."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.records.record import Record
 from saferun.system.command import REAP_S, Answer
 
-NEVER_S = float("inf")  # what a watch returns that looks no more
-_MOST_BYTES = 1 << 20  # read of a program's output
+NEVER_S = float("inf")  # returned by a watch that looks no more
+_MOST_BYTES = 1 << 20  # most bytes read of a program's output
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """One attempt that runs."""
+    """One running attempt."""
 
     plan: LaunchPlan
     number: int
     history: Sequence[AttemptOutcome]  # the attempts before it
     receipts: str | None  # the directory of the ranks' receipts
     record: Record
-    longest: Longest  # silences of the run so far
+    longest: Longest  # longest silences of the run so far
     saved_before: Callable[[float], Checkpoint | None]  # the newest checkpoint from before a time
     say: Callable[[str], None]
-    environ: Mapping[str, str]  # the user's
+    environ: Mapping[str, str]  # the user's environment
     keeper: int  # pid
     launcher: int  # pid
 
 
 class BesideJob:
-    """A program that runs beside the job, for which nobody waits; its stdout is kept in memory.
+    """A program that runs beside the job, without waiting for it; its stdout is kept in memory.
 
     Args:
-        argv: its command line.
-        environ: its whole environment; None: ours.
+        argv: the program's command line.
+        environ: the program's whole environment; None: ours.
     """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
@@ -57,11 +57,14 @@ class BesideJob:
             )
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, or could not be started."""
+        """Return whether the program has ended, or could not be started."""
         return self.process is None or self.process.poll() is not None
 
     def kill(self) -> bool:
-        """End it; return whether it still ran. The kernel may be unable to do it at once."""
+        """Kill the program; return whether it was still running.
+
+        The kernel may need time for it.
+        """
         if self.process is None or self.process.poll() is not None:
             return False
         self.process.kill()

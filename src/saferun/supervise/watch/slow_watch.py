@@ -1,10 +1,10 @@
-"""Watch for a rank that the others wait for: it is named once, and nothing is done to it.
+"""Watch for a rank that the others wait for: it is reported once, and nothing is done to it.
 
-Now and then the ranks are asked, by a signal, for the times of their last collectives
-(inject/collective_times.py), which diagnosis/slow_rank.py compares. A rank is named when two
-answers in a row show it. NCCL's calls alone prove nothing; where they, or the clocks of a GPU, give
-reason to, NCCL's collectives are timed from then on, and the next answer decides. In a job that is
-well nothing changes but that a rank writes its times for some 40 ms, first after three minutes.
+At intervals a signal asks the ranks for the times of their last collectives
+(inject/collective_times.py), which diagnosis/slow_rank.py compares. A rank is reported when two
+successive answers show it. NCCL's calls alone prove nothing: if they, or the clocks of a GPU, give
+a suspicion, NCCL measures its collectives from then on, and the next answer decides. A healthy job
+only spends some 40 ms in each rank on writing the times, first after three minutes.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from saferun.supervise.watch.rank_facts import CpuState
 from saferun.supervise.watch.running_job import NEVER_S, BesideJob, RunningJob
 from saferun.system import paths
 
-FIRST_S = 180.0  # the job starts, and compiles
+FIRST_S = 180.0  # until then the job starts and compiles
 EVERY_S = 600.0
-SELDOM_S = 1800.0  # after some answers that showed nothing
-CONFIRM_S = 60.0  # until the second answer
+SELDOM_S = 1800.0  # interval after some answers that showed nothing
+CONFIRM_S = 60.0  # until the second, confirming answer
 _SOME = 6
-_ANSWER_S = 20.0  # a rank may be in a step that takes as long
+_ANSWER_S = 20.0  # a rank may be in a step that takes this long
 _AGAIN_S = 0.5
 _SILENT_S = 5.0  # between looks for the end of a silence
 _MOST_BYTES = 16 << 20
 
 
 class _Asked:
-    """Who was asked, and when."""
+    """The ranks that were asked, and when."""
 
     def __init__(
         self, ranks: Mapping[int, int], files: Mapping[int, str], cards: BesideJob | None
@@ -55,11 +55,11 @@ class _Asked:
 
 
 class SlowWatch:
-    """Watches one attempt for a slow rank.
+    """Watch one attempt for a slow rank.
 
     Args:
         job: the attempt.
-        hangs: tells whether the job shows no sign of work: an answer would be one.
+        hangs: tells whether the job is silent; an answer would count as a sign of work.
     """
 
     def __init__(self, job: RunningJob, hangs: HangWatch) -> None:
@@ -67,15 +67,15 @@ class SlowWatch:
         self._uuids = [gpu.uuid for gpu in job.plan.gpus.gpus]
         self._has_begun = False
         self._asked: _Asked | None = None
-        self._is_timed = False  # NCCL was told to time its collectives
+        self._is_timed = False  # NCCL was told to measure its collectives
         self._suspect: int | None = None
-        self._answers = 0  # that showed nothing
-        self._states: dict[int, CpuState] = {}  # at the answer before
+        self._answers = 0  # number of answers that showed nothing
+        self._states: dict[int, CpuState] = {}  # at the previous answer
         self._stolen = (0, 0)
-        self.cause: Hang | None = None  # it ends nothing
+        self.cause: Hang | None = None  # this watch ends nothing
 
     def ended(self) -> None:
-        """Wait no more for who tells of the GPUs: the attempt is over."""
+        """Stop waiting for the GPUs' data: the attempt has ended."""
         if self._asked and self._asked.cards:
             self._asked.cards.take()
 
@@ -97,7 +97,7 @@ class SlowWatch:
         return self._judge(asked, _take(asked))
 
     def _ask(self, receipts: str) -> _Asked | None:
-        """Ask the ranks for their times; None where they do not answer such questions."""
+        """Ask the ranks for their times; None if they cannot answer."""
         ranks = rank_processes.ranks(self._job.launcher)
         able = all(process_tree.catches(pid, contract.TIMES_SIGNAL) for pid in ranks.values())
         names = os.listdir(receipts)
@@ -131,7 +131,7 @@ class SlowWatch:
         odd = [rank for rank in cards if rank_facts.of_gpu(cards, rank, pids)]
         if slow_rank.wants_durations(times) and not self._is_timed and (slow or odd):
             self._is_timed = True
-            for pid in asked.ranks.values():  # what they write now is not timed, and not read
+            for pid in asked.ranks.values():  # earlier times were not measured, and are not read
                 if process_tree.catches(pid, contract.TIMING_SIGNAL):
                     _signal(pid, contract.TIMING_SIGNAL)
             return CONFIRM_S
@@ -169,7 +169,7 @@ def _take(asked: _Asked) -> dict[int, Times]:
 
 
 def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile, and gives no answer
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and gives no answer
         os.kill(pid, number)
 
 

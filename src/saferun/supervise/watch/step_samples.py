@@ -1,4 +1,4 @@
-"""Note now and then how far the steps of an attempt have come, for the report of its run."""
+"""Sample an attempt's steps over time, for the report of its run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from saferun.diagnosis.reading import progress
 from saferun.journal.training_steps import Point, as_text, number
 from saferun.supervise.watch import live_output
 
-_MOST = 240  # points that are kept of an attempt; their distance grows with its length
+_MOST = 240  # most points kept of an attempt; their distance grows with its length
 
 
 class StepSamples:
     """The steps of one attempt over time.
 
     Args:
-        keeper: the pid of its keeper.
-        launcher: the pid of its command.
-        began_s: when it started, on the monotonic clock.
+        keeper: the pid of the attempt's keeper.
+        launcher: the pid of the attempt's command.
+        began_s: when the attempt started, on the monotonic clock.
     """
 
     def __init__(self, keeper: int, launcher: int, began_s: float) -> None:
         self._keeper, self._launcher, self._began_s = keeper, launcher, began_s
-        self._apart_s = 0.0  # the least between two points
+        self._apart_s = 0.0  # least time between two points
         self._points: list[Point] = []
 
     def sample(self) -> str:
-        """Return all that was seen so far, for the journal; "" where there is no new step."""
+        """Return all samples so far, for the journal; "" if there is no new step."""
         now = time.monotonic() - self._began_s
         last = self._points[-1] if self._points else Point(0.0, -1)
         found = [last]

@@ -1,8 +1,8 @@
 """Signs of work that cost more than a look at /proc, for silences that are nearly too long.
 
-The bytes of the job's TCP connections (an upload from memory is in no counter of /proc), and the
-use of its GPUs, as NVML tells it. The latter may hang on a failing GPU: a child asks it, and one
-that does not answer at once is ended and not asked again.
+They are the bytes of the job's TCP connections (no counter in /proc shows an upload from memory),
+and the use of its GPUs by NVML. NVML may hang on a failing GPU, so a child asks it; a child that
+does not answer quickly is ended, and NVML is not asked again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import tcp_bytes
 
 EVERY_S = 60.0  # between two answers of NVML
-ANSWER_S = 5.0  # the longest wait for one
-_USED = 10  # percent; above, a GPU is in use
+ANSWER_S = 5.0  # longest wait for an answer
+_USED = 10  # percent; above this a GPU is in use
 
 
 class Traffic:
-    """What the TCP connections of some processes carry."""
+    """The traffic on the TCP connections of some processes."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
 
     def is_more(self, at_s: float, pids: Sequence[int]) -> bool:
-        """Return whether they have carried more than libraries' own exchanges since the last call.
+        """Return whether the traffic since the last call exceeds libraries' own exchanges.
 
         Args:
-            at_s: now.
+            at_s: the current time.
             pids: the processes.
         """
         count = tcp_bytes.moved(pids)
@@ -40,11 +40,11 @@ class Traffic:
 
 
 class GpuUse:
-    """What NVML says of the use of some GPUs; nobody waits for it.
+    """NVML's data on the use of some GPUs, read without waiting.
 
     Args:
-        environ: the user's, in which NVML is found.
-        gpus: their UUIDs.
+        environ: the user's environment, in which NVML is found.
+        gpus: UUIDs of the GPUs.
     """
 
     def __init__(self, environ: Mapping[str, str], gpus: Collection[str]) -> None:
@@ -54,7 +54,7 @@ class GpuUse:
         self._asked_at_s = float("-inf")
 
     def are_used(self, at_s: float) -> bool:
-        """Return whether an answer has come since the last call that says so; ask again in time."""
+        """Return whether an answer since the last call shows use; ask again when it is time."""
         used = self._asked is not None and self._answer(self._asked, at_s)
         if not self._asked and self._asks and at_s >= self._asked_at_s + EVERY_S:
             self._asked_at_s = at_s
@@ -67,6 +67,6 @@ class GpuUse:
         hangs = asked.kill()
         answer = nvml.read(asked.take())
         self._asked = None
-        self._asks = bool(answer.program) and not hangs  # else it would be the same again
+        self._asks = bool(answer.program) and not hangs  # otherwise it would be the same again
         cards = (answer.report.card(uuid) for uuid in self._gpus)
         return any((card.load().percent or 0) >= _USED for card in cards if card)

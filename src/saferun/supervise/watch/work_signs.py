@@ -1,4 +1,4 @@
-"""Signs of work of a job's processes, from /proc alone: the job is not touched."""
+"""Signs of work of a job's processes, read only from /proc: the job is not touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from saferun.system import procfs
 from saferun.system.printable import printable
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# The system calls of x86_64 (asm/unistd_64.h), for kernels that do not show the function.
+# System calls of x86_64 (asm/unistd_64.h), for kernels that do not show the function.
 _CALLS = {
     **{0: "read", 1: "write", 7: "poll", 23: "select", 34: "pause", 35: "nanosleep"},
     **{45: "recvfrom", 47: "recvmsg", 61: "wait4", 202: "futex", 230: "clock_nanosleep"},
@@ -28,7 +28,7 @@ Tree: TypeAlias = dict[int, list[int]]  # the children of each process
 
 
 def tree() -> Tree:
-    """Return the children of each process of this machine; it reads a file for each."""
+    """Return the children of each process of this machine; reads one file for each process."""
     children: Tree = {}
     for name in procfs.names("/proc"):
         if name.isdigit() and (fields := procfs.stat(int(name))):
@@ -37,12 +37,12 @@ def tree() -> Tree:
 
 
 def observe_job(launcher: int, at_s: float, children: Tree) -> Look | None:
-    """Return what a job's processes show now; None if no rank of it can be seen.
+    """Return the signs of a job's processes; None if no rank is visible.
 
     Args:
         launcher: the pid of the command that was started.
-        at_s: the time, for the result.
-        children: the result of `tree`; what has started since then is left out.
+        at_s: the current time, for the result.
+        children: the result of `tree`; processes that started later are left out.
     """
     started = children.get(launcher, [])
     ranks = (
@@ -67,21 +67,21 @@ def observe_job(launcher: int, at_s: float, children: Tree) -> Look | None:
 
 
 def everyone(ranks: Iterable[int]) -> list[int]:
-    """Return the pids of these ranks and of all that they have started."""
+    """Return the pids of some ranks and of all their descendants."""
     children = tree()
     return [pid for rank in ranks for pid in _all_below(rank, children)]
 
 
 def used(ranks: Iterable[int]) -> Used:
-    """Return what these ranks, and all that they have started, have used so far."""
+    """Return the resources that some ranks and their descendants have used so far."""
     found = [fields for pid in everyone(ranks) if (fields := procfs.stat(pid))]
-    # Those of children that have ended and been waited for, too.
+    # This includes children that have ended and were waited for.
     ticks = sum(int(one) for fields in found for one in fields[11:15])
     return Used(ticks / _TICKS, any(fields[0] == "R" for fields in found))
 
 
 def helpers(ranks: Iterable[int]) -> list[Helper]:
-    """Return what these ranks have started of their own program."""
+    """Return the processes with the ranks' own program that these ranks started."""
     children = tree()
     found = []
     for rank in ranks:
@@ -107,10 +107,10 @@ def _all_below(pid: int, children: Tree) -> Iterator[int]:
 
 
 def _below(pid: int, children: Tree) -> Iterator[int]:
-    """Yield a rank and what it started of its own program: loaders' and compile workers.
+    """Yield a rank and its descendants with its own program: loader and compile workers.
 
-    Other programs beside a rank are left out: one that reports to a tracking service goes on
-    reporting while the job hangs.
+    Other programs of a rank are left out: one that reports to a tracking service continues while
+    the job hangs.
     """
     program = _program(pid)
     waiting = [pid]
@@ -155,7 +155,7 @@ def _waits_in(pid: int) -> str:
 
 
 def _file(pid: int, words: list[str]) -> str:
-    """Return the file that a process reads or writes, as a clause; "" for what has no name."""
+    """Return the file that a process reads or writes, as a clause; "" for an unnamed one."""
     try:
         target = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
     except OSError:
@@ -164,9 +164,9 @@ def _file(pid: int, words: list[str]) -> str:
 
 
 def _is_terminal(pid: int, words: list[str]) -> bool:
-    """Return whether a process reads a terminal, or waits for it alone, as readline does."""
+    """Return whether a process reads a terminal, or waits only for it, as readline does."""
     reads = words[0] == "0"
-    if not reads and int(words[1], 16) != 1:  # not for descriptor 0 alone
+    if not reads and int(words[1], 16) != 1:  # it waits for more than descriptor 0
         return False
     number = int(words[1], 16) if reads else 0
     try:

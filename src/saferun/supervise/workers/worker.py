@@ -1,6 +1,6 @@
-"""The supervisor of one of several workers: the loop of one run, in a process of its own.
+"""The supervisor of one of several workers: the loop of a run in its own process.
 
-It is a fork of saferun from before that has a second thread. The kernel ends it when saferun ends;
+It is forked from saferun before saferun has a second thread. The kernel ends it when saferun ends;
 then its keeper ends the job.
 """
 
@@ -25,17 +25,17 @@ from saferun.supervise.loop import RunEnd, Say, run
 from saferun.supervise.records import record
 
 _SET_PDEATHSIG = 1  # linux/prctl.h
-_REPORT_BYTES = 4096  # PIPE_BUF: written at once
+_REPORT_BYTES = 4096  # PIPE_BUF: written in one piece
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What makes a worker differ from the others."""
+    """The differences of a worker from the others."""
 
     number: int
     slot: Slot
-    visible: str | None  # its CUDA_VISIBLE_DEVICES; None: as the run has it
-    report: int  # descriptor of a pipe to saferun, for the last words
+    visible: str | None  # its CUDA_VISIBLE_DEVICES; None: the run's
+    report: int  # descriptor of a pipe to saferun, for the final report
     saferun: int  # pid
 
 
@@ -50,10 +50,10 @@ def be_supervisor(
 
     Args:
         part: the worker.
-        gathered: what the plans of the run are computed from.
-        journal: the run's.
-        say: takes lines for people.
-        leave: gives up what is saferun's alone.
+        gathered: the inputs of the run's plans.
+        journal: the run's journal.
+        say: function that takes lines for people.
+        leave: function that releases what belongs only to saferun.
     """
     status = EXIT_SOFTWARE
     say = prefixed(say, part.number)
@@ -69,7 +69,7 @@ def be_supervisor(
         say(str(error))
         status = error.code
     except BaseException as error:
-        import traceback  # only a fault of ours needs it
+        import traceback  # only our own fault needs it
 
         traceback.print_exception(error)
     finally:
@@ -90,7 +90,7 @@ def _attempts(part: Part, gathered: RunInputs, journal: Journal, say: Say) -> in
     with part.slot.held as held:
         end = run(record.with_places(gathered, journal), held, journal, say, worker=True)
     words = json.dumps(end._replace(reason=end.reason[:500]))
-    with contextlib.suppress(OSError):  # whoever would read it is gone
+    with contextlib.suppress(OSError):  # its reader is gone
         os.write(part.report, words.encode()[:_REPORT_BYTES])
     return end.status
 
@@ -99,7 +99,7 @@ def last_words(report: int) -> RunEnd:
     """Return what a supervisor left on the end of its worker; closes the pipe.
 
     Args:
-        report: the reading end.
+        report: the pipe's reading end.
     """
     with open(report, "rb") as pipe:
         os.set_blocking(report, False)
@@ -111,7 +111,7 @@ def last_words(report: int) -> RunEnd:
 
 
 def prefixed(say: Say, number: int) -> Say:
-    """Return a `say` that begins each line with the worker's number."""
+    """Return a `say` that puts the worker's number before each line."""
 
     def say_it(text: str) -> None:
         lines = text.splitlines()

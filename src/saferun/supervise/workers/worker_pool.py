@@ -1,10 +1,10 @@
-"""Several workers of one run (`launcher: python`), each under a supervisor process of its own.
+"""Several workers of one run (`launcher: python`), each under its own supervisor process.
 
     saferun -> supervisor of a worker (loop.py) -> keeper -> python
             -> supervisor of another            -> keeper -> python
 
-saferun gives each worker its slot of a GPU, forks a supervisor for it (worker.py), passes signals
-on, and waits. One worker's failure leaves the others alone.
+saferun gives each worker its slot on a GPU, forks a supervisor for it (worker.py), passes signals
+on, and waits. A worker's failure does not affect the others.
 """
 
 from __future__ import annotations
@@ -43,42 +43,42 @@ from saferun.system import gpus, procfs
 from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
 
-_KEEPER_S = 5.0  # time for the keeper of a killed supervisor to end its job
-_LOOK_S = 0.01  # between two looks whether it has: each reads all of /proc, some 10 ms
+_KEEPER_S = 5.0  # for the keeper of a killed supervisor to end its job
+_LOOK_S = 0.01  # between two checks of that, each of which reads all of /proc in some 10 ms
 _POLL_S = (0.05, 1.0)  # first and longest pause between two looks for a free slot
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A worker whose supervisor runs."""
+    """A worker whose supervisor is running."""
 
     pid: int
     slot: Slot
-    report: int  # descriptor: its last words
+    report: int  # descriptor of its final report
 
 
 def supervise(gathered: RunInputs, say: Say) -> int:
     """Run the workers until all have ended.
 
     Args:
-        gathered: what the plan of every attempt is computed from.
-        say: takes lines for people.
+        gathered: the inputs of every attempt's plan.
+        say: function that takes lines for people.
 
     Returns:
-        0 if all ended well, else the status of the first one that failed for good.
+        0 if all succeeded, else the status of the first worker that finally failed.
 
     Raises:
-        BusyError: not all workers can have a slot of a GPU, and the policy is to refuse.
-        KeyboardInterrupt: a SIGINT ended the run; all is closed.
+        BusyError: there are not enough slots for all workers, and the policy is to refuse.
+        KeyboardInterrupt: a SIGINT ended the run; everything is closed.
     """
-    outlive_signals()  # also the supervisors, which are forked
+    outlive_signals()  # the forked supervisors, too
     plug_closed_descriptors()
     if gathered.request.line.script == "-" and not gathered.request.options.code:
         raise UsageError("several workers cannot read one script from stdin", fix="name a file")
     gathered, journal = record.begin(gathered, say)
     try:
         plan = gathered.plan()
-        if VISIBLE in plan.env:  # by the profile or --set: the run sees less than what was exported
+        if VISIBLE in plan.env:  # from the profile or --set: the run sees fewer GPUs than exported
             seen = gpus.detect(plan.environment(gathered.environ))
             gathered = gathered._replace(facts=gathered.facts._replace(gpu=seen))
         exported = plan.environment(gathered.environ).get(VISIBLE)
@@ -99,10 +99,10 @@ class _Workers:
     """The workers of one run.
 
     Args:
-        gathered: what the plan of every attempt is computed from.
-        journal: the run's.
-        say: takes lines for people.
-        exported: CUDA_VISIBLE_DEVICES of the whole run; None where it is not set.
+        gathered: the inputs of every attempt's plan.
+        journal: the run's journal.
+        say: function that takes lines for people.
+        exported: CUDA_VISIBLE_DEVICES of the whole run; None if it is not set.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class _Workers:
         self._count = gathered.profile.settings.workers
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
-        # Every worker's lock would have the same trouble: each line is said once.
+        # Every worker's lock would have the same problem, so each line is printed once.
         world = gpu_locks.World(functools.cache(say))
         memory = gpu_locks.slot_memory(self._policy, gathered.environ, world)
         self._slots = Slots(
@@ -124,20 +124,20 @@ class _Workers:
             gathered.environ,
             world._replace(memory=memory),
         )
-        self._ready: dict[int, Slot] = {}  # have a slot, and are not started
+        self._ready: dict[int, Slot] = {}  # workers with a slot that are not started
         self._waiting: list[int] = []
         self._running: dict[int, _Running] = {}
-        self._left: set[int] = set()  # what workers that ended well left on purpose
+        self._left: set[int] = set()  # processes that successful workers left on purpose
         self._failed: tuple[int, RunEnd] | None = None  # the first worker that failed
         self.asked = 0  # the first signal that asked the run to end
-        self._signals: Signals  # while `go` runs
+        self._signals: Signals  # set while `go` runs
         self._began = time.monotonic()
         self._pause = _POLL_S[0]
 
     # --- slots -----------------------------------------------------------------------------
 
     def take_slots(self) -> None:
-        """Take a slot for each worker, or as the policy says where there are not enough.
+        """Take a slot for each worker, or follow the policy if there are not enough.
 
         Raises:
             BusyError: the policy is to refuse.
@@ -163,7 +163,7 @@ class _Workers:
         self._say(f"{what}; {_named(self._waiting)} for a slot {bound}")
 
     def _look_for_slots(self) -> None:
-        """Start those that wait, as far as there are slots by now."""
+        """Start the waiting workers for which there are now slots."""
         while self._waiting and (slot := self._slots.take()):
             self._start(self._waiting.pop(0), slot)
             self._pause = _POLL_S[0]
@@ -182,7 +182,7 @@ class _Workers:
         process_tree.become_subreaper()
         self._journal.share()
         self._journal.event(WorkersBegun(self._count, procfs.this_process()))
-        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status would be kept
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status is kept
         self._signals = Signals((*DEATH_SIGNALS, *USER_SIGNALS, signal.SIGCHLD))
         try:
             with self._signals:
@@ -228,7 +228,7 @@ class _Workers:
         return status
 
     def _take_signals(self) -> None:
-        """Pass on what was sent to saferun alone; a key or Slurm has reached all of us."""
+        """Pass on signals sent only to saferun; those from a key or Slurm reach all processes."""
         for number, sender in self._signals.read():
             if number == signal.SIGCHLD:
                 continue
@@ -241,7 +241,7 @@ class _Workers:
     # --- one worker ------------------------------------------------------------------------
 
     def _start(self, number: int, slot: Slot) -> None:
-        """Start the supervisor of a worker; where that fails the others go on."""
+        """Start the supervisor of a worker; if that fails, the others continue."""
         reading, writing = os.pipe()
         part = Part(number, slot, self._slots.visible(slot, self._exported), writing, os.getpid())
         try:
@@ -263,13 +263,13 @@ class _Workers:
         self._journal.event(WorkerBegun(pid, gpu), worker=number)
 
     def _leave(self) -> None:
-        """Give up, in a supervisor that was just forked, what is saferun's alone."""
+        """Release, in a newly forked supervisor, what belongs only to saferun."""
         self._signals.__exit__()
-        for other in self._ready.values():  # or it would hold their locks, too
+        for other in self._ready.values():  # otherwise it would hold their locks, too
             other.held.hand_over()
 
     def _reap(self) -> None:
-        """Note the workers that have ended."""
+        """Record the workers that have ended."""
         for number, one in list(self._running.items()):
             pid, wait_status = os.waitpid(one.pid, os.WNOHANG)
             if not pid:
@@ -294,7 +294,7 @@ class _Workers:
         return 128 + signum, reason
 
     def _never(self, number: int, status: int, reason: str) -> None:
-        """Note a worker that never started."""
+        """Record a worker that never started."""
         self._journal.event(RunEnded(status, reason), worker=number)
         self._end(number, RunEnd(status, reason))
 
@@ -303,19 +303,19 @@ class _Workers:
             self._failed = number, end
 
     def _family(self) -> process_tree.Family:
-        """What descends from us, but for the workers that run and what others left on purpose."""
+        """Return our descendants, except running workers and what others left on purpose."""
         running = [one.pid for one in self._running.values()]
         return process_tree.Family(lambda: (*running, *self._left))
 
     def _end_orphans(self) -> None:
-        """Wait for the keeper of a supervisor that was killed, then end what is left."""
+        """Wait for the keeper of a killed supervisor, then end what is left."""
         family, limit = self._family(), time.monotonic() + _KEEPER_S
         while family.living() and time.monotonic() < limit:
             time.sleep(_LOOK_S)
         family.end()
 
     def _kill_all(self) -> None:
-        """End the workers after a fault of ours; usually there are none."""
+        """End the workers after a fault of saferun itself; usually there are none."""
         for slot in self._ready.values():
             self._slots.give_back(slot)
         if not self._running:

@@ -1,9 +1,10 @@
-"""Make `torch.compiler.cudagraph_mark_step_begin` do nothing, where the profile says so.
+"""Make `torch.compiler.cudagraph_mark_step_begin` do nothing, if the profile asks for that.
 
 Target: `torch._inductor.cudagraph_trees.mark_step_begin`, which the public function looks up at
-each call, so that it does not matter how a script imported the marker. torch 2.1 to 2.13.
-Reason: the fix of the incident with DDP and markers, kept for those who want it; current torch runs
-DDP, compilation and markers together without an error. Delete when no shipped profile asks for it.
+each call, so the way in which a script imported the marker does not matter. torch 2.1 to 2.13.
+Reason: this fixed an incident with DDP and markers, and is kept for users who want it; current
+torch runs DDP, compilation and markers together without an error.
+Delete when no shipped profile asks for it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     Args:
         name: "torch._inductor.cudagraph_trees".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     setting = context.hooks.cudagraph_markers
     if setting == "keep":
@@ -43,6 +44,6 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         if marks:
             original()
 
-    # Dynamo skips the original by its file; ours must not be traced either.
+    # Dynamo skips the original by its file; our function must not be traced either.
     mark_step_begin._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch's mark
     context.receipt(_HOOK, contract.APPLIED, setting=setting)

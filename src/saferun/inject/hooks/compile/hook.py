@@ -1,4 +1,4 @@
-"""Keep to what the profile says about compilation, even where the script asks for something else.
+"""Enforce the profile's settings for compilation, even if the script asks for something else.
 
 Targets, and the settings that each one enforces:
   torch                                    enabled: torch.compile (Module.compile ends there too)
@@ -9,8 +9,8 @@ Targets, and the settings that each one enforces:
   torch._dynamo.convert_frame              fallback: suppress_errors
 The mitigations of compilation are in mitigations.py.
 Reason: `mode=`, `options=` and assignments to torch._inductor.config override the environment
-variables that would switch these off. A setting is in force for the time of one graph's compilation
-through inductor's own `config.patch`, also in the lazily compiled backward. torch 2.4 to 2.13.
+variables that would switch these off. A setting is in force during one graph's compilation, by
+inductor's own `config.patch`, including a lazily compiled backward. torch 2.4 to 2.13.
 Delete a part when torch has a switch that a script's own choice does not override.
 """
 
@@ -46,7 +46,7 @@ _NO_AUTOTUNE = {
     "max_autotune_pointwise": False,
     "coordinate_descent_tuning": False,
     "triton.autotune_pointwise": False,
-    # Opt-in settings that time several candidates for one kernel, at compilation or first run:
+    # Opt-in settings that measure several candidates for one kernel, at compilation or first run:
     "triton.multi_kernel": 0,
     "triton.mix_order_reduction_autotune_split_size": False,
     "benchmark_combo_kernel": False,
@@ -62,7 +62,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     Args:
         name: one of the targets.
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     parts: dict[str, Hold] = {
         "torch": _hold_entry,
@@ -85,7 +85,7 @@ def _graphs_are_off(settings: CompileHook) -> bool:
 
 
 def _is_in_torch(frame: FrameType) -> bool:
-    # torch compiles small things for itself (higher-order operators, flex_attention's eager form).
+    # torch itself compiles small functions (higher-order operators, flex_attention's eager form).
     caller: str = frame.f_globals.get("__name__", "")
     return caller.startswith("torch.") and caller not in ("torch.nn.modules.module",)
 
@@ -122,7 +122,7 @@ def _name(model: object) -> str:
 
 
 def _flex_inside(model: Any) -> Any:
-    """Return the function to compile where `model` is flex_attention or its mask builder."""
+    """Return the function to compile if `model` is flex_attention or its mask builder."""
     if isinstance(model, functools.partial):
         inside = _flex_inside(model.func)
         return inside and functools.partial(inside, *model.args, **model.keywords)
@@ -144,7 +144,7 @@ def _hold_flex_attention(module: ModuleType, settings: CompileHook, context: Con
         if not query.is_cuda or torch.compiler.is_compiling():
             return original(query, *args, **kwargs)
         if not compiled:
-            # torch's own compile, since ours would leave the function eager.
+            # Use torch's own compile, since ours would leave the function eager.
             compiled.append(getattr(torch.compile, "__wrapped__", torch.compile)(original))
         return compiled[0](query, *args, **kwargs)
 
@@ -163,13 +163,13 @@ def _hold_inductor(module: ModuleType, settings: CompileHook, context: Context) 
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         inner = bound.arguments["inner_compile"]
-        if hasattr(inner, _MARK):  # compile_fx calling itself with its patches in force
+        if hasattr(inner, _MARK):  # compile_fx calls itself, with its patches in force
             return original(*args, **kwargs)
         policy = _policy(settings, module.config)
         bound.arguments["inner_compile"] = _watched(inner, module.config, context)
         patches = dict(bound.arguments["config_patches"] or {}, **policy)
         bound.arguments["config_patches"] = patches
-        with module.config.patch(patches):  # a cached graph is not lowered: read it back here too
+        with module.config.patch(patches):  # a cached graph is not lowered: read it back here, too
             _observe(context, "entry", module.config)
         with _non_lazy_backward(settings):
             return original(*bound.args, **bound.kwargs)
@@ -178,7 +178,7 @@ def _hold_inductor(module: ModuleType, settings: CompileHook, context: Context) 
 
 
 def _policy(settings: CompileHook, config: ModuleType) -> dict[str, object]:
-    """Return inductor's settings for the graph at hand, less those that this torch lacks."""
+    """Return inductor's settings for the present graph, except those that this torch lacks."""
     policy: dict[str, object] = {}
     if settings.autotune == "off":
         policy.update(_NO_AUTOTUNE)
@@ -205,7 +205,7 @@ def _read(config: Any, key: str) -> object:
 def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) -> Callable[..., Any]:
     """Return `inner` with our mark; it reports the values in force whenever a graph is lowered.
 
-    compile_fx puts its `config_patches` around it, also for a backward that is compiled later.
+    compile_fx applies its `config_patches` around it, even for a backward that is compiled later.
     """
 
     def inner_compile(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -219,7 +219,7 @@ def _watched(inner: Callable[..., Any], config: ModuleType, context: Context) ->
     return marked
 
 
-_observed: list[tuple[int, str, dict[str, object]]] = []  # pid, graph, values in force
+_observed: list[tuple[int, str, dict[str, object]]] = []  # (pid, graph, values in force)
 
 
 def _observe(context: Context, graph: str, config: ModuleType) -> None:
@@ -244,7 +244,7 @@ def _hold_launchers(module: ModuleType, settings: CompileHook, context: Context)
     @hidden_frames.replace(tuner, step)
     def one_launcher(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if getattr(self, "custom_kernel", False):  # a user's own @triton.autotune is theirs
+        if getattr(self, "custom_kernel", False):  # a user's own @triton.autotune stays unchanged
             _name_kept(self, context)
         else:
             _keep_first(self)
@@ -253,7 +253,7 @@ def _hold_launchers(module: ModuleType, settings: CompileHook, context: Context)
     context.receipt(_HOOK, contract.APPLIED, part="launchers")
 
 
-_kept: set[str] = set()  # names of the user's own kernels that the receipt has
+_kept: set[str] = set()  # the user's own kernels that are in the receipt
 
 
 def _name_kept(tuner: Any, context: Context) -> None:
@@ -264,7 +264,7 @@ def _name_kept(tuner: Any, context: Context) -> None:
 
 
 def _hold_timing(tuner: Any) -> None:
-    """Time nothing at the first run of a kernel that was made before this hook was in place."""
+    """Skip the measurements at the first run of a kernel that was made before this hook."""
     if not hasattr(tuner, "autotune_to_one_config"):
         return
 
@@ -277,7 +277,7 @@ def _hold_timing(tuner: Any) -> None:
 
 
 def _keep_first(tuner: Any) -> None:
-    """Leave one launcher to a kernel, so that there is nothing to time at its first run."""
+    """Keep only one launcher of a kernel, so that nothing is measured at its first run."""
     launchers = getattr(tuner, "launchers", None)
     if not launchers or len(launchers) < 2:
         return
@@ -314,7 +314,7 @@ def _hold_cudagraphs_backend(module: ModuleType, settings: CompileHook, context:
 
 
 def _non_lazy_backward(settings: CompileHook) -> AbstractContextManager[object]:
-    # A backward compiled with its forward fails where dynamo can still fall back to eager.
+    # A backward that is compiled with its forward fails while dynamo can still fall back to eager.
     config = sys.modules.get("torch._functorch.config")
     if settings.fallback != "on" or config is None:
         return contextlib.nullcontext()

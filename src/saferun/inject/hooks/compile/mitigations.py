@@ -1,7 +1,8 @@
-"""The two mitigations of compilation that no variable and no setting of a profile can make.
+"""The two mitigations of compilation that no variable or profile setting can make.
 
-`fresh-compile-cache`: a cache directory for each rank, in os.environ, once torch is imported.
-`ddp-optimizer-off`: torch._dynamo.convert_frame, whatever the script assigns. torch 2.4 to 2.13.
+`fresh-compile-cache` sets a cache directory for each rank in os.environ after the import of torch.
+`ddp-optimizer-off` changes torch._dynamo.convert_frame, whatever the script assigns. torch 2.4 to
+2.13.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 def give_rank_own_caches(context: Context) -> None:
     """Give this rank its own compile caches below the directories that the launcher made.
 
-    The launcher does not know the ranks. A helper of a rank inherits the rank's directory.
+    The launcher does not know the ranks, so the rank does it. A rank's helper inherits the
+    directory.
     """
     rank = os.environ.get("RANK", "")
     if _FRESH_CACHE not in context.mitigations or not rank.isdigit():
@@ -35,20 +37,20 @@ def give_rank_own_caches(context: Context) -> None:
         if base and not base.endswith(os.sep + tail):
             own[variable] = os.path.join(base, tail)
     for path in own.values():
-        for folder in (os.path.dirname(path), path):  # the mode is for the last folder only
+        for folder in (os.path.dirname(path), path):  # the mode applies only to the last folder
             os.makedirs(folder, mode=0o700, exist_ok=True)
     os.environ.update(own)
-    if imported_modules.born:  # else the next start takes them for what the program assigns
+    if imported_modules.born:  # otherwise the next start takes these for the program's assignments
         imported_modules.born.update(own)
     if own:
         context.receipt(_HOOK, contract.APPLIED, part="caches", effective=own)
 
 
 def switch_ddp_optimizer_off(module: ModuleType, context: Context) -> None:
-    """Leave the graph whole where DDP would split it at its buckets, whatever the script assigns.
+    """Keep the graph whole that DDP would split at its buckets, whatever the script assigns.
 
     Dynamo reads the setting in CatchErrorsWrapper.__call__, for every frame. The mode
-    "python_reducer" is another mechanism, which DDP has set up by then, and stays.
+    "python_reducer" is a different mechanism, which DDP has already set up, and it stays.
     """
     if _DDP_OPTIMIZER_OFF not in context.mitigations:
         return

@@ -1,15 +1,15 @@
-"""Check labels and indices in compiled code, too, by an operator that inductor does not look into.
+"""Check labels and indices in compiled code, too, by an operator that is opaque to inductor.
 
 Target: torch._inductor.compile_fx; torch >= 2.4.
-Reason: as in hook.py, for scripts that compile their loss or their embedding. The operator goes
-into the graph that dynamo made, so that there is no other graph break, and custom backends and
-torch.export, which do not come here, get the graph as it is.
+Reason: as in hook.py, for scripts that compile their loss or their embedding. The operator is
+inserted into the graph that dynamo made, so there is no additional graph break. Custom backends and
+torch.export, which do not use compile_fx, get an unchanged graph.
 Delete together with hook.py.
 
-Setting (hooks.guards.compiled): off, on. A graph stays as it is where CUDA graphs are on, since
-their replay calls no Python, and where it has functorch's transforms, for which the operator has no
-rule. The operator returns a copy of the labels, on which the loss depends: an operator without a
-result would be removed as dead code.
+Setting (hooks.guards.compiled): off, on. A graph stays unchanged if CUDA graphs are on, since their
+replay calls no Python, or if it has functorch's transforms, for which the operator has no rule. The
+operator returns a copy of the labels, which the loss uses: an operator without a result would be
+removed as dead code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from ...context import Context
 from .. import frames
 from . import index_checks
 
-# The name to report, where the indices are, where what they index is; place and word of each.
+# (name to report, place of the indices, place of the indexed data); a place is position and
+# keyword.
 Call = tuple[str, tuple[int, str], tuple[int, str]]
 
 _HOOK = "guards"
@@ -35,15 +36,15 @@ _LOSSES = ("cross_entropy", "nll_loss")
 _LOOKUPS = ("embedding", "embedding_bag")
 _LINE = re.compile(r'File "(.*?)", line (\d+)')
 
-_library: Any = None  # the operator lives as long as this
+_library: Any = None  # keeps the operator alive
 
 
 def hold(module: ModuleType, context: Context) -> None:
-    """Put the operator into the graphs that `compile_fx` gets.
+    """Insert the operator into the graphs that `compile_fx` gets.
 
     Args:
         module: torch._inductor.compile_fx.
-        context: the process's.
+        context: the process's context.
     """
     settings = context.hooks.guards
     wanted = _LOSSES * (settings.labels == "on") + _LOOKUPS * (settings.embeddings == "on")
@@ -74,7 +75,7 @@ def hold(module: ModuleType, context: Context) -> None:
 
 
 def _define(context: Context) -> Any:
-    """Define the operator, once, and return it."""
+    """Return the operator; the first call defines it."""
     global _library
     import torch
 
@@ -95,7 +96,7 @@ def _fake(indices: Any, name: str, count: int, ignored: int | None, place: str) 
 def _in_range(
     context: Context, indices: Any, name: str, count: int, ignored: int | None, place: str
 ) -> Any:
-    """Raise IndexError where an index is not in 0 … count-1; return a copy of the indices."""
+    """Raise IndexError if an index is not in 0 … count-1; return a copy of the indices."""
     import torch
 
     capturing = indices.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -111,7 +112,7 @@ def _in_range(
 
 
 def _graphs(model: Any) -> Iterator[Any]:
-    """Yield the graphs of what dynamo handed on, those under activation checkpointing too."""
+    """Yield the graphs that dynamo passed on, including those under activation checkpointing."""
     graph = getattr(model, "graph", None)
     if graph is None or any("functorch" in _home(node.target) for node in graph.nodes):
         return
@@ -127,7 +128,7 @@ def _home(target: Any) -> str:
 
 
 def _calls(wanted: tuple[str, ...]) -> dict[Any, Call]:
-    """Return the functions that a graph of dynamo holds for those wanted, and their calls."""
+    """Return the functions that stand for the wanted ones in dynamo's graphs, and their calls."""
     import torch
 
     own = torch.nn.functional
@@ -150,7 +151,7 @@ def _calls(wanted: tuple[str, ...]) -> dict[Any, Call]:
 
 
 def _insert(graph: Any, calls: dict[Any, Call], operator: Any) -> int:
-    """Check the indices of each of these calls in a graph; return how many calls that are."""
+    """Insert checks before each of these calls in a graph; return the number of calls."""
     count = 0
     for node in list(graph.nodes):
         call = calls.get(node.target) if node.op == "call_function" else None
@@ -172,7 +173,7 @@ def _insert_before(graph: Any, node: Any, call: Call, operator: Any) -> bool:
     is_loss = name in _LOSSES
     dimension = 1 if is_loss and table.dim() > 1 else 0
     size = table.shape[dimension]
-    ignored = _argument(node, 4, "ignore_index") if is_loss else None  # the place in all of them
+    ignored = _argument(node, 4, "ignore_index") if is_loss else None  # its position in all of them
     if is_loss and not isinstance(ignored, int):
         ignored = -100
     with graph.inserting_before(node):
@@ -185,7 +186,7 @@ def _insert_before(graph: Any, node: Any, call: Call, operator: Any) -> bool:
 
 
 def _example(node: Any) -> Any:
-    """Return the fake tensor that dynamo had for a node; None where there is none."""
+    """Return dynamo's fake tensor for a node; None if there is none."""
     return getattr(node, "meta", {}).get("example_value")
 
 
@@ -198,7 +199,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _users_line(stack: str) -> str:
-    """Return "file:line" of the innermost of the user's own frames in a node's stack."""
+    """Return "file:line" of the innermost frame in the user's code in a node's stack."""
     places = _LINE.findall(stack)
     own = [place for place in places if frames.is_users_file(place[0])]
     return ":".join((own or places or [("unknown place", "0")])[-1])

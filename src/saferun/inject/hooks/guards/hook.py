@@ -1,16 +1,16 @@
-"""Check labels and indices before the kernel in which a wrong one makes the CUDA context unusable.
+"""Check labels and indices before a kernel in which a wrong one makes the CUDA context unusable.
 
 Target: cross_entropy, nll_loss, embedding and embedding_bag of torch.nn.functional, which the
 modules (CrossEntropyLoss, NLLLoss, Embedding) call, too; torch >= 2.4.
-Reason: a label or index out of range is a device-side assert, after which every CUDA call of the
-process fails, and which names neither the line nor the value
+Reason: a label or index out of range causes a device-side assert, which names neither the line nor
+the value, and after which every CUDA call of the process fails
 (https://github.com/pytorch/pytorch/issues/7081).
-Delete when torch raises an error for the call with its values, as it does on a CPU.
+Delete when torch raises an error for the call with its values, as on a CPU.
 
 Settings (hooks.guards): labels, embeddings, logits (on | off). A check waits for the GPU once.
-Dynamo and torch.jit take torch's own functions; compiled code has checks where `compiled` is on
-(compiled.py). There are none while a CUDA graph is captured, in functorch's transforms,
-under a dispatch mode, or for a subclass of Tensor (DTensor).
+Dynamo and torch.jit use torch's own functions; compiled code has checks if `compiled` is on
+(compiled.py). Nothing is checked while a CUDA graph is captured, in functorch's transforms, under a
+dispatch mode, or for a subclass of Tensor (DTensor).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .index_checks import check_range, on_rank
 Check = Callable[[str, Mapping[str, Any]], "Exception | None"]
 
 _HOOK = "guards"
-_failed: list[bool] = []  # a check has failed: the GPU is not asked again
+_failed: list[bool] = []  # set once a check has failed; the GPU is not asked again
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
-    """Put the checks that the profile asks for before the functions.
+    """Put the profile's checks before the functions.
 
     Args:
         name: "torch.nn.functional", or "torch._inductor.compile_fx".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     settings = context.hooks.guards
     if name == "torch._inductor.compile_fx":
@@ -84,13 +84,14 @@ def _guard(module: ModuleType, name: str, checks: list[Check], context: Context)
                 raise finding
         return original(*args, **kwargs)
 
-    # Dynamo, torch.jit.script and torch.jit.trace take torch's own for a function marked so.
+    # Dynamo, torch.jit.script and torch.jit.trace use torch's own function instead of one marked
+    # so.
     guarded.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]  # torch's mark
     guarded.__original_fn = torchs_own  # type: ignore[attr-defined]  # torch's mark
 
 
 def _note(context: Context, error: Exception) -> None:
-    """Note that a check failed. The script's own call meets an error of the GPU's."""
+    """Note that a check failed; the script's own call will also meet the GPU's error."""
     if not cuda_failures.is_of_gpu(error):
         context.failed(_HOOK, error)
     if not cuda_failures.is_memory(error):
@@ -124,7 +125,7 @@ def _check_indices(name: str, arguments: Mapping[str, Any]) -> Exception | None:
 
 
 def _check_shapes(name: str, arguments: Mapping[str, Any]) -> Exception | None:
-    """Check the labels' shape: (N, d1, …) for logits (N, C, d1, …), or that of the logits."""
+    """Check the labels' shape: (N, d1, …) for logits (N, C, d1, …), or the shape of the logits."""
     logits: Any = arguments.get("input")
     labels: Any = arguments.get("target")
     if not (_is_plain(logits) and _is_plain(labels)) or logits.dim() == 0:
@@ -140,7 +141,7 @@ def _check_shapes(name: str, arguments: Mapping[str, Any]) -> Exception | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell whether a value is a tensor whose content can be looked at here and now."""
+    """Return whether a value is a tensor whose content can be read here and now."""
     torch = sys.modules["torch"]
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta:
         return False

@@ -1,4 +1,4 @@
-"""The check of a range that the guards of eager and of compiled code share."""
+"""The range check that the guards of eager and of compiled code share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _SHOWN = 5  # offending values that a message names
 
 
 def check_range(name: str, values: Any, count: int, ignored: int | None) -> IndexError | None:
-    """Check on their own device that values lie in a range, and wait for the answer.
+    """Check on the values' own device that they lie in a range, and wait for the result.
 
     Args:
-        name: of the function.
+        name: the function's name.
         values: labels or indices, a tensor of integers.
         count: the range is 0 … count-1.
-        ignored: a label that may be anything; None for indices, which have none.
+        ignored: a label that is always allowed; None for indices.
 
     Returns:
-        The exception for the script where a value is out of range.
+        The exception for the script if a value is out of range.
     """
     wrong = (values < 0) | (values >= count)
     if ignored is not None:

@@ -1,18 +1,18 @@
-"""Have ranks check in, compare facts and start together: around `init_process_group`.
+"""Let ranks check in, compare facts and start together, around `init_process_group`.
 
 Target: torch.distributed.distributed_c10d.init_process_group, torch >= 2.4, under every name.
-Reason: the original waits without a message when a rank is missing; ranks with different torch,
-NCCL or GPUs, or two ranks on one device, fail much later and far from the cause. The barrier goes
+Reason: the original waits without a message if a rank is missing. Ranks with different torch, NCCL
+or GPUs, or two ranks on one device, fail much later and far from the cause. The barrier goes
 through the store because a first NCCL barrier can hang or take a minute
 (https://github.com/pytorch/pytorch/issues/124714, https://github.com/NVIDIA/nccl/issues/1646).
 Delete when torch names missing ranks and mismatches itself.
 
 Settings (hooks.init): set_device, barrier (store | collective | off), agree (error | warn | off),
-timeout_s. With barrier and agree both off ranks do not meet at all.
+timeout_s. If barrier and agree are both off, ranks do not meet at all.
 
-Ranks meet *before* the original where torchrun's agent holds the store. Elsewhere (`file://`, a
-store of the script's own, mp.spawn, a store in rank 0) they meet afterwards in the group's store;
-some of those ranks may have no saferun, so that meeting is short and an absence is only a warning.
+Ranks meet *before* the original if torchrun's agent holds the store. Otherwise (`file://`, a store
+that the script made, mp.spawn, a store in rank 0) they meet afterwards in the group's store. Some
+of those ranks may have no saferun, so that meeting is short, and an absence is only a warning.
 Whether they train from the same step shows later (first_steps.py).
 """
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from ...context import Context
 
     class Cuda(Protocol):
-        """The functions of torch.cuda that a decision about devices needs."""
+        """The functions of torch.cuda that the choice of a device needs."""
 
         def is_initialized(self) -> bool: ...
         def is_available(self) -> bool: ...
         def device_count(self) -> int: ...
 
 
-AFTERWARDS_S = 60.0  # bound of a meeting in which not every rank need have saferun
+AFTERWARDS_S = 60.0  # limit of a meeting in which some ranks may have no saferun
 CONNECT_S = 60.0  # the agent's store is up before any rank starts
-BACKENDS = {"nccl", "gloo", "ucc", "xccl", "hccl", "undefined"}  # real ones: no fake, threaded, mpi
+BACKENDS = {"nccl", "gloo", "ucc", "xccl", "hccl", "undefined"}  # no fake, threaded or mpi ones
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -64,14 +64,14 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     Args:
         name: "torch.distributed.distributed_c10d".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     settings = context.hooks.init
     c10d: Any = module
     if not hasattr(c10d, "init_process_group"):
         return
     signature = inspect.signature(c10d.init_process_group)
-    done: dict[int, int] = {}  # this process's successful inits, by pid: a forked child starts anew
+    done: dict[int, int] = {}  # pid -> successful inits of this process; a forked child starts at 0
 
     def step(act: Callable[[], InitCall]) -> InitCall | None:
         try:
@@ -88,7 +88,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             return original(*args, **kwargs)  # torch raises its own error
         try:
             arguments = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # torch reports what is wrong with the call
+        except TypeError:  # torch reports the error in the call
             return original(*args, **kwargs)
         earlier = done.get(os.getpid(), 0)
         call = step(lambda: InitCall(c10d, arguments, settings, context, earlier).before())
@@ -100,7 +100,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
 
 
 class RefusalError(Exception):
-    """The job must not go on; `error` is the exception that the script sees."""
+    """The job must not continue; `error` is the exception that the script sees."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -118,14 +118,14 @@ class InitCall:
         context: Context,
         earlier: int,
     ) -> None:
-        """Take a call.
+        """Store a call.
 
         Args:
             c10d: torch.distributed.distributed_c10d.
-            arguments: the call's, by name.
-            settings: hooks.init.
-            context: the process's.
-            earlier: successful inits of this process before this one.
+            arguments: the call's arguments, by name.
+            settings: the settings `hooks.init`.
+            context: the process's context.
+            earlier: number of successful inits of this process before this one.
         """
         self._c10d = c10d
         self._settings = settings
@@ -138,13 +138,13 @@ class InitCall:
         self._world = environment.world_of(arguments, os.environ)
         off = settings.barrier == settings.agree == "off" or environment.inits_lazily(os.environ)
         self._wanted = is_real(self._backend) and not off
-        self._agent: Any = None  # our own connection to the agent's store, during the call only
+        self._agent: Any = None  # our own connection to the agent's store, only during the call
         self._compared = False
         self._check_in_s: float | None = None
         self._device: int | None = None
 
     def before(self) -> InitCall:
-        """Set the device; check in and compare where the agent's store is there for all ranks.
+        """Set the device; check in and compare if all ranks share the agent's store.
 
         Returns itself, as `after` does.
         """
@@ -196,7 +196,7 @@ class InitCall:
         return self
 
     def _meet_in_agent(self, what: str, verb: str, rank: int, size: int) -> None:
-        """Meet in the agent's store; absence is an error, which says that ranks did not `verb`."""
+        """Meet in the agent's store; absence is an error that says that ranks did not `verb`."""
         store = _torch_distributed().PrefixStore(agent_prefix(what, os.environ), self._agent)
         comparison, missing = self._meet(store, rank, size, self._timeout_s)
         if missing:
@@ -210,7 +210,7 @@ class InitCall:
         self._act_on_differences(comparison, rank)
 
     def _meet_afterwards(self, rank: int, size: int) -> None:
-        """Meet in the group's own store; absence is a warning."""
+        """Meet in the group's own store; an absence is a warning."""
         prefix = f"saferun/init/{self._earlier}"
         own = meeting.own_connection(self._c10d._get_default_store())
         store = _torch_distributed().PrefixStore(prefix, own)
@@ -240,7 +240,7 @@ class InitCall:
         return result
 
     def _act_on_differences(self, comparison: rank_differences.Comparison, rank: int) -> None:
-        """Do what `agree` says about differences; other arguments are only ever a warning."""
+        """Act on differences as `agree` says; different arguments cause only a warning."""
         agree = self._settings.agree
         differences = comparison["differences"]
         if agree == "off":
@@ -267,7 +267,7 @@ class InitCall:
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
-            wait_for_workers=False,  # the original's own count of clients stays as it was
+            wait_for_workers=False,  # the original's own count of clients stays unchanged
             timeout=datetime.timedelta(seconds=CONNECT_S),  # a loaded machine, not a missing rank
         )
         store.set_timeout(datetime.timedelta(seconds=min(self._timeout_s, CONNECT_S)))
@@ -291,19 +291,23 @@ class InitCall:
 
 
 def is_real(backend: str) -> bool:
-    """Tell whether a backend, as torch names it ("cpu:gloo,cuda:nccl"), joins real processes."""
+    """Return whether a backend, as torch names it ("cpu:gloo,cuda:nccl"), joins real processes."""
     return all(part.rpartition(":")[2] in BACKENDS for part in backend.split(","))
 
 
 def agent_prefix(what: str, environ: Mapping[str, str]) -> str:
-    """Return the prefix of a meeting's keys, of run and restart: the agent's store outlives them.
+    """Return the prefix of a meeting's keys, from run and restart: the store outlives them.
 
-    Not of the attempt: each attempt has an agent, hence a store, of its own, and nodes that meet
-    need not be at the same attempt (a node whose rendezvous timed out alone is one further).
+    The attempt is not part of it: each attempt has its own agent and store, and nodes that meet may
+    be at different attempts (a node whose rendezvous timed out alone is one further).
+
+    Args:
+        what: the name of the meeting.
+        environ: the variables of torchrun.
     """
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    world = environ.get("WORLD_SIZE", "")  # changes where nodes come and go
+    world = environ.get("WORLD_SIZE", "")  # changes when nodes come and go
     return f"saferun/{run}/{restart}/{world}/{what}"
 
 
@@ -311,9 +315,9 @@ def device_to_set(backend: str, local_rank: str | None, cuda: Cuda) -> int | Non
     """Return the index of the device to set, or None.
 
     Args:
-        backend: as `init_process_group` was given it, lower case; "undefined" for none.
+        backend: the argument of `init_process_group`, lower case; "undefined" for none.
         local_rank: the text of LOCAL_RANK, or None.
-        cuda: torch.cuda; only asked when the backend may be NCCL, and never for a context.
+        cuda: torch.cuda, used only if the backend may be NCCL; no context is made.
     """
     if "nccl" not in backend and backend != "undefined":
         return None
@@ -326,7 +330,7 @@ def device_to_set(backend: str, local_rank: str | None, cuda: Cuda) -> int | Non
 
 
 def _local_rank(rank: int) -> int:
-    """Return the place of a rank among those of its node; without torchrun all are of one."""
+    """Return a rank's place among the ranks of its node; without torchrun there is one node."""
     local = os.environ.get("LOCAL_RANK", "")
     return int(local) if local.isdigit() and "GROUP_RANK" in os.environ else rank
 
@@ -342,12 +346,12 @@ def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
 
 
 def _torch_distributed() -> ModuleType:
-    # torch.distributed has the names of all stores, distributed_c10d has not.
+    # torch.distributed has the names of all stores; distributed_c10d does not.
     return sys.modules["torch.distributed"]
 
 
 def _add_versions(facts: rank_differences.RankFacts, torch: ModuleType, backend: str) -> None:
-    """Add the versions and the GPU's name; CUDA is asked only where a context exists already."""
+    """Add the versions and the GPU's name; CUDA is used only if a context already exists."""
     facts["torch"] = str(torch.__version__)
     facts["cuda"] = torch.version.cuda or "none"
     if _may_be_nccl(backend) and torch.cuda.is_initialized():
@@ -360,13 +364,13 @@ def _may_be_nccl(backend: str) -> bool:
 
 
 def _nccl_version(backend: str) -> str:
-    """Return the version of the NCCL that is loaded; "" where none is used. Makes no context."""
+    """Return the version of the loaded NCCL; "" if none is used. This makes no context."""
     cuda = sys.modules["torch"].cuda
     if not (_may_be_nccl(backend) and (cuda.is_initialized() or cuda.is_available())):
         return ""
     try:
         return ".".join(str(part) for part in cuda.nccl.version())
-    except (AttributeError, RuntimeError):  # a torch that was built without it
+    except (AttributeError, RuntimeError):  # a torch built without NCCL
         return ""
 
 

@@ -1,4 +1,4 @@
-"""A bounded barrier after a model has been wrapped by DDP or FSDP.
+"""A bounded barrier after DDP or FSDP has wrapped a model.
 
 Reason: ranks that wrap minutes apart run into the time-out of the first collective.
 """
@@ -15,12 +15,12 @@ from ...context import Context
 from ...rank_differences import ranks_text
 from . import hook
 
-TIMEOUT_S = 60.0  # ranks make the same model seconds apart; more is a rank that wraps none
-LIMIT = 8  # barriers of one group; a model with hundreds of wrapped blocks needs no more
+TIMEOUT_S = 60.0  # ranks make the same model seconds apart; after more, a rank wraps none
+LIMIT = 8  # most barriers of one group; a model with hundreds of wrapped blocks needs no more
 
 
 class WrapBarrier:
-    """The barriers of this process; after one that timed out there are no more."""
+    """The barriers of this process; after a timeout there are no more."""
 
     def __init__(self, enabled: bool, context: Context) -> None:
         self._enabled = enabled  # hooks.order.wrap_barrier
@@ -29,7 +29,7 @@ class WrapBarrier:
         self._gave_up = False
 
     def wait(self, group: Any, *, reports: bool = True) -> None:
-        """Wait for the ranks of exactly this group; with `reports`, name those that do not come."""
+        """Wait for the ranks of exactly this group; if `reports`, name those that do not come."""
         c10d = sys.modules.get(rank.C10D)
         if not self._enabled or self._gave_up or group is None or c10d is None:
             return
@@ -56,7 +56,7 @@ class WrapBarrier:
 
 
 def group_of_mesh(kwargs: Mapping[str, Any]) -> Any:
-    """Return the group of a one-dimensional mesh, the default group's for none, else None.
+    """Return the group of a one-dimensional mesh; without a mesh the default group; else None.
 
     Args:
         kwargs: the keyword arguments of `fully_shard`.
@@ -74,5 +74,5 @@ def _lowest(facts: Mapping[int, object]) -> int:
 
 
 def _is_real(c10d: ModuleType, group: Any) -> bool:
-    known = c10d._world.pg_map.get(group)  # a group of the script's own making is not there
+    known = c10d._world.pg_map.get(group)  # it lacks a group that the script itself made
     return hook.is_real(str(known[0] if known else ""))

@@ -1,4 +1,4 @@
-"""The trials of a study that are this run's; the storage knows what became of each.
+"""The trials of a study that belong to this run; the storage has their results.
 
 Lines are appended to a file of the run, one file a study:
 
@@ -13,8 +13,8 @@ Lines are appended to a file of the run, one file a study:
                                                            where the next process runs it again
     {"closed": CALL}                                       the script goes on behind this call
 
-Before a trial is created its start time is noted, so that the next process finds it even where this
-one is killed in the middle of creating it.
+A trial's start time is written before the trial is created, so that the next process finds it even
+if this one is killed during the creation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .state import State
 
 CAUSE = "saferun_cause"  # user attribute of a trial whose process ended
 RETRY = "saferun_retry_of"  # system attribute of a trial that runs another one again: its number
-# Processes in a row that a trial ended: it is not the trials' parameters. Fewer where no trial of
-# the run has ended well yet.
+# So many successive processes that a trial ended cannot be due to the trials' parameters. The limit
+# is lower while no trial of the run has succeeded.
 _ROW_AT_FIRST, _ROW = 10, 30
-# SQLite has waited 5 s by itself, each time; doubled, so that many workers come apart.
+# SQLite itself waits 5 s each time; our own wait doubles, so that many workers spread out.
 _LOCKED_TRIES, _LOCKED_WAIT_S = 5, 0.2
 
 
@@ -66,21 +66,21 @@ class Notes:
         }
 
     def noted(self, trial: Any) -> dict[str, Any]:
-        """Return the line that a trial of the storage has; {} for one of another run."""
+        """Return the line about a trial of the storage; {} if it is of another run."""
         start = trial.datetime_start.isoformat() if trial.datetime_start else ""
         return self._by_id.get(trial._trial_id) or self._by_start.get(start) or {}
 
 
 class Account:
-    """The trials of one call of `optimize`, or of a script or rank that asks for them: a watcher.
+    """The trials of one call of `optimize`, or of a script or rank that asks for them; a Watcher.
 
     Args:
-        context: the process's.
+        context: the process's context.
         study: the study.
-        state: the run's files; None where there are none.
-        call: which of the script's calls on this study.
-        is_kept: another process goes on where this one ends.
-        n_trials: that the script has given; None where it gave none.
+        state: the run's files; None if there are none.
+        call: identifies the script's call on this study.
+        is_kept: another process continues where this one ends.
+        n_trials: the script's own value; None without one.
     """
 
     def __init__(
@@ -99,22 +99,22 @@ class Account:
         self.is_kept = is_kept and state is not None
         self.state = state
         self._file = files.file_name(study.study_name)
-        self._running: dict[int, float] = {}  # ids of trials; when each began
+        self._running: dict[int, float] = {}  # id of a trial -> when it began
         self.began = time.monotonic()
         self.is_closed = False
-        self.n_trials = n_trials  # of all processes: what the first one's script has given, or more
-        self.done = 0  # trials that count as one of n_trials, in all processes
+        self.n_trials = n_trials  # for all processes: the value of the first one's script, or more
+        self.done = 0  # trials of all processes that count towards n_trials
         self.good = 0  # good trials of this process
         self._is_any_good = False  # a process of this run has had a good trial
-        self.row = 0  # trials in a row that made their process unusable, or ended it
+        self.row = 0  # successive trials that made their process unusable, or ended it
         self.causes: dict[int, str] = {}  # id of a trial -> why it is pruned or fails
         self._lost: list[Any] = []  # trials of earlier processes that are run again
         self.again: set[int] = set()  # ids of trials that the next process runs again
-        self.failed = "no valid value"  # the cause of a failed trial that has no other
+        self.failed = "no valid value"  # the cause of a failed trial without another cause
         self.on_finished: Callable[[], None] = lambda: None
 
     def begin(self) -> bool:
-        """Go on where the process before this one ended, or begin.
+        """Continue where the previous process ended, or begin.
 
         Returns:
             Whether earlier processes of the run have made trials in this study.
@@ -138,23 +138,23 @@ class Account:
         if self.call not in notes.began:
             wanted = {} if self.n_trials is None else {"n_trials": self.n_trials}
             self.state.append(self._file, {"call": self.call, "began": self.began, **wanted})
-        elif self.n_trials is not None:  # a script may have taken off what the study has by now
+        elif self.n_trials is not None:  # a script may subtract the study's present trials
             self.n_trials = max(self.n_trials, notes.wanted.get(self.call, 0))
         return bool(mine)
 
     @property
     def is_last_in_row(self) -> bool:
-        """True where one more trial that ends its process is not due to its parameters."""
+        """Return whether one more trial that ends its process cannot be due to its parameters."""
         return self.row + 1 >= (_ROW if self._is_any_good else _ROW_AT_FIRST)
 
     def close(self) -> None:
-        """Note that the script has gone on after this call, so that no later process repeats it."""
+        """Note that the script continued after this call, so that no later process repeats it."""
         if self.is_kept and not self.is_closed:
             self.is_closed = True
             self._kept({"closed": self.call})
 
     def is_any_again(self) -> bool:
-        """Tell whether a trial that is run again still waits in the queue."""
+        """Return whether a trial that is run again still waits in the queue."""
         waiting = (optuna.trial.TrialState.WAITING,)
         left = self.study.get_trials(deepcopy=False, states=waiting) if self.is_kept else []
         return any(RETRY in trial.system_attrs for trial in left)
@@ -162,10 +162,10 @@ class Account:
     # --- from the storage: see storage.py --------------------------------------------------------
 
     def create(self, make: Callable[[Any], int]) -> int:
-        """Have the storage create a trial, which can be found from its start on.
+        """Let the storage create a trial, which can be found from its start on.
 
         Args:
-            make: the storage's own; takes a template or None, returns the id.
+            make: the storage's own method; takes a template or None, returns the id.
         """
         template, start = None, ""
         if self.is_kept:
@@ -182,24 +182,24 @@ class Account:
         self._kept({**self._own(), "id": trial_id})
 
     def taken(self, trial_id: int) -> None:
-        """Note that it was taken: a thread that came late may have noted the opposite."""
+        """Note that a trial was taken: a thread that came late may have noted the opposite."""
         self._running[trial_id] = time.monotonic()
         self._kept({**self._own(), "id": trial_id})
 
     def left(self, trial_id: int) -> None:
-        """Forget a trial that this process has not taken out of the queue."""
+        """Forget a trial that this process did not take out of the queue."""
         if trial_id not in self._running:
             self._kept({"left": trial_id})
 
     def finished(self, trial_id: int, state: Any) -> None:
-        """Account for a trial whose result the storage has.
+        """Account for a trial whose result is in the storage.
 
         Args:
-            trial_id: its id.
-            state: an optuna.trial.TrialState.
+            trial_id: the trial's id.
+            state: its optuna.trial.TrialState.
         """
         began = self._running.pop(trial_id, None)
-        if began is None:  # not one that this process runs
+        if began is None:  # this process does not run it
             return
         cause, again = self.causes.pop(trial_id, ""), trial_id in self.again
         is_error = cause in cuda_failures.KINDS
@@ -239,7 +239,7 @@ class Account:
     # --- the processes before this one -----------------------------------------------------------
 
     def _resume(self, notes: Notes, trials: list[Any], mine: list[tuple[Any, Any]]) -> None:
-        """Run again, once, what processes before this one have left; count the rest."""
+        """Run the trials again, once, that earlier processes left; count the others."""
         self.began = notes.began.get(self.call, self.began)
         self.is_closed = self.call in notes.closed
         self.row = notes.row
@@ -259,7 +259,7 @@ class Account:
                 self._mark_lost(trial, note, callback)
                 line = {"end": trial._trial_id, "row": self.row + 1}
                 self._kept({**line, "again": 1} if again else line)
-            elif end is None:  # the storage had its result just before its process ended
+            elif end is None:  # the storage got its result just before its process ended
                 self._record(trial)
             if again and RETRY not in trial.system_attrs and trial.number not in run_again:
                 self._lost.append(trial)
@@ -278,9 +278,10 @@ class Account:
     def _mark_lost(
         self, trial: Any, note: dict[str, Any], callback: Callable[[Any, Any], None] | None
     ) -> None:
-        """Mark a trial as failed whose process has ended; call the script's own callback for it.
+        """Mark a trial whose process has ended as failed; call the script's callback for it.
 
-        Optuna itself would call it only once the trial's heartbeat has been missed for long enough.
+        Optuna itself would call it only after the trial's heartbeat has been missing for long
+        enough.
         """
         assert self.state is not None
         how = ending(self.state.previous)
@@ -294,7 +295,7 @@ class Account:
             patiently(lambda: callback(self.study, failed))
 
     def run_again(self) -> None:
-        """Put a copy of each trial that is run again into the queue, with what it had."""
+        """Put a copy of each trial that is run again into the queue, with its parameters."""
         while self._lost:
             self._requeue(self._lost.pop(0))
 
@@ -316,34 +317,34 @@ def _is_good(trial: Any) -> bool:
 
 
 def _is_run_again(trial: Any, again: bool) -> bool:
-    """Tell whether a trial that failed with its process is run again, and so does not count."""
+    """Return whether a trial that failed with its process is run again, and so does not count."""
     return (again or CAUSE in trial.user_attrs) and RETRY not in trial.system_attrs
 
 
 def fail(study: Any, trial_id: int, cause: str) -> None:
-    """Mark a trial that nobody runs any more as failed, with its cause as an attribute.
+    """Mark a trial that no process runs any more as failed, with its cause as an attribute.
 
     Args:
         study: an optuna.Study.
-        trial_id: the storage's number of the trial.
-        cause: for people.
+        trial_id: the trial's id in the storage.
+        cause: the cause, for people.
     """
     storage = study._storage
     try:
         patiently(lambda: storage.set_trial_user_attr(trial_id, CAUSE, cause))
         patiently(lambda: storage.set_trial_state_values(trial_id, optuna.trial.TrialState.FAIL))
     except optuna.exceptions.UpdateFinishedTrialError:
-        return  # its heartbeat had stopped, and somebody else has marked it
+        return  # its heartbeat had stopped, and another process has marked it
 
 
 def recorded(study: Any, trial: Any, cause: str, state: str = "") -> dict[str, Any]:
-    """Return the record of a trial of the storage.
+    """Return the record of a trial in the storage.
 
     Args:
-        study: its study.
-        trial: as the storage has it.
-        cause: why it was pruned or failed.
-        state: its state, where the storage is about to learn it.
+        study: the trial's study.
+        trial: the trial as stored.
+        cause: why the trial was pruned or failed.
+        state: the trial's state, if it is not yet stored.
     """
     ended = trial.datetime_complete if trial.datetime_start else None
     return {
@@ -359,7 +360,7 @@ def recorded(study: Any, trial: Any, cause: str, state: str = "") -> dict[str, A
 
 
 def patiently(action: Callable[[], Any]) -> Any:
-    """Do something in the storage; try again for three seconds where its database is locked."""
+    """Do an action in the storage; retry for three seconds if its database is locked."""
     for number in range(_LOCKED_TRIES):
         try:
             return action()
@@ -372,7 +373,7 @@ def patiently(action: Callable[[], Any]) -> Any:
 
 
 def ending(status: int | None) -> str:
-    """Return how a process ended, by its exit status: SIGKILL, "status 1", "unknown"."""
+    """Return how a process ended, from its exit status: SIGKILL, "status 1", "unknown"."""
     if status is None:
         return "unknown"
     try:

@@ -1,16 +1,16 @@
-"""Keep a study going through CUDA errors, and replace the process that one has made unusable.
+"""Let a study continue after CUDA errors, and replace a process that one has made unusable.
 
 Target: `optuna.study.study`: `Study.optimize`, `ask`, `add_trial` and `stop`, `create_study`,
 `delete_study` and `copy_study`; Optuna 4.5 to 5.0.
-Reason: a search of thousands of trials that dies of one trial's CUDA error. An out-of-memory trial
-can be pruned in its process; after a sticky error every later CUDA call of the process fails
+Reason: one trial's CUDA error ends a search of thousands of trials. An out-of-memory trial can be
+pruned in its process; after a sticky error every later CUDA call of the process fails
 (https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution).
 Delete when Optuna runs each trial in a process of its own.
 
-The process that comes next runs the same script, finds the study again (script.py), and a call of
-`optimize` goes on where the storage says that the earlier process left it (account.py), with a new
-seed for its sampler (sampler.py). A rank of a distributed job keeps its trials as a script that
-asks for them itself does.
+The next process runs the same script and finds the study again (script.py). A call of `optimize`
+continues where, by the storage, the earlier process stopped (account.py), with a new seed for its
+sampler (sampler.py). A rank of a distributed job accounts for its trials like a script that asks
+for them itself.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .optimize import Optimization, can_leave
 from .state import State
 
 _HOOK = "optuna"
-_AFTER_TRIAL = "after_trial"  # a sampler that has no more points stops the study in this method
+_AFTER_TRIAL = "after_trial"  # a sampler without more points stops the study in this method
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
-    """Wrap the module's studies.
+    """Wrap the methods and functions for the module's studies.
 
     Args:
         name: "optuna.study.study".
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     settings = context.hooks.optuna
     if settings.mode == "off":
@@ -52,24 +52,24 @@ class Hook:
     """The state that the replaced functions of one process share.
 
     Args:
-        context: the process's.
-        recycle_every: good trials after which the process is replaced; 0 for never.
+        context: the process's context.
+        recycle_every: number of good trials after which the process is replaced; 0 for never.
     """
 
     def __init__(self, context: Context, recycle_every: int) -> None:
         self._context = context
         self._every = recycle_every
         self._calls: dict[str, int] = {}
-        self._running: dict[int, Optimization | None] = {}  # by the id of the study object
-        self._asking: dict[int, Account] = {}  # by the id of the study object
-        self._samplers: list[Any] = []  # they have a seed of this process's own
+        self._running: dict[int, Optimization | None] = {}  # id of the study object -> its call
+        self._asking: dict[int, Account] = {}  # id of the study object -> its account
+        self._samplers: list[Any] = []  # samplers with a seed of this process
         self._reported: set[str] = set()
         self._last: Optimization | None = None
         self._state = State(context.state, context) if context.state else None
         self._rank = f"rank{rank.number()}" if rank.is_rank_process() else ""
 
     def wrap(self, module: ModuleType) -> None:
-        """Put the wrappers into optuna.study.study."""
+        """Install the wrappers in optuna.study.study."""
         cls = module.Study
         self._signature = inspect.signature(cls.optimize)
         self._original_stop = cls.stop
@@ -145,7 +145,7 @@ class Hook:
         call = self._running.get(id(study))
         is_sampler = hidden_frames.caller().f_code.co_name == _AFTER_TRIAL
         if call is not None and is_sampler and call.trials.is_any_again():
-            return  # the sampler takes a failed trial for one that was made
+            return  # the sampler takes a failed trial for a completed one
         original(study)
         if call is not None:
             call.is_stopped = True
@@ -156,7 +156,7 @@ class Hook:
         return original(study, *args, **kwargs)
 
     def _watch_asked(self, study: Any) -> None:
-        """Account for trials that a script asks for itself, or a distributed rank."""
+        """Account for trials that a script, or a distributed rank, asks for itself."""
         if id(study) in self._asking or storage.is_in_memory(study._storage):
             return
         is_kept = self._state is not None and (self._is_script() or bool(self._rank))

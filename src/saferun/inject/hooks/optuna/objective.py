@@ -1,10 +1,10 @@
-"""The objective of one call, as Optuna calls it: a trial is pruned where the GPU failed it.
+"""The objective of one call: a trial is pruned if the GPU failed in it.
 
-A trial that is out of GPU memory is pruned and the process goes on. After an error that made the
-process's CUDA context unusable the trial is pruned too: from a pruned trial a sampler learns that
-its parameters are bad, and from a failed one nothing. Then the study is stopped, and the process
-ends, to be replaced, once the storage has the trial. A library of CUDA's that fails although the
-context works gets one new process in which the trial is run again; then it is pruned.
+A trial that runs out of GPU memory is pruned, and the process continues. A trial whose error made
+the process's CUDA context unusable is pruned, too: from a pruned trial a sampler learns that its
+parameters are bad, and from a failed one nothing. Then the study is stopped, and the process ends,
+to be replaced, once the trial is in the storage. If a CUDA library fails although the context
+works, the trial is run again in one new process; after a second failure it is pruned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .. import cuda_failures, memory
 from . import account
 from .account import Account
 
-_MESSAGE_CHARS = 500  # the attribute has so much of an error's text, as in the incident
+_MESSAGE_CHARS = 500  # most characters of an error's text in the attribute
 _PRUNED_CHARS = 200
 
 
@@ -28,22 +28,22 @@ class Objective:
     """A script's objective, wrapped.
 
     Args:
-        trials: of the call.
-        function: the script's.
-        catch: exceptions after which the study goes on.
+        trials: the account of the call's trials.
+        function: the script's objective.
+        catch: exceptions after which the study continues.
     """
 
     def __init__(self, trials: Account, function: Any, catch: tuple[type, ...]) -> None:
         self._trials = trials
         self._function = function
         self._catch = catch
-        self.leaving = ""  # the kind of failure for which this process is replaced
-        self.leaving_for = 0  # the number of its trial
+        self.leaving = ""  # kind of the failure for which this process is replaced
+        self.leaving_for = 0  # number of the trial with that failure
         self.error: BaseException | None = None
         self._lock = threading.Lock()
 
     def __call__(self, trial: Any) -> Any:
-        """Run a trial; prune it where the GPU ended it."""
+        """Run a trial; prune it if the GPU ended it."""
         try:
             value = self._function(trial)
         except BaseException as error:
@@ -52,15 +52,15 @@ class Objective:
                 hidden_frames.hide(error)
                 raise
         else:
-            if kind := cuda_failures.unusable_kind():  # no call of the objective's has met it yet
+            if kind := cuda_failures.unusable_kind():  # no call of the objective has met it so far
                 self._leave(kind, trial, None)
             return value
-        # After the `except` nothing holds the frames of the objective any more, and so its tensors.
+        # After the `except`, nothing holds the objective's frames, and so its tensors, any more.
         memory.clear_cache()
         raise optuna.TrialPruned(pruned)
 
     def _judge(self, trial: Any, error: BaseException) -> str:
-        """Note why a trial ends; return the text with which it is pruned, "" to let it pass."""
+        """Note why a trial ends; return the text with which it is pruned, "" to raise the error."""
         if not isinstance(error, Exception):
             self._note(trial, type(error).__name__, error)
             if isinstance(error, SystemExit) and not error.code:
@@ -86,7 +86,7 @@ class Objective:
         return self._described(trial, error)
 
     def _unusable(self, trial: Any, error: Exception, kind: str) -> str:
-        """Have the process replaced; only the trial that met the error first is its cause."""
+        """Request a new process; only the first trial that met the error is the cause."""
         is_pruned = isinstance(error, optuna.TrialPruned)
         replaces = self._trials.is_kept and not self._trials.is_last_in_row
         if replaces and not self._leave(kind, trial, error) and not is_pruned:
@@ -109,13 +109,13 @@ class Objective:
         return self._trials.is_kept and account.RETRY not in stored.system_attrs
 
     def _run_again(self, trial: Any, cause: str) -> None:
-        """Have the next process run a trial again that fails for no reason of its own."""
+        """Let the next process run a trial again that fails for no reason of its own."""
         self._trials.causes[trial._trial_id] = cause.partition(":")[0]
         self._trials.again.add(trial._trial_id)
         self._set(trial, {account.CAUSE: cause})
 
     def _leave(self, kind: str, trial: Any, error: BaseException | None) -> bool:
-        """Have the process replaced; tell whether this trial is the first one to ask for it."""
+        """Request a new process; return whether this trial is the first one to request it."""
         with self._lock:
             if self.leaving or not self._trials.is_kept:
                 return False
@@ -124,10 +124,10 @@ class Objective:
             return True
 
     def _ended(self, trial: Any, error: SystemExit) -> None:
-        """Mark a trial as failed whose process ends with status 0; Optuna would leave it running.
+        """Mark a trial as failed if its process exits with 0; Optuna would leave it running.
 
-        Lightning (2.0 to 2.6) does that on SIGTERM. With the signal's status the trial is one that
-        was killed, and the search goes on unless it was saferun that got the signal.
+        Lightning (2.0 to 2.6) ends so on SIGTERM. With the signal's status the trial counts as
+        killed, and the search continues unless saferun itself got the signal.
         """
         if self._trials.is_kept and type(error).__name__ == "SIGTERMException":
             error.code = 128 + signal.SIGTERM

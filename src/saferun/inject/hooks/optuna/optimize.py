@@ -1,8 +1,8 @@
-"""One call of `Study.optimize`: over all processes of a run, or in this process alone.
+"""One call of `Study.optimize`, over all processes of a run or in this process alone.
 
-`n_trials` and `timeout` are those of the script, less what earlier processes of the run have done.
-The process ends by SystemExit with contract.RECYCLE_STATUS, so that the script's `finally` runs;
-where the script catches that, the process still ends with this status when the script has ended.
+`n_trials` and `timeout` are the script's values, less what earlier processes of the run have used.
+The process ends by SystemExit with contract.RECYCLE_STATUS, so that the script's `finally` runs. If
+the script catches that, the process still ends with this status when the script has ended.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ... import contract, rank
 from .account import Account
 from .objective import Objective
 
-_leaving: list[str] = []  # why this process ends to be replaced
+_leaving: list[str] = []  # reasons why this process ends to be replaced
 
 
 class Optimization:
     """One call, from its arguments to its end.
 
     Args:
-        trials: of the call.
-        arguments: of `optimize`, by name.
-        every: good trials after which the process is replaced; 0 for never.
+        trials: the account of the call's trials.
+        arguments: the arguments of `optimize`, by name.
+        every: number of good trials after which the process is replaced; 0 for never.
         stop: Optuna's `Study.stop`.
     """
 
@@ -39,7 +39,7 @@ class Optimization:
         self._arguments = arguments
         self._every = every if trials.is_kept else 0
         self._stop = stop
-        self._why = ""  # the process is to be replaced
+        self._why = ""  # reason to replace the process; "" for none
         self.is_stopped = False  # by the script or the sampler
         catch = arguments.get("catch", ())
         catch = (catch,) if isinstance(catch, type) else tuple(catch)
@@ -71,7 +71,7 @@ class Optimization:
         self.trials.close()
 
     def _limits(self) -> dict[str, Any]:
-        """Return what is left of `n_trials` and `timeout`, where the script gave them."""
+        """Return the rest of `n_trials` and `timeout`, if the script gave them."""
         limits: dict[str, Any] = {}
         if not self.trials.is_kept:
             return limits
@@ -86,7 +86,7 @@ class Optimization:
         return self.trials.is_closed or not all(self._limits().values())
 
     def _after_trial(self) -> None:
-        """Stop the study where the process is to be replaced; runs once the storage has a trial."""
+        """Stop the study if the process must be replaced; called once the trial is stored."""
         if rank.is_started_by_launcher():
             self.trials.context.guard("start", self.trials.context.list_imports)
         if self._why:
@@ -101,7 +101,7 @@ class Optimization:
             self._stop(self.trials.study)
 
     def _leave(self) -> None:
-        """End this process, so that it is replaced; return where the request cannot be written."""
+        """End this process, so that it is replaced; return if the request cannot be written."""
         kind, context = self._objective.leaving, self.trials.context
         if context.recycle(self._why, kind=kind, progress=self.trials.done):
             _leaving.append(self._why)
@@ -116,10 +116,10 @@ class Optimization:
 
 
 def can_leave() -> None:
-    """Have the interpreter's end keep the status of a process that is to be replaced.
+    """Keep the exit status of a process that must be replaced until the interpreter's end.
 
-    Registered when Optuna is imported, this runs after what the script registers. What is left to
-    run behind it may abort after a sticky error, and the status would be lost.
+    This is registered at the import of Optuna, so it runs after the script's own exit functions.
+    Code that runs later may abort after a sticky error, and the status would be lost.
     """
     atexit.register(_end)
 

@@ -1,7 +1,7 @@
-"""A new seed for a sampler whose earlier draws another process of this run has made.
+"""Reseed a sampler if another process of this run has already made its first draws.
 
-A sampler of Optuna's holds its random numbers in `numpy.random.RandomState`s, inside
-`LazyRandomState`; all else that it needs it reads from the study. One of the user's own may hold a
+A sampler of Optuna holds its random numbers in `numpy.random.RandomState`s, inside
+`LazyRandomState`; it reads all other state from the study. A user's own sampler may hold a
 `numpy.random.Generator`.
 """
 
@@ -15,13 +15,14 @@ _SEEDS = 2**31
 
 
 def reseed(sampler: object, trials: int) -> None:
-    """Give each seeded generator of a sampler a seed derived from its own and a number of trials.
+    """Reseed each seeded generator of a sampler from its own seed and a number of trials.
 
-    A generator without a seed is not there before its first draw, and draws anew in each process.
+    A generator without a seed does not exist before its first draw, and draws differently in each
+    process.
 
     Args:
-        sampler: as the script has made it.
-        trials: of the study so far.
+        sampler: the sampler that the script made.
+        trials: number of the study's trials so far.
     """
     for generator in list(_generators(sampler, set(), _DEPTH)):
         if hasattr(generator, "set_state"):

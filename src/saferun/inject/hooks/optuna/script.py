@@ -1,9 +1,9 @@
-"""A study that this run has made is found again by the process that replaces another one.
+"""Let a process that replaces another one find the studies of this run again.
 
 The next process runs the script's lines again. `create_study` then loads the study that the same
-call has made before (or that another worker of the run has made); `delete_study`, `copy_study` and
-`add_trial` (by which `enqueue_trial` works) do nothing where an earlier process has done the same
-call: calls are told apart by study and order.
+call created before (or that another worker of the run created). `delete_study`, `copy_study` and
+`add_trial` (which `enqueue_trial` uses) do nothing if an earlier process has made the same call.
+Calls are identified by study and order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ...context import Context
 from .state import State
 from .storage import is_in_memory
 
-# What create_study takes by position, too, before Optuna 5; the others take a study's name first.
+# Before Optuna 5, create_study also takes these by position; the other functions take a study's
+# name first.
 _BY_POSITION = ("storage", "sampler", "pruner", "study_name", "direction", "load_if_exists")
 
 
@@ -26,8 +27,8 @@ class Script:
 
     Args:
         state: the run's files.
-        context: the process's.
-        rank: of a distributed job; "" for a script of its own.
+        context: the process's context.
+        rank: the rank in a distributed job; "" otherwise.
     """
 
     def __init__(self, state: State, context: Context, rank: str = "") -> None:
@@ -36,16 +37,16 @@ class Script:
         self._file = f"optuna-{rank or 'script'}.json"
         kept = state.read(self._file)
         self._before: dict[str, int] = kept.get("calls", {})
-        self._made: dict[str, int] = {}  # by this process
+        self._made: dict[str, int] = {}  # calls made by this process
         self._created: dict[str, list[str]] = kept.get("created", {})
 
     def once(self, call: str, study: str, action: Callable[[], Any]) -> Any:
-        """Do something unless an earlier process has done it.
+        """Do an action unless an earlier process has done it.
 
         Args:
-            call: of Optuna's.
-            study: the name of the study that it is about.
-            action: does it.
+            call: the name of Optuna's function.
+            study: the name of the study that it concerns.
+            action: function that does it.
         """
         key = f"{call} {study}"
         self._made[key] = self._made.get(key, 0) + 1
@@ -61,7 +62,7 @@ class Script:
 
         Args:
             original: Optuna's `create_study`.
-            arguments: of it, by name.
+            arguments: its arguments, by name.
         """
         given = arguments.get("study_name") or ""
         number = self._made["create " + given] = self._made.get("create " + given, 0) + 1
@@ -82,7 +83,7 @@ class Script:
         return study
 
     def _is_created_beside(self, name: str) -> bool:
-        """Tell whether another worker of this run has created a study; it notes that afterwards."""
+        """Return whether another worker of this run has created a study, as it notes afterwards."""
         return self._state.wait_beside(
             self._file, lambda kept: name in kept.get("created", {}).get(name, [])
         )
@@ -94,13 +95,13 @@ class Script:
 
 
 def wrap(module: ModuleType, script: Script, is_running: Callable[[Any], bool]) -> None:
-    """Wrap what makes, deletes and fills studies.
+    """Wrap the functions that create, delete and fill studies.
 
     Args:
         module: optuna.study.study.
         script: the calls so far.
-        is_running: tells whether a study is being optimized; what callbacks add is no line of the
-            script's that is run again.
+        is_running: tells whether a study is being optimized; trials that callbacks add do not come
+            from a repeated line of the script.
     """
     studies: Any = module
 

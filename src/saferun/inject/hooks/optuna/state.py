@@ -5,7 +5,7 @@
     optuna-*.jsonl        which trials of a study are this run's, appended: see account.py
     optuna-script.json    what the script has done once, replaced as a whole: see script.py
 
-Other processes of the job write none of them. A write that fails raises OSError.
+Other processes of the job do not write these files. A failed write raises OSError.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ... import contract, cut, receipts
 from ...context import Context
 
 TRIALS = "trials.jsonl"
-_MAX_BYTES = 64 << 20  # trials.jsonl stops growing there; 5000 trials take about 2 MB
-_MAX_TEXT = 200  # characters of a parameter's value
+_MAX_BYTES = 64 << 20  # limit of trials.jsonl; 5000 trials take about 2 MB
+_MAX_TEXT = 200  # most characters of a parameter's value
 _MAX_PARAMS = 200
-_BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1  # 2 s: beyond that the other worker has not got so far
-_WORKER = os.environ.get("SAFERUN_WORKER", "")  # as it was at the start: a script may clear it
+_BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1  # 2 s: after that the other worker has not got so far
+_WORKER = os.environ.get("SAFERUN_WORKER", "")  # value at the start: a script may clear it
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class State:
-    """The directory of one run and worker, as the process of one attempt uses it."""
+    """The directory of one run and worker, for the process of one attempt."""
 
     def __init__(self, directory: str, context: Context) -> None:
         self._directory = directory
         self.attempt = context.attempt
-        self.previous = context.previous  # exit status of the process before this one, or None
+        self.previous = context.previous  # exit status of the previous process, or None
         self._full = False
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return what was written under a name; empty where there is nothing that can be read."""
+        """Return what was written under a name; {} if nothing can be read."""
         return _read(self._path(name))
 
     def write(self, name: str, entry: Mapping[str, Any]) -> None:
-        """Replace what is under a name: a reader finds the old or the new, whole."""
+        """Replace the content under a name: a reader finds the old or the new content, complete."""
         draft = self._path(f".{name}.{os.getpid()}")
         file = os.open(draft, _FLAGS | os.O_TRUNC, 0o600)
         try:
@@ -58,7 +58,7 @@ class State:
         return receipts.append_bytes(self._path(name), text.encode() + b"\n")
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a file; one that a process was killed in is left out."""
+        """Return the lines of a file, except one during whose write the process was killed."""
         found = []
         try:
             with open(self._path(name), "rb") as file:
@@ -72,11 +72,11 @@ class State:
         return [line for line in found if isinstance(line, dict)]
 
     def wait_beside(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> bool:
-        """Tell whether what another worker of the run has under a name holds, within 2 s.
+        """Return whether another worker's content under a name passes a test within 2 s.
 
         Args:
-            name: of the file.
-            holds: what is asked of its content.
+            name: the file's name.
+            holds: the test for the content.
         """
         own = os.path.dirname(self._directory)
         if not os.path.basename(own).startswith("worker-"):
@@ -91,7 +91,7 @@ class State:
         return False
 
     def studies(self) -> list[str]:
-        """Return the names of the files that tell which trials of a study are this run's."""
+        """Return the names of the files that list which trials of a study belong to this run."""
         names = sorted(os.listdir(self._directory))
         return [name for name in names if name.startswith("optuna-") and name.endswith(".jsonl")]
 
@@ -119,12 +119,12 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def shown(params: Mapping[str, Any]) -> dict[str, object]:
-    """Return parameters for the record: short, and without the credentials of an address."""
+    """Return parameters for the record: short, and without the credentials in an address."""
     return {str(name): _value(value) for name, value in list(params.items())[:_MAX_PARAMS]}
 
 
 def file_name(study: str) -> str:
-    """Return the name of the file that tells which trials of a study are this run's."""
+    """Return the name of the file that lists which trials of a study belong to this run."""
     digest = hashlib.sha256(study.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"optuna-{digest}.jsonl"
 

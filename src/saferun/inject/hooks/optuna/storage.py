@@ -1,9 +1,9 @@
-"""Tell who runs a study's trials when the storage creates one and when it has a result.
+"""Report a study's trials to a watcher when the storage creates one or gets its result.
 
 Target: `create_new_trial` and `set_trial_state_values` of the class of a study's storage (the
 interface `optuna.storages.BaseStorage`; Optuna 4.5 to 5.0). A callback of `optimize` would read the
 trial again, which costs SQLite more than a millisecond, and is not called for a trial that raises.
-The methods are replaced in the class: a study that is pickled takes its storage along.
+The methods are replaced in the class, since a pickled study includes its storage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ... import hidden_frames
 
 
 class Watcher(Protocol):
-    """An object that is told about a study's trials; account.Account says what each call means."""
+    """An object that is told about a study's trials; account.Account explains each call."""
 
     def create(self, make: Callable[[Any], int]) -> int: ...
     def taking(self, trial_id: int) -> None: ...
@@ -28,18 +28,19 @@ class Watcher(Protocol):
     def finished(self, trial_id: int, state: Any) -> None: ...
 
 
-_watchers: dict[tuple[int, int], Watcher] = {}  # by the id of the storage object, and the study's
+_watchers: dict[tuple[int, int], Watcher] = {}  # by the ids of the storage object and the study
 _MARK = "_saferun_watched"
-# The process that makes the tables needs less than a second: one transaction on an empty database.
+# The process that creates the tables needs less than a second: one transaction on an empty
+# database.
 _TABLES_TRIES, _TABLES_WAIT_S = 5, 0.2
-_MADE_BESIDE = ("already exists", "unique constraint", "duplicate")  # what databases say of it
+_MADE_BESIDE = ("already exists", "unique constraint", "duplicate")  # databases' messages about it
 
 
 def make_tables_once() -> None:
-    """Have processes that make the tables of one database at once not fail over each other.
+    """Keep processes that create the same database's tables at the same time from failing.
 
-    `RDBStorage` looks for tables and then makes those that are missing (Optuna 4.5 to 5.0). With
-    several workers all look at once, and all but one would fail.
+    `RDBStorage` looks for tables and then creates the missing ones (Optuna 4.5 to 5.0). If several
+    workers look at the same time, all but one would fail.
     """
     from optuna.storages import RDBStorage
 
@@ -60,7 +61,7 @@ def make_tables_once() -> None:
 
 
 def watch(study: Any, watcher: Watcher) -> Watcher | None:
-    """Have a watcher told about a study's trials; return the one that was before."""
+    """Register a watcher for a study's trials; return the previous one."""
     _wrap(type(study._storage))
     key = (id(study._storage), study._study_id)
     before = _watchers.get(key)
@@ -69,7 +70,7 @@ def watch(study: Any, watcher: Watcher) -> Watcher | None:
 
 
 def unwatch(study: Any, before: Watcher | None) -> None:
-    """Put back the watcher that was before."""
+    """Restore the previous watcher."""
     key = (id(study._storage), study._study_id)
     if before is None:
         _watchers.pop(key, None)
@@ -78,7 +79,7 @@ def unwatch(study: Any, before: Watcher | None) -> None:
 
 
 def place_of(storage: Any) -> list[str] | None:
-    """Return what opens a storage again; None where that is not known or holds a password."""
+    """Return the values that reopen a storage; None if unknown, or if they contain a password."""
     backend = getattr(storage, "_backend", storage)
     url = getattr(backend, "url", None)
     if isinstance(url, str):
@@ -88,12 +89,12 @@ def place_of(storage: Any) -> list[str] | None:
         if scheme.startswith("sqlite") and rest.startswith("/"):
             return ["url", f"{scheme}:///{os.path.abspath(rest[1:])}"]
         return ["url", url]
-    path = getattr(backend, "_file_path", None)  # JournalFileBackend
+    path = getattr(backend, "_file_path", None)  # from JournalFileBackend
     return ["journal", os.path.abspath(path)] if isinstance(path, str) else None
 
 
 def is_in_memory(storage: Any) -> bool:
-    """Tell whether a storage ends with its process."""
+    """Return whether a storage ends with its process."""
     url = str(getattr(getattr(storage, "_backend", storage), "url", ""))
     is_sqlite = url.startswith("sqlite") and (":memory:" in url or "mode=memory" in url)
     is_unnamed = url in ("sqlite://", "sqlite:///")
@@ -101,10 +102,10 @@ def is_in_memory(storage: Any) -> bool:
 
 
 def heartbeat_callback(storage: Any) -> Callable[[Any, Any], None] | None:
-    """Return what the script wants called for a trial whose process is gone; None for nothing.
+    """Return the script's callback for a trial whose process is gone; None for none.
 
     Args:
-        storage: of the study.
+        storage: the study's storage.
     """
     if not getattr(storage, "get_heartbeat_interval", lambda: None)():
         return None
@@ -116,10 +117,10 @@ def heartbeat_callback(storage: Any) -> Callable[[Any, Any], None] | None:
 
 
 def is_gone(place: list[str]) -> bool:
-    """Tell whether the file of a storage was deleted: to open it would make an empty one.
+    """Return whether a storage's file was deleted: opening it would create an empty one.
 
     Args:
-        place: as place_of returns it.
+        place: the result of place_of.
     """
     path = place[1]
     if place[0] == "url":
@@ -128,7 +129,7 @@ def is_gone(place: list[str]) -> bool:
 
 
 def opened(place: list[str]) -> Any:
-    """Return the storage of a place."""
+    """Open a storage again from the result of `place_of`."""
     if place[0] == "url":
         return place[1]
     from optuna.storages import JournalStorage
@@ -166,7 +167,7 @@ def _wrap(cls: Any) -> None:
         try:
             done = original(self, trial_id, state, values)
         except Exception:
-            if taking:  # a database that is locked, say: the trial is not ours
+            if taking:  # for example a locked database: the trial is not ours
                 watcher.left(trial_id)
             raise
         if taking:
@@ -177,21 +178,21 @@ def _wrap(cls: Any) -> None:
 
 
 def _lock_sqlite(storage: Any) -> None:
-    """Begin the transaction that takes a trial out of the queue as one that writes.
+    """Make the transaction that takes a trial out of the queue a writing one from its start.
 
     `RDBStorage` reads whether the trial waits, then writes that it runs, and relies on SELECT FOR
-    UPDATE, which SQLite does not have (Optuna 4.5 to 5.0): two processes could both take the trial,
-    and the second one to finish it failed (UpdateFinishedTrialError).
+    UPDATE, which SQLite does not have (Optuna 4.5 to 5.0). So two processes could take the same
+    trial, and the second one to finish it failed (UpdateFinishedTrialError).
     """
     backend = getattr(storage, "_backend", storage)
     is_sqlite = str(getattr(backend, "url", "")).startswith("sqlite")
     if not is_sqlite or not hasattr(backend, "scoped_session"):
         return
-    session = backend.scoped_session()  # this thread's, which the storage is about to use
+    session = backend.scoped_session()  # this thread's session, which the storage will use
     try:
         session.connection().exec_driver_sql("BEGIN IMMEDIATE")
     except Exception:
-        session.close()  # locked, or a transaction of the script's own: as without us
+        session.close()  # locked, or a transaction of the script: continue as without us
 
 
 def _of_trial(storage: Any, trial_id: int) -> Watcher | None:

@@ -1,7 +1,8 @@
-"""Fail the trials that a run has left behind: nobody runs them any more.
+"""Mark the trials that an ended run left unfinished as failed.
 
-Started by the loop (supervise/left_trials.py) with the job's own Python and environment, once a run
-has ended in the middle of a trial. Where there is a next process, that one does this at its start.
+The loop (supervise/left_trials.py) starts this with the job's own Python and environment after a
+run has ended in the middle of a trial. If there is a next process, that process does this at its
+start.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .state import State
 
 
 def main() -> None:
-    """Mark the trials that the run has left as failed; argv has the last attempt's exit status."""
+    """Mark the run's unfinished trials as failed; argv has the last attempt's exit status."""
     here = hook_runner.current(os.environ[contract.VARIABLE])
     if here is None or here.state is None:
         return

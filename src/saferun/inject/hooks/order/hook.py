@@ -1,19 +1,19 @@
-"""Report what is made in an order that goes wrong under several ranks, once, with the user's line.
+"""Report objects made in an order that fails with several ranks, once, with the user's line.
 
-Targets, torch >= 2.4: init_process_group (and, under `fix`, is_initialized), DataLoader.__init__
-and the shuffling samplers', DistributedDataParallel.__init__, FullyShardedDataParallel.__init__,
-fully_shard.
+Targets, torch >= 2.4: init_process_group (and, with `fix`, is_initialized), `__init__` of
+DataLoader, of the shuffling samplers, of DistributedDataParallel and of FullyShardedDataParallel,
+and fully_shard.
 Reasons: a DataLoader made while `dist.is_initialized()` is still false is not sharded, and every
 rank trains on the same data; a model wrapped before the device is set is on cuda:0; DDP around a
 compiled module loses the overlap of buckets (DDPOptimizer works on compile around DDP,
 https://pytorch.org/docs/stable/notes/ddp.html). Ranks that wrap minutes apart run into the first
-collective's time-out: hence a barrier after wrapping.
+collective's time-out, so there is a barrier after wrapping.
 Delete a finding when torch reports it itself.
 
-Settings (hooks.order): mode (warn | error | fix | off), wrap_barrier. A false alarm costs more
-than a missed one. Not reported: loaders of an IterableDataset, those that shard themselves, those
-that are gone before the group is made, and groups made by a library (accelerate and Lightning
-shard loaders afterwards).
+Settings (hooks.order): mode (warn | error | fix | off), wrap_barrier. A false alarm costs more than
+a missed one. Loaders of an IterableDataset, loaders that shard themselves or are gone before the
+group is made, and groups made by a library (accelerate and Lightning shard loaders afterwards) are
+not reported.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .order_watch import OrderWatch
 
 SHUFFLING = ("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 
-_state: tuple[OrderWatch, WrapBarrier] | None = None  # the target modules of a process share it
+_state: tuple[OrderWatch, WrapBarrier] | None = None  # shared by the target modules of a process
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
     """Patch one of the target modules.
 
     Args:
-        name: that of the module.
+        name: the module's name.
         module: the module itself.
-        context: the process's.
+        context: the process's context.
     """
     global _state
     settings = context.hooks.order
@@ -57,11 +57,11 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         _patch_ddp(module.DistributedDataParallel, watch, barrier)
     elif name.endswith("fully_sharded_data_parallel"):
         _patch_fsdp1(module.FullyShardedDataParallel, watch, barrier)
-    elif name.endswith("fully_shard") and hasattr(module, "FSDPState"):  # not what passes it on
+    elif name.endswith("fully_shard") and hasattr(module, "FSDPState"):  # not a mere re-export
         _patch_fsdp2(module, watch, barrier)
 
 
-# The patches. Each calls torch's own function once, also where ours fails.
+# The patches. Each calls torch's own function once, even if ours fails.
 
 
 def _patch_group(c10d: ModuleType, watch: OrderWatch) -> None:
@@ -119,7 +119,7 @@ def _patch_ddp(cls: Any, watch: OrderWatch, barrier: WrapBarrier) -> None:
 def _patch_fsdp1(cls: Any, watch: OrderWatch, barrier: WrapBarrier) -> None:
     """Wait after the outermost FSDP: an auto-wrap policy makes others inside its `__init__`.
 
-    Not under hybrid sharding: it has two groups, and a barrier of neither is one of all.
+    There is no wait with hybrid sharding: it has two groups, and neither contains all ranks.
     """
     depth = 0
 
@@ -139,14 +139,14 @@ def _patch_fsdp1(cls: Any, watch: OrderWatch, barrier: WrapBarrier) -> None:
 
 
 def _patch_fsdp2(module: ModuleType, watch: OrderWatch, barrier: WrapBarrier) -> None:
-    """Wait after the calls on a module with sharded parts: the root's, not every block's."""
+    """Wait after the calls on a module with sharded parts: after the root's, not every block's."""
 
     def wait(target: Any, kwargs: dict[str, Any]) -> None:
         if _has_sharded_parts(target, getattr(module, "FSDPModule", ())):
-            # Without a report: torch runs no collective here, and ranks may be minutes apart.
+            # Nothing is reported: torch runs no collective here, and ranks may be minutes apart.
             barrier.wait(group_of_mesh(kwargs), reports=False)
 
-    @hidden_frames.replace(module, "fully_shard")  # which copies `fully_shard.state`, torch's own
+    @hidden_frames.replace(module, "fully_shard")  # it copies `fully_shard.state`, torch's own
     def fully_shard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         watch.guard(wait, args[0] if args else kwargs["module"], kwargs)

@@ -1,4 +1,4 @@
-"""The order in which this process makes things, and the findings that it has reported."""
+"""The order in which this process makes objects, and the findings that it has reported."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     Made = tuple[weakref.ref[Any], str]  # a loader or sampler, and the script's line
 
-_LOOK_S = 0.02  # between two looks at its key: a request to the store, before the first step only
-_SHARED_S = 5.0  # under `error`: how long a rank waits for another one with the same data
+_LOOK_S = 0.02  # between two reads of its key; requests come only before the first step
+_SHARED_S = 5.0  # with `error`: how long a rank waits for another one with the same data
 
 
 class OrderWatch:
@@ -38,16 +38,21 @@ class OrderWatch:
         self.mode = settings.mode
         self._context = context
         self.guard = functools.partial(context.guard, "order")
-        self._loaders: list[Made] = []  # made before there was a group
-        self._samplers: list[Made] = []  # shuffling ones, likewise
+        self._loaders: list[Made] = []  # made before the group
+        self._samplers: list[Made] = []  # shuffling ones made before the group
         self._grouped = False  # this process has had a group
         self._by_library = False  # a library made the group: it may shard the loaders afterwards
         self._reported: set[str] = set()
-        self._ours = False  # `fix` made the group, and the script has not asked for it yet
+        self._ours = False  # `fix` made the group, and the script has not yet asked for it
         self._beginning = False
 
     def report(self, key: str, text: str) -> None:
-        """Act on a finding: raise under `error`, else report it once in the whole job."""
+        """Act on a finding: raise with `error`, else report it once in the whole job.
+
+        Args:
+            key: identifies the finding in the whole job.
+            text: the finding, for people.
+        """
         if self.mode == "error":
             raise RuntimeError(text)
         if key not in self._reported:
@@ -78,9 +83,10 @@ class OrderWatch:
             self._samplers.append((weakref.ref(sampler), frames.user_place(frame)))
 
     def early_loader(self, frame: FrameType) -> tuple[str, str] | None:
-        """Return the finding about the first early loader that is still in use, or None.
+        """Return the finding about the first early loader still in use, or None.
 
-        With the text comes a fingerprint of its dataset: the script may have dealt the data out.
+        The text comes with a fingerprint of its dataset, since the script may have divided the
+        data.
         """
         self._by_library = frames.called_by_library(frame)
         if self._by_library:
@@ -92,24 +98,24 @@ class OrderWatch:
         return None
 
     def group_made(self, found: tuple[str, str] | None) -> str | None:
-        """Return the finding if another rank has the same data, now that ranks can compare."""
+        """Return the finding if another rank has the same data, which ranks can now compare."""
         self._grouped = True
         self._loaders = []
         self._context.receipt("order", contract.APPLIED, mode=self.mode)
         if found is None:
             return None
         text, data = found
-        # The rank that comes second knows that there are two; under `error` all ranks have to know.
+        # The rank that comes second knows that there are two; with `error` all ranks must know.
         return text if _is_shared(data, wait=self.mode == "error") else None
 
     # the group that `fix` makes
 
     def begin_early(self, frame: FrameType) -> None:
-        """Make the group now, if the script's own code asks in a rank that will need one."""
+        """Make the group now, if the script's own code asks for it in a rank that will need one."""
         c10d = sys.modules.get(rank.C10D)
         if c10d is None or c10d.GroupMember.WORLD is not None or self._grouped or self._beginning:
             return
-        # The very caller counts: torch and our receipts ask all the time.
+        # Only the direct caller counts: torch and our receipts ask all the time.
         if not frames.is_users(frame) or not _is_rank(os.environ):
             return
         self._beginning = True
@@ -126,16 +132,16 @@ class OrderWatch:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> bool:
-        """Tell whether the script's own init asks for the group that `fix` has made: once.
+        """Return whether the script's own init asks for the group that `fix` has made; once.
 
         Args:
             c10d: torch.distributed.distributed_c10d.
-            signature: of init_process_group.
-            args: of the call.
-            kwargs: of the call.
+            signature: the signature of init_process_group.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
 
         Raises:
-            RuntimeError: the script asks for another group: other ranks, or another backend.
+            RuntimeError: the script asks for a group with other ranks or another backend.
         """
         if not self._ours:
             return False
@@ -157,12 +163,12 @@ class OrderWatch:
     # wrapping
 
     def before_wrapping(self, what: str, model: Any, frame: FrameType) -> None:
-        """Look at a model that is about to be wrapped.
+        """Check a model that is about to be wrapped.
 
         Args:
             what: "DDP" or "FSDP".
             model: the model.
-            frame: the caller's.
+            frame: the caller's frame.
         """
         if self.mode == "off":
             return
@@ -204,7 +210,7 @@ def _wrap_findings(what: str, model: Any, frame: FrameType) -> list[tuple[str, s
 
 
 def _data_of(loader: Any) -> str:
-    """Return a fingerprint of what a dataset holds; it is not asked for a sample."""
+    """Return a fingerprint of a dataset's fields; no sample is requested."""
     dataset = loader.dataset
     is_plain = isinstance(dataset, (list, tuple, dict))
     fields = dataset if is_plain else getattr(dataset, "__dict__", {})
@@ -222,7 +228,7 @@ def _is_shared(data: str, *, wait: bool) -> bool:
 
 
 def _is_first_of_all_ranks(key: str) -> bool:
-    """Tell whether this rank is the first with that finding, so that a job reports it once."""
+    """Return whether this rank is the first with that finding, so that a job reports it once."""
     c10d = sys.modules.get(rank.C10D)
     if c10d is None or c10d.GroupMember.WORLD is None:
         return True
@@ -234,7 +240,7 @@ def _is_first_of_all_ranks(key: str) -> bool:
 
 
 def _is_too_early(environ: Mapping[str, str]) -> bool:
-    """Tell whether something made now comes before the group of a job with several ranks."""
+    """Return whether an object made now comes before the group of a job with several ranks."""
     c10d = sys.modules.get(rank.C10D)
     if not environ.get("WORLD_SIZE", "").isdigit() or int(environ["WORLD_SIZE"]) < 2:
         return False
@@ -244,7 +250,7 @@ def _is_too_early(environ: Mapping[str, str]) -> bool:
 
 
 def _is_rank(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process is a rank itself: its helpers carry RANK too."""
+    """Return whether this process is a rank itself: its helpers have RANK, too."""
     mark = environ.get(contract.RANK_MARK)
     return (
         _is_too_early(environ)

@@ -1,7 +1,7 @@
-"""Pure: which ranks read the same data though nothing says that they should.
+"""Pure: which ranks read the same data although nothing says that they should.
 
-A false alarm costs more than a missed one: ranks of a group of their own (tensor, pipeline or
-context parallel) may share their data, and so may all where the batches tell nothing.
+A false alarm costs more than a missed one: ranks in special groups (tensor, pipeline or context
+parallel) may share their data, and so may all ranks if the batches identify nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 Place = tuple[int, ...]  # a rank's coordinates in a mesh
 Mesh = dict[int, tuple[Place, tuple[bool, ...]]]  # rank -> place; dimensions that split data
 
-ALL_LOOK = 16  # ranks; in a larger job each one looks at a number that grows with the logarithm
-_PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"))  # how samplers name them
-_DATA = ("dp", "data", "fsdp", "shard", "replicate", "batch")  # parts of names of such dimensions
+ALL_LOOK = 16  # ranks; in a larger job each rank compares with a logarithmic number of others
+_PARTS = (("num_replicas", "rank"), ("num_processes", "process_index"))  # as in samplers
+_DATA = ("dp", "data", "fsdp", "shard", "replicate", "batch")  # in names of such dimensions
 
 
 def part(samplers: Iterable[object]) -> str:
-    """Return which part of the data samplers say that they take ("1/2"); "" for all, or unknown."""
+    """Return the part of the data that samplers claim ("1/2"); "" for all of it, or unknown."""
     for sampler in samplers:
         for size, place in _PARTS:
             count, number = getattr(sampler, size, None), getattr(sampler, place, None)
@@ -28,14 +28,14 @@ def part(samplers: Iterable[object]) -> str:
 
 
 def encode(part: str, prints: Sequence[str | None]) -> str:
-    """Return what a rank publishes: its batches' fingerprints; "" where they tell nothing.
+    """Return what a rank publishes: its batches' fingerprints; "" if they identify nothing.
 
-    Batches that are all the same, as when one is trained on again and again, tell nothing either.
+    Equal batches, as in repeated training on one batch, identify nothing either.
 
     Args:
-        part: of the data, as `part` returned. Ranks that take different parts are not alike: equal
-            batches are in the data themselves, as where one prompt goes to several ranks.
-        prints: of the batches; None for one that tells nothing.
+        part: the result of `part`. Ranks that take different parts are not alike: their equal
+            batches come from the data, for example if one prompt goes to several ranks.
+        prints: the batches' fingerprints; None for a batch that identifies nothing.
     """
     known = [one for one in prints if one is not None]
     tells = len(known) == len(prints) and len(set(known)) > 1
@@ -46,9 +46,9 @@ def mesh(ranks: Any, names: Sequence[str | None]) -> Mesh:
     """Return the places of a mesh's ranks.
 
     Args:
-        ranks: nested lists, as `DeviceMesh.mesh.tolist()`.
-        names: of the dimensions; None for one without a name. The only dimension of a mesh splits
-            the data unless its name says otherwise.
+        ranks: nested lists, as from `DeviceMesh.mesh.tolist()`.
+        names: names of the dimensions; None for one without a name. The only dimension of a mesh
+            splits the data unless its name says otherwise.
     """
     alone = len(names) == 1
     splits = tuple(alone if name is None else any(p in name for p in _DATA) for name in names)
@@ -64,10 +64,10 @@ def _places(ranks: Any, at: Place) -> Iterator[tuple[int, Place]]:
 
 
 def groups(world: Any, size: int) -> list[set[int]]:
-    """Return the ranks of groups that the script made itself, not by a mesh, and not of all ranks.
+    """Return the ranks of groups that the script made itself: not by a mesh, not of all ranks.
 
     Args:
-        world: `_world` of torch.distributed.distributed_c10d.
+        world: the object `_world` of torch.distributed.distributed_c10d.
         size: the number of all ranks.
     """
     found = []
@@ -79,7 +79,7 @@ def groups(world: Any, size: int) -> list[set[int]]:
 
 
 def peers(rank: int, size: int) -> list[int]:
-    """Return the ranks whose batches a rank compares: all, or of many some at each distance."""
+    """Return the ranks whose batches a rank compares: all, or, of many, some at each distance."""
     if size <= ALL_LOOK:
         return list(range(size))
     return sorted({rank, *((rank + (1 << step)) % size for step in range(size.bit_length()))})
@@ -88,14 +88,14 @@ def peers(rank: int, size: int) -> list[int]:
 def same(
     texts: Mapping[int, str], meshes: Sequence[Mesh], groups: Sequence[Collection[int]]
 ) -> list[int]:
-    """Return ranks that published the same batches and of which no two may share them.
+    """Return the largest set of ranks with equal batches of which no two may share them.
 
-    The largest such set; empty for none.
+    It is empty if there is none.
 
     Args:
-        texts: by rank, as `encode` returned.
-        meshes: all that were made.
-        groups: whose ranks may share their data.
+        texts: results of `encode`, by rank.
+        meshes: all meshes that were made.
+        groups: groups whose ranks may share their data.
     """
     best: list[int] = []
     for first in sorted(texts):

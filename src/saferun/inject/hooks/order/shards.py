@@ -1,16 +1,16 @@
 """Notice ranks that train on the same data, by fingerprints of each loader's first batches.
 
 Target: torch.utils.data.dataloader, DataLoader.__init__, the iterators' __init__ and __next__;
-torchdata's StatefulDataLoader.__init__, which does not call it (torchtitan's loaders are such);
-torch.distributed.device_mesh, DeviceMesh.__init__. torch >= 2.4.
+torchdata's StatefulDataLoader.__init__, which does not call that of DataLoader (torchtitan uses
+it); torch.distributed.device_mesh, DeviceMesh.__init__. torch >= 2.4.
 Reason: a loader without a DistributedSampler, or an IterableDataset that is not split by rank,
 makes several ranks do the same work without any error.
 Delete when torch reports it itself.
 
-Setting (hooks.shards): off, warn, error. Ranks write their fingerprints into the group's store and
-look, without waiting, a few batches later: no thread, no barrier. Silent where the same data may be
-meant (shard_findings.py), and in validation: no optimizer step came between batches, or gradients
-are off where they are taken.
+Setting (hooks.shards): off, warn, error. Ranks write their fingerprints to the group's store and
+compare them a few batches later, without waiting: no thread, no barrier. Nothing is reported if
+equal data may be intended (shard_findings.py), or in validation (no optimizer step between batches,
+or gradients are off when they are taken).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .. import frames
 from . import order_findings, shard_findings
 
 _HOOK = "shards"
-BATCHES = 3  # so many batches of each loader get a fingerprint
-LOOKS = (6, 12, 24, 48)  # the batch before which ranks look at each other's
+BATCHES = 3  # number of batches of each loader that get a fingerprint
+LOOKS = (6, 12, 24, 48)  # batches before which ranks read each other's fingerprints
 
 _meshes: list[shard_findings.Mesh] = []
-_watches: list[Loaders] = []  # the one of this process, once torch's loaders are there
+_watches: list[Loaders] = []  # this process's watch, once torch's loaders are imported
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
@@ -43,7 +43,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     Args:
         name: one of the targets.
         module: that module.
-        context: the process's.
+        context: the process's context.
     """
     if context.hooks.shards == "off":
         return
@@ -52,7 +52,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
             _note_meshes(module.DeviceMesh, context)
         return
     if name == "torchdata.stateful_dataloader.stateful_dataloader":
-        cls = module.StatefulDataLoader  # its base has been executed before, and so is watched
+        cls = module.StatefulDataLoader  # its base was executed before, and so is watched
         if _watches:
             _watches[0].watch_class(cls)
         return
@@ -73,7 +73,7 @@ def _note_meshes(cls: Any, context: Context) -> None:
 
 
 def _outside(loader: Any, frame: FrameType) -> FrameType:
-    """Return the frame that makes the loader, which may be of a class of the script's own."""
+    """Return the frame that makes the loader, which may be of the script's own class."""
     outer: FrameType | None = frame
     while outer is not None and outer.f_code.co_name == "__init__":
         if not any(one is loader for one in outer.f_locals.values()):
@@ -87,27 +87,27 @@ class Batches:
 
     def __init__(self, place: str, key: str) -> None:
         self.place = place
-        self.key = key  # the same on every rank
+        self.key = key  # equal on every rank
         self.part = ""  # the part of the data that the loader's sampler takes
         self.prints: list[str | None] = []
         self.count = 0
-        self.steps_before = 0  # optimizer steps when the batch before this one was taken
-        self.trains = False  # a step came between two batches, and gradients were on
+        self.steps_before = 0  # optimizer steps when the previous batch was taken
+        self.trains = False  # a step came between two batches, with gradients on
 
 
 class Loaders:
     """The loaders of this process, while they are young.
 
-    No function of ours is called for a batch, or a step, once no iterator is watched.
+    Once no iterator is watched, none of our functions is called for a batch or a step.
     """
 
     def __init__(self, context: Context, iterators: Any) -> None:
         self._context = context
-        self._iterators = iterators  # the base class of all
-        self._nexts: tuple[Any, Any] | None = None  # its __next__ and ours, while ours is there
-        self._young: weakref.WeakSet[Batches] = weakref.WeakSet()  # what living iterators hold
+        self._iterators = iterators  # the base class of all iterators
+        self._nexts: tuple[Any, Any] | None = None  # its __next__ and ours, while ours is in place
+        self._young: weakref.WeakSet[Batches] = weakref.WeakSet()  # batches of living iterators
         self._places: weakref.WeakKeyDictionary[Any, Batches] = weakref.WeakKeyDictionary()
-        self._made: dict[str, int] = {}  # place -> loaders made there
+        self._made: dict[str, int] = {}  # place -> number of loaders made there
         self._steps = 0
         self._handle: Any = None
         self._failed = False
@@ -140,7 +140,7 @@ class Loaders:
                     finding = self._guard(self._note_batch, iterator, batches, batch)
                     if finding:
                         self._report(finding, batches.key)
-            except BaseException:  # usually the end of the data
+            except BaseException:  # usually StopIteration at the end of the data
                 self._end(iterator)
                 raise
             return batch
@@ -152,7 +152,7 @@ class Loaders:
             return None
         try:
             return step(*args)
-        except Exception as error:  # a store that went away, a batch of an odd type
+        except Exception as error:  # for example a lost store, or a batch of an odd type
             self._failed = True
             self._rest()
             self._context.failed(_HOOK, error)
@@ -179,7 +179,7 @@ class Loaders:
         return batches
 
     def _end(self, iterator: Any) -> None:
-        """Watch an iterator no longer; take our functions away with the last one."""
+        """Stop watching an iterator; after the last one, remove our functions."""
         batches = getattr(iterator, "_saferun_batches", None)
         if batches is not None:
             iterator._saferun_batches = None
@@ -222,11 +222,11 @@ class Loaders:
         store.set(f"saferun/shards/{batches.key}/{own}", text)
 
     def _compare_with_peers(self, c10d: Any, batches: Batches) -> str | None:
-        """Return the finding; "" where all ranks are there and differ, None to look again."""
+        """Return the finding; "" if all ranks are there and differ, None to look again."""
         store, size = c10d._get_default_store(), c10d.get_world_size()
         peers = shard_findings.peers(c10d.get_rank(), size)
         there = {one: f"saferun/shards/{batches.key}/{one}" for one in peers}
-        if not store.check(list(there.values())):  # one request, nearly always the only one
+        if not store.check(list(there.values())):  # one request, usually the only one
             there = {one: key for one, key in there.items() if store.check([key])}
         found = store.multi_get(list(there.values()))
         texts = {one: text.decode() for one, text in zip(there, found)}
@@ -260,6 +260,6 @@ class Loaders:
     def _say(self, finding: str, key: str) -> None:
         self._context.receipt(_HOOK, contract.OBSERVED, finding=finding)
         store = sys.modules[rank.C10D]._get_default_store()
-        # Once for each loader: a rank that looks early may know of other ranks than the next one.
+        # Report once for each loader: an early rank may know of other ranks than a later one.
         if store.add(f"saferun/shards/reported/{key}", 1) == 1:
             self._context.say(finding)

@@ -1,13 +1,13 @@
-"""Memory growth on every GPU before it is initialised, and who initialised the devices too early.
+"""Enable memory growth on every GPU before it is initialised, and find early initialisations.
 
 Targets, TensorFlow 2.15 to 2.21: Context._initialize_physical_devices (the first look for devices,
 which is when CUDA reads CUDA_VISIBLE_DEVICES) and Context._initialize_logical_devices in
-tensorflow.python.eager.context; set_visible_devices in tensorflow.python.framework.config; from the
-first look on os.putenv, by which os.environ passes a variable on.
-Reason: growth and visible devices can be set only before TensorFlow initialises its devices, and
-a variable that is set later is silently without effect
-(https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth). No device is asked for here:
-everything follows a look that the script itself made.
+tensorflow.python.eager.context; set_visible_devices in tensorflow.python.framework.config; after
+the first look also os.putenv, through which os.environ sets a variable.
+Reason: growth and visible devices can be set only before TensorFlow initialises its devices, and a
+variable that is set later silently has no effect
+(https://www.tensorflow.org/guide/gpu#limiting_gpu_memory_growth). This hook asks for no device: it
+acts only after the script itself has looked for them.
 Delete when TensorFlow reports a variable that came too late.
 """
 
@@ -29,22 +29,22 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Devices:
-    """When this process's TensorFlow looked for its devices and when it initialised them."""
+    """When this process's TensorFlow looked for its devices, and when it initialised them."""
 
     def __init__(self, watch: DeviceWatch, context: Context, *, growth: bool) -> None:
-        """Take what reports findings, the process's context and hooks.tensorflow.memory_growth."""
+        """Store what reports findings, the process's context and hooks.tensorflow.memory_growth."""
         self._watch = watch
         self._context = context
         self._growth = growth
         self._looked = ""  # "file:line" of the first look
-        self._initialised = ""  # "file:line" where they were initialised
+        self._initialised = ""  # "file:line" of their initialisation
         self._visible = ""  # CUDA_VISIBLE_DEVICES at the first look
         self._pid = os.getpid()
 
     def patch_context(self, module: ModuleType) -> None:
         """Watch a process's Context, and let GPUs take memory as they need it."""
         if self._growth:
-            # Here and not before: an exported value is the user's own.
+            # It is set only here: an exported value is the user's own.
             os.environ.setdefault(GROWTH, "true")
         cls = module.Context
         names = ("_initialize_physical_devices", "_initialize_logical_devices")
@@ -57,7 +57,7 @@ class Devices:
             hidden_frames.follow(cls, name, functools.partial(self._watch.guard, saw))
 
     def patch_config(self, module: ModuleType) -> None:
-        """Report a choice of devices that TensorFlow refuses because it comes too late."""
+        """Report a choice of devices that TensorFlow refuses because it is too late."""
 
         @hidden_frames.replace(module, "set_visible_devices")
         def set_visible_devices(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -78,10 +78,10 @@ class Devices:
         _follow_variables(self._saw_variable, self._watch)
 
     def _set_growth(self, context: Any) -> None:
-        """Let every GPU grow, unless the user exported the contrary; read back what is in force."""
+        """Let every GPU's memory grow unless the user exported the contrary; read the result."""
         forced = os.environ.get(GROWTH, "")
         growths: dict[Any, bool | None] = context._memory_growth_map
-        if forced != "false":  # TensorFlow reads this spelling only
+        if forced != "false":  # the only spelling that TensorFlow reads
             for device in [device for device, growth in growths.items() if growth is None]:
                 context.set_memory_growth(device, True)
         self._context.activate()

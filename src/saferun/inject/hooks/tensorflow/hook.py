@@ -1,14 +1,14 @@
-"""Keep TensorFlow's MirroredStrategy off NCCL where the profile says so, and its sums right.
+"""Keep TensorFlow's MirroredStrategy off NCCL if the profile asks for that, with right sums.
 
 Targets, TensorFlow 2.15 to 2.21 (Keras 2 and 3):
   tensorflow.python.distribute.mirrored_strategy  cross_device_ops, a second strategy, nested scopes
   tensorflow.python.eager.context, tensorflow.python.framework.config  memory growth, devices that
       were initialised before they were chosen (devices.py)
   tensorflow.python.eager.polymorphic_function.polymorphic_function  the mitigation tf-xla-off
-Reason: NCCL of TensorFlow 2.15 fails on RTX 50 cards ("Error invoking NCCL: unhandled cuda error"),
-and HierarchicalCopyAllReduce, which does without, adds up wrongly for an odd number of replicas
-(watch.py). What the script passes is kept, but for an NcclAllReduce after NCCL has
-failed in an earlier attempt (the mitigation tf-hierarchical-copy).
+Reason: TensorFlow 2.15's NCCL fails on RTX 50 cards ("Error invoking NCCL: unhandled cuda error"),
+and HierarchicalCopyAllReduce, which does not use NCCL, gives wrong sums for an odd number of
+replicas (watch.py). The script's own choice is kept, except for NcclAllReduce after NCCL has failed
+in an earlier attempt (the mitigation tf-hierarchical-copy).
 Delete when no TensorFlow in use has an NCCL that its GPUs do not support.
 
 Settings (hooks.tensorflow): cross_device_ops (keep | hierarchical-copy), memory_growth.
@@ -27,18 +27,18 @@ from .devices import Devices
 from .watch import DeviceWatch
 
 _HOOK = "tensorflow"
-NO_XLA = "tf-xla-off"  # a mitigation, by its name in knowledge/mitigations.yaml
+NO_XLA = "tf-xla-off"  # a mitigation's name in knowledge/mitigations.yaml
 
-_state: tuple[DeviceWatch, Devices] | None = None  # the target modules of a process share it
+_state: tuple[DeviceWatch, Devices] | None = None  # shared by the target modules of a process
 
 
 def apply(name: str, module: ModuleType, context: Context) -> None:
     """Patch one of the target modules.
 
     Args:
-        name: that of the module.
+        name: the module's name.
         module: the module itself.
-        context: the process's.
+        context: the process's context.
     """
     global _state
     settings = context.hooks.tensorflow
@@ -61,7 +61,7 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
         _patch_strategies(module, watch)
 
 
-# The patches. Each calls TensorFlow's own function once, also where ours fails.
+# The patches. Each calls TensorFlow's own function once, even if ours fails.
 
 
 def _patch_strategies(module: ModuleType, watch: DeviceWatch) -> None:
@@ -81,7 +81,7 @@ def _patch_init(cls: Any, module: ModuleType, watch: DeviceWatch) -> None:
         frame = hidden_frames.caller()
         try:
             bound = signature.bind(self, *args, **kwargs)
-        except TypeError:  # TensorFlow reports what is wrong with the call
+        except TypeError:  # TensorFlow reports the error in the call
             original(self, *args, **kwargs)
             return
         given = bound.arguments.get("cross_device_ops")
@@ -109,14 +109,14 @@ def _patch_reduction(cls: Any, watch: DeviceWatch) -> None:
 
 
 def _switch_xla_off(module: ModuleType, context: Context) -> None:
-    """Compile no function by XLA, whatever `tf.function(jit_compile=…)` asks for."""
+    """Compile no function with XLA, whatever `tf.function(jit_compile=…)` asks for."""
     signature = inspect.signature(module.function)
 
     @hidden_frames.replace(module, "function")
     def function(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # TensorFlow reports what is wrong with the call
+        except TypeError:  # TensorFlow reports the error in the call
             return original(*args, **kwargs)
         if bound.arguments.get("jit_compile"):
             bound.arguments["jit_compile"] = False

@@ -1,9 +1,9 @@
-"""The strategies that a process makes: which reduction each gets, and what is wrong with it.
+"""The strategies that a process makes: the reduction of each, and what is wrong with it.
 
-HierarchicalCopyAllReduce splits the replicas into two halves of `count // 2` and adds these up: of
-an odd count it leaves the last replica out (TensorFlow 2.15 to 2.21,
+HierarchicalCopyAllReduce splits the replicas into two halves of `count // 2` and adds these up, so
+with an odd count it omits the last replica (TensorFlow 2.15 to 2.21,
 aggregate_gradients_using_hierarchical_copy in tensorflow/python/distribute/cross_device_utils.py).
-Three replicas that each hold 1, 2 and 3 give 3. ReductionToOneDevice is right for every count.
+Three replicas that hold 1, 2 and 3 give 3. ReductionToOneDevice is right for every count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...context import Context
 from .. import frames
 
 _HOOK = "tensorflow"
-NO_NCCL = "tf-hierarchical-copy"  # a mitigation, by its name in knowledge/mitigations.yaml
+NO_NCCL = "tf-hierarchical-copy"  # a mitigation's name in knowledge/mitigations.yaml
 _REDUCTIONS = "tensorflow.python.distribute.cross_device_ops"
 _SCOPES = "tensorflow.python.distribute.distribute_lib"
 HIERARCHICAL = "HierarchicalCopyAllReduce"
@@ -39,7 +39,12 @@ class DeviceWatch:
         self._ran: set[tuple[int, str]] = set()  # pid and class of each reduction that ran
 
     def report(self, key: str, text: str) -> None:
-        """Report a finding once in this process."""
+        """Report a finding once in this process.
+
+        Args:
+            key: identifies the finding in this process.
+            text: the finding, for people.
+        """
         if (os.getpid(), key) not in self._reported:
             self._reported.add((os.getpid(), key))
             self._context.activate()
@@ -47,13 +52,13 @@ class DeviceWatch:
             self._context.say(text)
 
     def choose(self, module: ModuleType, given: Any, devices: Any, frame: FrameType) -> Any:
-        """Return the reduction that a strategy is to get; None leaves it as the script asked.
+        """Return the reduction that a strategy must get; None leaves the script's choice.
 
         Args:
             module: tensorflow.python.distribute.mirrored_strategy.
-            given: the script's own reduction; None where it passed none.
-            devices: the script's own devices; None where it passed none.
-            frame: the caller's.
+            given: the script's own reduction; None if it passed none.
+            devices: the script's own devices; None if it passed none.
+            frame: the caller's frame.
         """
         names = _names(module, devices)
         name = reduction(names)
@@ -80,12 +85,12 @@ class DeviceWatch:
         return getattr(reductions, name)()
 
     def note_strategy(self, strategy: Any, chosen: Any, frame: FrameType) -> None:
-        """Write the receipt of a strategy, with what it really has; report a second one.
+        """Write the receipt of a strategy, with its actual reduction; report a second strategy.
 
         Args:
             strategy: the MirroredStrategy.
-            chosen: the reduction that it was given by us; None: none.
-            frame: the script's, where it was made.
+            chosen: the reduction that we gave it; None for none.
+            frame: the script's frame that made it.
         """
         place = frames.user_place(frame)
         self._context.activate()
@@ -119,7 +124,12 @@ class DeviceWatch:
             self.report("nested-scope", text)
 
     def note_reduction(self, extended: Any, used: Any) -> None:
-        """Note which reduction adds gradients up: under XLA it is not the strategy's own."""
+        """Note which reduction adds up gradients: with XLA it is not the strategy's own.
+
+        Args:
+            extended: the strategy's `extended`.
+            used: the reduction that adds up the gradients.
+        """
         own = getattr(extended, "_cross_device_ops", None)
         is_collective = used is getattr(extended, "_collective_ops", None)
         ran = (os.getpid(), type(used).__name__)
@@ -139,9 +149,9 @@ class DeviceWatch:
 
 
 def _names(module: ModuleType, devices: Any) -> list[str]:
-    """Return the names of a strategy's devices, found as its constructor finds them next.
+    """Return the names of a strategy's devices, in the way in which its constructor finds them.
 
-    Empty where that fails: the constructor says why.
+    The list is empty if that fails: the constructor reports the reason.
     """
     try:
         found: Iterable[Any] = devices or module.all_local_devices()
@@ -151,11 +161,12 @@ def _names(module: ModuleType, devices: Any) -> list[str]:
 
 
 def reduction(devices: Sequence[str]) -> str | None:
-    """Return the class that adds up rightly without NCCL; None where TensorFlow's own choice does.
+    """Return the class that adds correctly without NCCL; None if TensorFlow's own choice does.
 
     Args:
-        devices: names of the strategy's devices, one for each replica. With one there is nothing to
-            add up, and among CPUs and GPUs mixed TensorFlow itself takes ReductionToOneDevice.
+        devices: names of the strategy's devices, one for each replica. With one device there is
+            nothing to add, and for a mix of CPUs and GPUs TensorFlow itself uses
+            ReductionToOneDevice.
     """
     gpus = count_gpus(devices)
     if len(devices) < 2 or 0 < gpus < len(devices):
