@@ -145,7 +145,7 @@ job torchrun -m scripts.base "$@"
 
 [[ ${saferun_job[0]} == torchrun ]] ||
   give_up 2 "the job begins with the word torchrun, not with \`${saferun_job[0]}\`"
-if [[ ${SAFERUN_DISABLE:-0} != 0 ]]; then
+if [[ ${SAFERUN_DISABLE:-0} != 0 && -z ${saferun_slurm-} ]]; then
   type -P torchrun >/dev/null || saferun_job=(python3 -m torch.distributed.run "${saferun_job[@]:1}")
   exec "${saferun_job[@]}"
 fi

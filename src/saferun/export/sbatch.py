@@ -2,8 +2,9 @@
 
     saferun gen-shell --slurm --nodes 2 -- torchrun train.py > job.sh; sbatch job.sh
 
-`render` puts Slurm's directives at the top of a script, and shell/slurm.sh, which sends the file to
-every node, between its settings and its job. On a node it runs like any other generated script.
+`render` puts Slurm's directives at the top of a script, and shell/slurm.sh between its settings and
+its job. Where it runs, export/slurm_job.py sends it to every node, and on a node it runs like any
+other generated script.
 
 Sources: the manual pages sbatch(1), srun(1) and scontrol(1). They do not say how sbatch reads a
 directive; tests/slurm/ shows it: both kinds of quotes protect blanks and `#`; a backslash protects

@@ -10,7 +10,7 @@ node that gives up writes there which nodes came, and all others end with the sa
     saferun/RUN/new, new/N          nodes that come new: a counter, and the name of each
     saferun/RUN/host/ADDRESS        the name of a node by the address that c10d has of it
     saferun/RUN/ATTEMPT/report/N    reports (report: a counter)
-    saferun/RUN/ATTEMPT/over        Alone of nodes.py
+    saferun/RUN/ATTEMPT/over        Alone of node_agreement.py
 """
 
 from __future__ import annotations
