@@ -185,7 +185,7 @@ class Keeper(StateMachine):
             return
         try:
             from saferun.keeper import warm_agent  # needed only before an attempt
-        except ImportError:  # our files are gone
+        except (ImportError, OSError):  # our files are gone, or going just now
             return
         if message.own_group and os.getsid(0) != os.getpid():
             os.setsid()
