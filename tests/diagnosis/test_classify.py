@@ -13,7 +13,7 @@ from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagn
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify, root_line
 from saferun.diagnosis.diagnosis import Diagnosis
-from saferun.diagnosis.evidence import Evidence, Hang
+from saferun.diagnosis.evidence import Evidence, Hang, RankFailure
 from saferun.diagnosis.reading import log_reader, oom_message
 from saferun.inject.node import node_agreement
 
@@ -136,6 +136,20 @@ def test_a_broken_pipe_is_the_end_where_nobody_reads_and_an_error_like_others_el
     assert (gone.kind, gone.verdict) == ("output-reader-gone", "stop-user")
     there = classify.classify(Evidence(log=log, exit_code=1), KNOWN)
     assert there.kind != "output-reader-gone"
+    raised = "BrokenPipeError: [Errno 32] Broken pipe"
+    for own in ({"message": raised}, {"traceback": f"x\n{raised}\n"}):
+        failures = (RankFailure(3, **own),)
+        alone = Evidence(exit_code=1, reader_gone=True, failures=failures)
+        told = classify.classify(alone, KNOWN)
+        assert (told.root_rank, told.root_line) == (3, raised)
+    quiet = Evidence(exit_code=1, reader_gone=True, failures=(RankFailure(3, message="x"),))
+    assert classify.classify(quiet, KNOWN).kind != "output-reader-gone"
+
+
+def test_an_exception_behind_other_words_counts_where_nothing_else_does():
+    found = diagnose("step 1\nworker 7 sent: KeyError: 'label'\n")
+    assert (found.kind, found.root_line) == ("user-exception", "worker 7 sent: KeyError: 'label'")
+    assert diagnose("step 1\nworker 7 sent an error\n").kind == "unknown"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

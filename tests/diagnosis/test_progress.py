@@ -97,6 +97,8 @@ LONG = [
     ("Loading: 5%|# | 500/9000 [00:10<1:00, loss=2]", False),
     ("tokenize train: 5%|# | 500/9000 [00:10<1:00]", False), ("500/9000 [00:10<1:00]", False),
     ("step 900\n" + "x\n" * 199, True), ("step 900\n" + "x\n" * 200, False),
+    ("| 9/90 [00:30:cut", True), ("| 9/90 [00:29:cut", False), ("| 9/90 [1:00:cut", True),
+    ("    0:30:00<", True), ("    0:29:59<", False), ("    :00:00<", True),
 ]  # fmt: skip
 EARLY = [
     ("step 0", True), ("step 1", True), ("step 2", False), ("", False), (RESUMED, True),
@@ -149,8 +151,14 @@ def test_a_bar_that_is_no_trainings_has_the_age_of_a_wait():
         ("[rank1]: step 1\n[rank1]: step 2\n[rank1]: step 3\n", False),
         ("900/900 [00:01<00:00]\nstep 1\nstep 2\nstep 3\n", True),
         ("batch 1\nstep 50\nbatch 2\nstep 60\nbatch 3\nstep 70\n", True),
+        ("step 1\n[rank1]: step 9\nstep 2\nstep 3\n", True),
+        ("step 0\nstep 1\nstep 0\nstep 2\n", True),
+        ("step 0\nstep 1\nstep 0\nstep 1\n", False),
     ],
-    ids=["three steps", "two", "backwards", "another rank's", "after a bar", "two counters"],
+    ids=[
+        *("three steps", "two", "backwards", "another rank's", "after a bar", "two counters"),
+        *("between another rank's", "with one again", "the same two again"),
+    ],
 )
 def test_three_growing_steps_of_a_rank_mean_that_the_job_went_on(output, went_on):
     lines = log_reader.of_text(output).lines
