@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+from job_logs import KNOWN
+
 from saferun.diagnosis import nccl_tests
+from saferun.diagnosis.deciding import classify
+from saferun.diagnosis.diagnosis import Diagnosis
+from saferun.diagnosis.nccl_tests import NcclTests
 
 BEGIN = "=== NCCL Diagnostics ==="
 
@@ -93,3 +101,35 @@ def test_a_rank_whose_network_is_slow_is_named():
         "NCCL's own test: the network of rank 3 (n0) carries 265.1 Gbit/s of 391.5"
     )
     assert found.line == ""
+
+
+# --- what follows for the diagnosis --------------------------------------------------------------
+
+PATH = NcclTests("no path from 0 to 1", "NCCL DIAG 0 1", 1)
+WRONG = replace(PATH, is_wrong=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "tests", "before", "expected"),
+    [
+        ("nccl-timeout", 3, PATH, "", ("nccl-p2p-hang", 3, PATH.line)),
+        ("nccl-timeout", 3, WRONG, "", ("gpu-p2p-corrupt", 1, PATH.line)),
+        ("nccl-timeout", 3, NcclTests("all work"), "", ("nccl-timeout", 3, "x")),
+        ("nccl-timeout", 3, None, "no path in attempt 1", ("nccl-timeout", 3, "x")),
+        ("hang", None, PATH, "", ("nccl-p2p-hang", None, PATH.line)),
+        ("hang", 3, PATH, "", ("hang", 3, "x")),
+        ("peer-lost", 3, PATH, "", ("peer-lost", 3, "x")),
+    ],
+    ids=["no path", "wrong data", "all work", "before", "hang", "hang of a rank", "no timeout"],
+)
+def test_a_path_that_failed_is_the_cause_where_no_rank_is(kind, rank, tests, before, expected):
+    cures = ("fresh-compile-cache", "nccl-p2p-off")
+    told = Diagnosis(kind, "collective", "retry", cures, root_rank=rank, root_line="x")
+    found = classify.by_nccl(told, tests, before, KNOWN)
+    assert (found.kind, found.root_rank, found.root_line) == expected
+    assert found.decided_by[-1] == (before or tests.finding)
+    if found.kind == kind:
+        assert found.mitigations == (cures[::-1] if tests is PATH else cures)
+    other = told._replace(group="memory")
+    assert classify.by_nccl(other, tests, before, KNOWN) == other
+    assert classify.by_nccl(told, None, "", KNOWN) == told

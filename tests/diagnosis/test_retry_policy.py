@@ -16,6 +16,7 @@ from saferun.diagnosis.deciding.retry_policy import (
     GUARDS,
     STOP,
     decide,
+    left,
     used_up,
 )
 from saferun.diagnosis.evidence import NoNumber
@@ -362,3 +363,15 @@ def test_after_a_device_side_assert_the_last_attempt_has_the_guards():
     assert decide([last], allowing()).action == STOP
     again = failed(2, "stop-user", kind="device-side-assert", mitigations=(GUARDS,))
     assert decide([last, again], allowing(debug_last=True)).action == STOP
+
+
+def test_what_is_left_is_bounded_in_a_row_and_in_all():
+    policy = with_values(Settings(), {"retry.attempts": 3, "retry.attempts_total": 5}).retry
+    assert left([], policy) == 2
+    assert left([failed(1)], policy) == 1
+    assert left([failed(number) for number in (1, 2, 3)], policy) == 0
+    replaced = [failed(number, progressed=True, replaced=True) for number in (1, 2, 3, 4)]
+    assert left(replaced, policy) == 2  # replaced ones use nothing of all
+    progress = [failed(number, progressed=True) for number in (1, 2, 3)]
+    assert left(progress, policy) == 1
+    assert left([*progress, failed(4, progressed=True)], policy) == 0
