@@ -36,7 +36,7 @@ EVENTUALLY_S = 300
 def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
     command, argv = [sys.executable, "-m", "saferun"], example(tmp_path, "SIGKILL")
     if way == "script":
-        make = [*command, "gen-shell", argv[0], "-o", "run.sh", "--", *argv[1:]]
+        make = [*command, "gen-shell", *argv[:2], "-o", "run.sh", "--", *argv[2:]]
         subprocess.run(make, cwd=tmp_path, check=True)
         command, argv = ["bash", "run.sh"], []
     with run(tmp_path, *argv, command=command) as job:
