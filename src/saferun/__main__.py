@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 
 from saferun import __version__
 from saferun.errors import EXIT_USAGE
+from saferun.system.descriptors import plug_closed_descriptors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run saferun and return its exit status; an unsupervised job replaces it and never returns."""
     ours = argv is None  # else another program imports this module and owns the process
+    if ours:
+        plug_closed_descriptors()  # before an import opens a file: ctypes may, for libffi 3.5 does
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:

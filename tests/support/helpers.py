@@ -276,6 +276,9 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
 
 
 def _main() -> None:
+    from saferun.system.descriptors import plug_closed_descriptors
+
+    plug_closed_descriptors()  # as saferun does, before an import opens a file
     from saferun.supervise.attempt.attempt_runner import run_attempt
     from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
     from saferun.supervise.ready import keeper_pool

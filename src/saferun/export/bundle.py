@@ -28,14 +28,18 @@ from saferun.knowledge import loader
 from saferun.system import paths
 
 # Programs that a script starts; all files that they import, directly or not, are packed with them.
-_STARTED = ("export/bundle_main.py", "gpu/ask_nvml.py")
+_STARTED = ("export/bundle_main.py", "system/descriptors.py", "gpu/ask_nvml.py")
 _WHOLE = ("inject", "keeper")  # rooms whose files find each other by name
 # Imported only by functions that a script never calls: it reads no profile file, and has no audit.
 _UNCALLED = ("profile/yaml_reader.py", "audit/collect.py")
 _IMPORT = re.compile(r"^ *from saferun([.\w]*) import (?:\(([^)]*)\)|([\w, ]*))", re.MULTILINE)
 _PROGRAM = os.path.join(paths.PACKAGE, "export", "unpack.py")
 _MADE_BY = (__file__, bare_code.__file__)
-_MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
+_MAIN = """from saferun.system.descriptors import plug_closed_descriptors
+plug_closed_descriptors()
+from saferun.export.bundle_main import main
+raise SystemExit(main())
+"""
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface is left out
 # Texts that single characters replace: words, and line ends with the next line's indentation.
 _WORD = re.compile(r"\n[\n ]*|[A-Za-z]{2,}")

@@ -28,7 +28,6 @@ from saferun.profile import files as profiles
 from saferun.profile.merge import is_for_gpus
 from saferun.supervise.start import carry_out
 from saferun.system import gpus as gpu
-from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.stderr import die_of_interrupt, report, settle
 
 # Variables that bash itself sets (its manual, "Shell Variables") besides all BASH…: with them a job
@@ -47,7 +46,6 @@ def main() -> int:
     """Run the job and return the run's exit status; an unsupervised job replaces this process."""
     kit, name = os.path.abspath(sys.argv[0]), sys.argv[1]
     try:
-        plug_closed_descriptors()
         _hold(kit)
         try:
             status = _run(kit, name, sys.argv[2:])

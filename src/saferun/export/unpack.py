@@ -79,8 +79,10 @@ def _environ(pid: str) -> bytes:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        raise BrokenPipeError from None  # the script has ended
+    except OSError:  # there is no /proc; or it is gone or a zombie, whose file only root may open
+        if os.getppid() != int(pid):
+            raise BrokenPipeError from None  # the script has ended
+        return b"".join(b"%s=%s\0" % pair for pair in os.environb.items())
 
 
 def _places(gives_way: Callable[[str], bool]) -> Iterator[str]:

@@ -7,8 +7,8 @@ The run holds LOCK_FILE in its directory while it lives, so that `saferun runs c
 spares it on every machine that shares the file system, whatever the journal says. Cleaning takes
 that lock with filelock's FileLock, which on Linux is an exclusive flock(2) on the file (filelock
 4.2, `_unix.py`); the run itself takes the same flock(2) on its own descriptor. If the file system
-has no flock(2), the file contains pid and host in the format of filelock's SoftFileLock, which
-file_lock.py uses in that case.
+has no flock(2), the file contains what filelock's SoftFileLock writes, which file_lock.py uses in
+that case.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import os
 import stat
 
 from saferun.journal.disk import close, write_all
+from saferun.journal.file_lock import NO_FLOCK, record
 from saferun.system import paths, procfs, trust
 
 LOCK_FILE = "run.lock"
 ALIVE_FILE = "alive"  # time of the run's last sign of life, in clock ticks since boot (procfs.now)
 STEPS_FILE = "attempt-{}.steps"  # the attempt's steps over time (training_steps.py)
-NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # from a file system without flock(2)
 NAMES = 10  # directory names tried for one run id before a random word is added
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -107,7 +107,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in NO_FLOCK:
-                write_all(self._lock, f"{os.getpid()}\n{os.uname().nodename}\n".encode())
+                write_all(self._lock, record(os.path.join(self.path, LOCK_FILE)))
 
     def append(self, line: bytes) -> None:
         """Append a complete line to events.jsonl, or nothing."""

@@ -21,7 +21,6 @@ from saferun.journal import part_history
 from saferun.journal.event_types import Preflight
 from saferun.model import NOTE, PROBLEM, Finding, LaunchPlan, Request
 from saferun.planning.inputs import RunInputs
-from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:
     from saferun.gpu.recovery import Recovered
@@ -33,7 +32,6 @@ def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
     Raises:
         BusyError: another run has a GPU, and the policy is not to wait.
     """
-    plug_closed_descriptors()  # otherwise a lock file would become the job's output
     assert gathered.profile is not None, "a supervised run has a profile"
     owner = lock_owner.this_process(command(gathered.request), gathered.identity.run)
     policy = gathered.profile.settings.locks

@@ -51,7 +51,6 @@ from saferun.supervise.ready.rank_imports import RankImports
 from saferun.supervise.records import record, report
 from saferun.supervise.records.record import Record
 from saferun.supervise.replace import become_job, check_size
-from saferun.system.descriptors import plug_closed_descriptors
 
 if TYPE_CHECKING:  # the first is for several nodes, the others are imported during an attempt
     from saferun.supervise.nodes.peer_nodes import PeerNodes
@@ -73,6 +72,7 @@ class RunEnd(NamedTuple):
     verdict: str = ""  # on its last attempt; "" if that succeeded or was asked to end
     by_interrupt: bool = False  # a SIGINT ended it
     asked: bool = False  # a signal from outside has ended it
+    at_s: float = 0.0  # when, by time.monotonic(), which all processes share
 
 
 def supervise(gathered: RunInputs, say: Say) -> int:
@@ -93,7 +93,6 @@ def supervise(gathered: RunInputs, say: Say) -> int:
     if gathered.launcher is not None:
         restore_interrupts()
     outlive_signals()
-    plug_closed_descriptors()  # otherwise the journal's descriptor would become the job's output
     gathered, journal = record.begin(gathered, say)
     try:
         held = take_locks(gathered, say)
@@ -264,6 +263,7 @@ class _Run:
     def _over(
         self, status: int, reason: str, *, asked: bool = False, by_interrupt: bool = False
     ) -> RunEnd:
+        at_s = time.monotonic()
         last = self._history[-1] if self._history else None
         failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
         advice = self._resumption.advice(failed)
@@ -278,7 +278,7 @@ class _Run:
         verdict = last.diagnosis.verdict if last and last.exit_code and not last.asked else ""
         if verdict and self._gathered.identity.worker is None:
             self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))
-        return RunEnd(status, reason, verdict, by_interrupt, asked)
+        return RunEnd(status, reason, verdict, by_interrupt, asked, at_s)
 
     def _fail_left_trials(self, status: int) -> None:
         """Mark trials of a study that still count as running as failed; most runs have none."""

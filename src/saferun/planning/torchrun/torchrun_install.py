@@ -58,7 +58,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
         which, like torchrun, imports nothing from the working directory.
 
     Raises:
-        UnavailableError: neither exists.
+        UnavailableError: neither exists, or that torch is incomplete.
     """
     ours = _own_programs()
     for path in on_path("torchrun", environ):
@@ -70,10 +70,16 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
     safe = bool(getattr(sys.flags, "safe_path", False))
     folder = _torch_in(sys.path if safe else sys.path[1:])  # [0] is the program's directory
     if sys.executable and folder:
+        program = os.path.join(folder, "torch", "distributed", "run.py")
+        if not os.path.isfile(program):
+            raise UnavailableError(
+                "this torch has no launcher: torch.distributed.run is missing",
+                where=program,
+                fix="install torch anew",
+            )
         if sys.version_info >= (3, 11):
             argv = (sys.executable, "-P", "-m", "torch.distributed.run")
             return Launcher(argv, sys.executable, "P", _prefix(sys.executable))
-        program = os.path.join(folder, "torch", "distributed", "run.py")
         return Launcher((sys.executable, program), sys.executable, "", _prefix(sys.executable))
     raise UnavailableError(
         "there is no torchrun",

@@ -30,7 +30,6 @@ from saferun.supervise.attempt.keeper_watch import KeeperWatch
 from saferun.supervise.attempt.terminal_modes import TerminalModes
 from saferun.supervise.ready import keeper_pool, warm_start
 from saferun.supervise.ready.keeper_pool import Standby
-from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
 
 # Messages if the system allows no further process or thread; such a failure is diagnosed.
@@ -59,7 +58,6 @@ def run_attempt(
     Raises:
         UnavailableError: the command could not be started.
     """
-    plug_closed_descriptors()  # otherwise the signal descriptor would become the job's output
     modes = TerminalModes()
     with Signals(ALL_SIGNALS) as signals:
         if standby is None:

@@ -21,7 +21,6 @@ from saferun.keeper.process_tree import read_stat
 from saferun.supervise.ready import warm_start
 from saferun.supervise.ready.warm_start import WarmStart
 from saferun.system import cgroup, paths
-from saferun.system.descriptors import plug_closed_descriptors
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first
 _LOOK_S = 0.005  # between two checks whether it has ended: some 10 ms, which delay the run's end
@@ -76,7 +75,6 @@ def start_keeper(hold: Sequence[int] = (), *, shared: bool = False) -> Standby:
     Raises:
         OSError: no process can be started.
     """
-    plug_closed_descriptors()
     for fd in (0, 1, 2):
         os.set_inheritable(fd, True)
     place = os.path.dirname(paths.PACKAGE)

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
@@ -107,7 +108,7 @@ def last_words(report: int) -> RunEnd:
     try:
         return RunEnd(*json.loads(content))
     except ValueError:  # it was killed
-        return RunEnd(1)
+        return RunEnd(1, at_s=time.monotonic())
 
 
 def prefixed(say: Say, number: int) -> Say:

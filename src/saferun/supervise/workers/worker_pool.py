@@ -40,7 +40,6 @@ from saferun.supervise.loop import RunEnd, Say
 from saferun.supervise.records import record
 from saferun.supervise.workers.worker import Part, be_supervisor, last_words, prefixed
 from saferun.system import gpus, procfs
-from saferun.system.descriptors import plug_closed_descriptors
 from saferun.system.signalfd import Signals
 
 _KEEPER_S = 5.0  # for the keeper of a killed supervisor to end its job
@@ -72,7 +71,6 @@ def supervise(gathered: RunInputs, say: Say) -> int:
         KeyboardInterrupt: a SIGINT ended the run; everything is closed.
     """
     outlive_signals()  # the forked supervisors, too
-    plug_closed_descriptors()
     if gathered.request.line.script == "-" and not gathered.request.options.code:
         raise UsageError("several workers cannot read one script from stdin", fix="name a file")
     gathered, journal = record.begin(gathered, say)
@@ -296,10 +294,10 @@ class _Workers:
     def _never(self, number: int, status: int, reason: str) -> None:
         """Record a worker that never started."""
         self._journal.event(RunEnded(status, reason), worker=number)
-        self._end(number, RunEnd(status, reason))
+        self._end(number, RunEnd(status, reason, at_s=time.monotonic()))
 
     def _end(self, number: int, end: RunEnd) -> None:
-        if end.status and self._failed is None:
+        if end.status and (self._failed is None or end.at_s < self._failed[1].at_s):
             self._failed = number, end
 
     def _family(self) -> process_tree.Family:
