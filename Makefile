@@ -16,7 +16,7 @@ PLAIN := not slurm and not tensorflow and not ecosystem and not browser
 # Every saferun that a test starts would compile all of its files, as no user's does.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow
+.PHONY: demo test test-rights strangers test-slurm quick-slurm test-tensorflow test-ecosystem test-browser lint unit slow
 .PHONY: test-ray bench bench-peers docs pictures check-pictures mutants fuzz clean
 
 demo: $(READY)
@@ -38,6 +38,14 @@ unit: $(READY)
 
 slow: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "$(PLAIN) and slow"
+
+# What an ordinary user may not: to mount, to become others, to make namespaces.
+test-rights: $(READY)
+	$(BIN)/pytest -n 3 --dist worksteal -m "rights and $(PLAIN) and not slow"
+
+# The two commands as strangers run them, each way in a fresh clone of what is committed: hours.
+strangers:
+	$(PYTHON) tools/strangers.py $(WAYS)
 
 # A real TensorFlow on two logical CPU devices: 1.6 GB, in an environment of its own.
 test-tensorflow: $(READY) $(TENSORFLOW)/.ready

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+from collections import Counter
 
 import pytest
 
@@ -31,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     forked = {item.path for item in items if "forks" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: item.path not in forked)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped in one line, the commonest reason first."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    counted = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    terminalreporter.write_line(f"skipped {len(skipped)}" + f" ({counted})" * bool(counted))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def fetch(
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     command += ["--prefer-binary", "-d", str(root), f"{project}==={version}"]
     environ = {**os.environ, "PIP_FIND_LINKS": ""}
-    subprocess.run(command, check=True, env=environ)  # noqa: S603 (our own pip)
+    subprocess.run(command, check=True, env=environ)
     for wheel in root.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(root, filter(wanted, archive.namelist()))

@@ -60,7 +60,7 @@ def has(python: str, one: provoked.ProvokedFailure) -> bool:
         return True
     package = {"trainer": "transformers"}.get(one.words[0], one.words[0])
     check = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", check]).returncode == 0  # noqa: S603 (our own words)
+    return subprocess.run([python, "-c", check]).returncode == 0
 
 
 def record(python: str, one: provoked.ProvokedFailure) -> bool:
@@ -138,7 +138,7 @@ def output_of(
         folder: its working directory.
         preexec: runs in the child before the command.
     """
-    with subprocess.Popen(  # noqa: S603 (our own words)
+    with subprocess.Popen(
         command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, preexec_fn=preexec, start_new_session=True,
     ) as job:  # fmt: skip
@@ -177,7 +177,7 @@ def mask(rows: Iterable[tuple[str, bytes]], python: str, folder: str) -> list[tu
         python: of the environment.
         folder: of the run.
     """
-    base = subprocess.run(  # noqa: S603 (our own words)
+    base = subprocess.run(
         [python, "-c", "import sys; print(sys.prefix, sys.base_prefix)"],
         capture_output=True,
         text=True,

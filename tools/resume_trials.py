@@ -307,7 +307,7 @@ def nanochat_data(python: str, folder: Path, env: dict[str, str]) -> None:
     """Write a tokenizer and shards for nanochat in which every batch is the same one."""
     command = [python, str(JOBS / "nanochat_data.py")]
     own = {**env, "PYTHONPATH": str(folder)}
-    subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 (our words)
+    subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=True)
 
 
 def last_line(name: str, job: runs.Run) -> str:

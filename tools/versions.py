@@ -24,14 +24,14 @@ def row(environment: Path) -> str:
     """Return the table's row of one environment."""
     python = environment / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", ROOT]
-    subprocess.run(install, check=True)  # noqa: S603 (our own words)
-    versions = subprocess.check_output([python, "-c", VERSIONS], text=True)  # noqa: S603 (ours)
+    subprocess.run(install, check=True)
+    versions = subprocess.check_output([python, "-c", VERSIONS], text=True)
     tests = [f"tests/{room}" for room in ROOMS]
     options = ["-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short"]
     log = environment / "versions.log"
     with log.open("w") as file:
         command = [python, "-m", "pytest", *options, *tests]
-        subprocess.run(command, cwd=ROOT, stdout=file)  # noqa: S603 (our own words)
+        subprocess.run(command, cwd=ROOT, stdout=file)
     last = log.read_text().splitlines()[-1]
     counts = [f"{n} {what}" for n, what in re.findall(r"(\d+) (failed|passed|skipped|error)", last)]
     return f"| {versions.strip()} | {', '.join(counts) or last} |"
