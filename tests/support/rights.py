@@ -31,16 +31,15 @@ def missing(right: str) -> str:
     try:
         why = RIGHTS[right]()
     except OSError as error:
-        why = str(error)
+        why = os.strerror(error.errno)
     return why and f"needs the right to {right}: {why}"
 
 
 def _said(*command: str) -> str:
-    """Return what a command complains of; "" where it succeeds."""
+    """Return why a command fails, in words that are the same each time; "" where it succeeds."""
     if not shutil.which(command[0]):
         return f"no {command[0]}"
-    done = subprocess.run(command, capture_output=True, check=False)
-    return (done.stderr.decode(errors="replace").strip() or "it fails") if done.returncode else ""
+    return f"{command[0]} fails" if subprocess.run(command, capture_output=True).returncode else ""
 
 
 def _become_others() -> str:
