@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
+import rights
 
 # A shell ignores two of these for its background jobs, and nohup a third. What tests start would
 # inherit that.
@@ -16,6 +17,8 @@ for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_name) is signal.SIG_IGN:
         own = signal.default_int_handler if _name == signal.SIGINT else signal.SIG_DFL
         signal.signal(_name, own)
+
+os.umask(0o022)  # tests ask for modes of files
 
 # What tests start: torch's threads fight for the cores, and Pythons compile what is imported anew.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,6 +43,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     counted = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
     terminalreporter.write_line(f"skipped {len(skipped)}" + f" ({counted})" * bool(counted))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a right that is missing here."""
+    for right in (right for mark in item.iter_markers("rights") for right in mark.args):
+        if why := rights.missing(right):
+            pytest.skip(why)
 
 
 @pytest.fixture(scope="session")

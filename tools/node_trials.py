@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]
-import hosts  # noqa: E402
 import node_faults  # noqa: E402
 from fault_trials import Result, keep, run_all  # noqa: E402
 from node_faults import FAULTS, OUTCOMES, RIGHT  # noqa: E402
+from rights import missing  # noqa: E402
 
 LIMIT_S = 600.0  # a trial that takes longer hangs
 CALM = (-2, -1)  # trials without a strike, one over the store and one over gloo
@@ -57,7 +57,7 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{number}: {node_faults.drawn(number)}" for number in numbers))
         return 0
-    if problem := hosts.missing():
+    if problem := missing("make networks"):
         print(problem, file=sys.stderr)
         return 2
     os.environ["PYTHONPATH"] = str(ROOT / "src")

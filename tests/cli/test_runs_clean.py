@@ -8,6 +8,7 @@ import time
 
 import pytest
 from helpers import until
+from rights import STRANGER, needs
 from user_machine import NOW, OK, a_run, event, finished, journal, names
 
 from saferun.errors import UnavailableError
@@ -107,10 +108,10 @@ def test_what_was_put_in_a_runs_place_meanwhile_stays(tmp_path, put):
     assert (put == "link") or (tmp_path / "r" / "model.pt").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@needs("become others")
 def test_another_users_run_is_left_alone(tmp_path):
     place = finished(tmp_path, "r", NOW - 90 * runs.DAY_S)
-    os.chown(place, 65534, -1)
+    os.chown(place, STRANGER, -1)
     done = cleanup.clean(str(tmp_path), NOW, keep=0, older_than_days=0)
     assert (done.removed, done.others) == ((), 1)
     with pytest.raises(PermissionError):

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from cases import slow
+from rights import OTHER, needs
 from scripts import SAFERUN, TORCHRUN, end, up
-from users import OTHER, root
 
 WAITS = [
     {
@@ -93,7 +93,7 @@ def test_it_needs_no_programs_but_bash_and_python(machine):
     assert list(ran.received) == [1, 2]
 
 
-@root
+@needs("become others")
 def test_the_kit_does_not_go_to_a_home_of_somebody_else(machine):
     """A ~/.cache that root makes there would lock the user out of it."""
     script = machine.script("--profile", "cpu", "--", "train.py")
@@ -122,7 +122,7 @@ def test_the_kit_finds_a_place(machine, usable):
     assert machine.unpacked() == []
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize(
     ("owner", "mode", "above", "taken"),
     [

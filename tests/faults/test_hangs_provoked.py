@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rights
 from helpers import until
 from runs import PROGRAMS, Run, program, run
 
@@ -93,8 +94,10 @@ def test_a_dead_worker_of_a_dataloader_fails_before_the_watch_strikes(tmp_path):
 @pytest.fixture
 def dead_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """A file on a file system that answers no more; it comes back to life at the end."""
-    if os.geteuid() or not os.path.exists("/dev/fuse"):
-        pytest.skip("it needs root and /dev/fuse")
+    if why := rights.missing("mount"):
+        pytest.skip(why)
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no /dev/fuse")
     place = tmp_path / "mount"
     place.mkdir()
     command = [sys.executable, str(PROGRAMS / "dead_mount.py"), str(place), request.param]

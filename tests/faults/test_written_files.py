@@ -21,8 +21,9 @@ from typing import NamedTuple
 import pytest
 from cases import slow
 from helpers import ROOT
+from rights import OTHER, needs
 from runs import LIMIT_S, executable, program, small_torchrun
-from users import OTHER, open_place, root
+from users import open_place
 
 LOCKS = "/run/lock/saferun"
 Entry = tuple[int, int, str]  # mode, owner and path
@@ -176,7 +177,7 @@ def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[
     return {(int(mode, 8), int(uid), path) for mode, uid, path in lines if path != str(list_file)}
 
 
-@root
+@needs("become others", "mount")
 @pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"there is no {PYTHON}")
 @pytest.mark.parametrize("world", [*list(WORLDS)[:1], *slow(*list(WORLDS)[1:])])
 def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, world):

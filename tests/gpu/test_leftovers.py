@@ -12,6 +12,7 @@ import pytest
 from fake_nvml import gpu
 from recovery_host import A, contract, ended_owner, holder, left_by
 from repo import source
+from rights import needs
 
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import LEFTOVERS
@@ -103,7 +104,7 @@ def test_what_is_not_certain_to_be_a_leftover_lives(host, environ):
     assert done == recovery.Recovered((), acted=False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@needs("become others")
 def test_another_user_s_process_is_never_ours(host):
     script = "import os, sys; os.setuid(65534); print(flush=True); input()"
     environ = left_by(host.runs)
@@ -119,7 +120,7 @@ def test_another_user_s_process_is_never_ours(host):
         process.communicate(b"\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@needs("become others", "make namespaces")
 def test_an_owner_that_hidepid_hides_is_alive(host):
     """What /proc does not show may live: only the kernel's ESRCH says that it is gone."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -127,8 +128,6 @@ def test_an_owner_that_hidepid_hides_is_alive(host):
         code = [sys.executable, "-c", source("gpu/ask_behind_hidepid"), str(owner.pid)]
         done = subprocess.run(code, env=environ, capture_output=True, text=True)
         owner.kill()
-    if "no mount" in done.stdout:
-        pytest.skip("this sandbox does not allow it")
     assert done.stdout == "None True False\n", done.stderr
 
 

@@ -11,7 +11,7 @@ import subprocess
 import filelock
 import pytest
 from lock_runs import A, flock, take
-from users import STRANGER, root
+from rights import STRANGER, needs
 
 from saferun.gpu.lock import lock_dir
 
@@ -116,7 +116,7 @@ def plant(path, kind, victim):
         path.hardlink_to(victim)
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize(
     ("kind", "file", "policy"),
     [
@@ -165,7 +165,7 @@ def test_our_own_directory_with_a_wrong_mode_is_put_right(tmp_path):
     assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o1777
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o700, 0o1775], ids="{:o}".format)
 def test_another_users_directory_that_is_not_sticky_and_everybodys_is_not_used(
     shared, outcome, mode
@@ -183,7 +183,7 @@ def mounted(options, directory):
     return ("unshare", "--mount", "sh", "-c", argv, str(directory))
 
 
-@root
+@needs("make namespaces")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [("ro", "Read-only file system"), ("nr_inodes=3", "No space left on device")],
@@ -198,7 +198,7 @@ def test_a_directory_that_takes_no_file_is_told_and_the_run_goes_on(
     assert reason in line
 
 
-@root
+@needs("make namespaces")
 def test_a_disk_that_is_full_for_the_record_alone_leaves_the_lock(shared, outcome):
     fill = "open(job['directory'] + '/fill', 'wb', buffering=0).write(bytes(65536))"
     answer = outcome(A, prefix=mounted("size=4k", shared / "lock"), first=fill)
@@ -256,7 +256,7 @@ def test_locks_are_below_run_lock_else_in_the_temporary_directory():
 SEVERAL = "lock_dir._directories = lambda environ: job['several']; job['directory'] = None"
 
 
-@root
+@needs("become others")
 def test_who_may_write_in_the_first_place_meets_who_may_not(shared, holds, outcome):
     several = [str(shared / "first" / "lock"), str(shared / "second" / "lock")]
     for place, mode in (("first", 0o755), ("second", 0o1777)):

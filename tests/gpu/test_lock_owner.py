@@ -9,14 +9,14 @@ import pwd
 
 import pytest
 from lock_runs import A, B, files, flock, take
-from users import STRANGER, root
+from rights import STRANGER, needs
 
 from saferun.gpu.lock import gpu_locks, lock_owner
 
 # Users
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize(
     ("first", "second"),
     [(0, STRANGER), (STRANGER, 0), (STRANGER, 1)],
@@ -43,7 +43,7 @@ sys.addaudithook(rule)
 """
 
 
-@root
+@needs("become others")
 def test_a_kernel_that_protects_other_users_files_in_sticky_directories_is_no_hindrance(
     holds, outcome
 ):
@@ -51,7 +51,7 @@ def test_a_kernel_that_protects_other_users_files_in_sticky_directories_is_no_hi
     assert outcome(A, first=PROTECTED)["messages"] == []
 
 
-@root
+@needs("become others")
 def test_a_lock_file_that_another_user_made_read_only_still_locks(shared, start, outcome, holds):
     file = shared / "lock" / f"{A}.lock"
     file.touch(0o644)
@@ -59,7 +59,7 @@ def test_a_lock_file_that_another_user_made_read_only_still_locks(shared, start,
     assert "busy" in outcome(A, uid=1)
 
 
-@root
+@needs("become others")
 def test_another_user_can_neither_remove_nor_change_our_files(shared, holds, outcome):
     first = holds(A)
     vandal = """
@@ -82,7 +82,7 @@ def forged(pid, **changes):
     return {**record, "devices": [A], "files": [f"{A}.slot0", f"{A}.lock"], **changes}
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize("name_uid", [0, STRANGER], ids=["in-roots-name", "in-own-name"])
 def test_a_record_that_names_another_users_process_is_ignored(
     shared, holds, outcome, start, name_uid

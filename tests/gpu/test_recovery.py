@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_nvml import gpu
 from recovery_host import A, holder
+from rights import needs
 
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import DRAIN, RESET
@@ -160,7 +161,7 @@ def test_otherwise_an_administrator_is_told_what_to_do(host, options, reported, 
     )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
+@needs("make devices")
 def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(host):
     host.nvml.reports(gpu())
     node = host.dev / "accelerator5"
@@ -190,11 +191,9 @@ HIDDEN = {
 }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and rights are root's to change")
+@needs("make namespaces")
 @pytest.mark.parametrize("wrapper", HIDDEN.values(), ids=HIDDEN)
 def test_where_processes_may_hide_nobody_claims_to_see_them(wrapper):
-    if subprocess.run([*wrapper, "true"], capture_output=True).returncode:
-        pytest.skip("this sandbox does not allow it")
     code = (
         "from saferun.gpu import recovery; here = recovery.here(); print(here.root, here.sees_all)"
     )

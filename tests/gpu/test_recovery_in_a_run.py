@@ -10,6 +10,7 @@ import pytest
 from fake_nvml import gpu
 from gpu_runs import Machine
 from recovery_host import GPU, A, holder, left_by
+from rights import needs
 
 from saferun.diagnosis import signatures
 from saferun.gpu import orphans
@@ -29,7 +30,7 @@ def test_the_kinds_that_ask_for_recovery_are_kinds():
     assert set(AFTER) <= set(signatures.load().kinds)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes are made by root")
+@needs("make devices")
 def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine, tmp_path):
     (tmp_path / "job.py").write_text(
         "import os, sys\n"

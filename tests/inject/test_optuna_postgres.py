@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -34,7 +35,9 @@ class Server:
     """A PostgreSQL of this test's own, run by a user who is not root."""
 
     def __init__(self, folder: Path, programs: Path, port: int) -> None:
-        self.user = "nobody" if os.geteuid() == 0 else None
+        # A server refuses to run as root, and wants a name of its user.
+        others = (user.pw_name for user in pwd.getpwall() if user.pw_uid)
+        self.user = next(others) if os.geteuid() == 0 else None
         self._control = [str(programs / "pg_ctl"), "-D", str(folder / "data"), "-w"]
         self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         self._log = str(folder / "log")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import disks
 import pytest
 from journals import MASKER
 
@@ -41,12 +40,5 @@ def begin(base: pathlib.Path, messages: list[str]) -> Iterator[Callable[..., Jou
 @pytest.fixture
 def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A file system of 64 KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to mount")
-    place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "small", str(place)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount (CAP_SYS_ADMIN)")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with disks.small_disk(tmp_path / "small", "64k") as place:
+        yield place

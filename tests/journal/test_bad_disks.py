@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 from journals import PLAN, names, noted, use
 from repo import source
-from users import root
+from rights import needs
 
 from saferun.journal import disk, writer
 
@@ -47,7 +47,7 @@ def test_a_base_that_cannot_be_made_costs_one_line(begin, tmp_path, messages, mo
         assert "the job goes on" in line
 
 
-@root
+@needs("become others")
 def test_a_home_of_others_costs_one_line():
     with tempfile.TemporaryDirectory() as closed:  # pytest's own lies below a directory of root's
         os.chmod(closed, 0o755)
@@ -59,7 +59,7 @@ def test_a_home_of_others_costs_one_line():
     assert os.strerror(errno.EACCES) in done.stdout
 
 
-@root
+@needs("mount")
 def test_a_file_system_that_takes_nothing_costs_one_line(begin, small_disk, messages):
     filler = fill(small_disk)
     journal = begin(small_disk)

@@ -7,7 +7,8 @@ import pathlib
 
 import pytest
 from journals import PLAN, noted, use
-from users import STRANGER, acting_as, open_place, root
+from rights import STRANGER, needs
+from users import acting_as, open_place
 
 from saferun.inject import receipts
 
@@ -78,7 +79,7 @@ def test_a_directory_swapped_underneath_gets_nothing(begin, base, tmp_path):
     assert journal.receipts() is None
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize("plant", ["link", "linked parts"])
 def test_what_ranks_write_in_another_users_directory_goes_to_the_run_alone(begin, tmp_path, plant):
     ours = tmp_path / "ours"
@@ -104,7 +105,7 @@ def test_what_ranks_write_in_another_users_directory_goes_to_the_run_alone(begin
         assert not [path for path in ours.rglob("*") if path.is_file()]
 
 
-@root
+@needs("become others")
 def test_a_run_that_never_began_removes_nothing_by_a_planted_link(begin, tmp_path):
     (tmp_path / "mine").write_text("")
     with open_place() as place:
@@ -127,7 +128,7 @@ def test_the_users_own_link_to_a_larger_disk_is_followed(begin, base, tmp_path, 
     assert messages == []
 
 
-@root
+@needs("become others")
 def test_somebody_elses_link_in_place_of_the_base_is_refused(begin, base, tmp_path, messages):
     trap = tmp_path / "trap"
     trap.mkdir()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import hosts
 import pytest
 from node_faults import FAULTS, Trial
+from rights import needs
 
 pytestmark = [
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    needs("make networks"),
     pytest.mark.slow,
     pytest.mark.timeout(3000),
 ]

@@ -6,29 +6,27 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import disks
 import hosts
 import pytest
 from helpers import until
 from hosts import PORT, Host, add_up, clean, end_all, meeting, saved
+from rights import needs
 from runs import Run, executable
 
-pytestmark = [pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()), pytest.mark.slow]
+pytestmark = [needs("make networks"), pytest.mark.slow]
 MISFIT = 78  # the exit status: nodes that do not fit
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MiB that hosts made after it see."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with disks.small_disk(tmp_path / "disk", "2m") as place:
+        yield place
 
 
 def fill(disk: Path) -> None:

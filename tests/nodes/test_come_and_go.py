@@ -11,10 +11,11 @@ import hosts
 import pytest
 from helpers import until
 from hosts import Host, add_up, clean, end_all, meeting, saved
+from rights import needs
 from runs import Run
 
 pytestmark = [
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    needs("make networks"),
     pytest.mark.slow,
 ]
 CARD = hosts.SUMS.with_name("bad_card.py")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 
 import hosts
-import pytest
 from helpers import until
+from rights import needs
 
-pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+pytestmark = needs("make networks")
 
 
 def reaches(one: hosts.Host, other: hosts.Host) -> bool:

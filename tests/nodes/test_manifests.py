@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import hosts
 import pytest
 import yaml
 from helpers import ROOT
+from rights import needs
 from runs import Run, program
 
 MANIFESTS = ROOT / "examples" / "kubernetes"
@@ -84,7 +84,7 @@ def test_the_plan_is_that_of_the_variables_that_a_controller_sets(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs("make networks")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_runs_as_process_1_of_a_pod_and_again_after_a_failure(
     name: str, tmp_path: Path

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import hosts
 import pytest
+from rights import needs
 from runs import program
 
-pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+pytestmark = needs("make networks")
 
 
 @pytest.mark.slow

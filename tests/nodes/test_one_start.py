@@ -6,14 +6,14 @@ import json
 import re
 from pathlib import Path
 
-import hosts
 import pytest
 from helpers import until
 from hosts import Host, clean, end_all, meeting
+from rights import needs
 from runs import Run
 
 pytestmark = [
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    needs("make networks"),
     pytest.mark.slow,
 ]
 JOB = Path(__file__).parents[1] / "programs" / "nodes" / "resuming_job.py"

@@ -14,11 +14,12 @@ import hosts
 import pytest
 from helpers import MARK, living, until
 from hosts import Host, add_up, meeting, saved
+from rights import needs
 
 TOOLS = ("sshd", "ssh-keygen", "pdsh", "parallel-ssh")
 ABSENT = [name for name in TOOLS if not shutil.which(name)]
 pytestmark = [
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    needs("make networks"),
     pytest.mark.skipif(
         bool(ABSENT), reason=f"no {ABSENT} (apt-get install openssh-server pdsh pssh)"
     ),

@@ -11,15 +11,15 @@ import signal
 import sys
 from pathlib import Path
 
-import hosts
 import pytest
 from cases import slow
 from helpers import parent, until
 from hosts import Host, add_up, clean, end_all, meeting, saved
 from repo import ROOT
+from rights import needs
 from runs import Run, program
 
-pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+pytestmark = needs("make networks")
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 
 

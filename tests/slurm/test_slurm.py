@@ -14,10 +14,11 @@ import pytest
 from cluster import Cluster, missing, standing
 from helpers import until
 from repo import ROOT
+from rights import needs
 
 from saferun.export import sbatch
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, needs("make networks", "become others")]
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent

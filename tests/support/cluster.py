@@ -90,15 +90,10 @@ cat >/dev/null
 
 def missing() -> str:
     """Return why no cluster can stand here; "" where one can."""
-    if os.geteuid():
-        return "a Slurm cluster of one's own needs root"
     absent = [name for name in PROGRAMS if not shutil.which(name)]
     if absent:
         return f"no {', '.join(absent)} (apt-get install --no-install-recommends slurm-wlm munge)"
-    done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount", "--net", "--uts", "true"], check=False
-    )
-    return "no namespaces can be made here" if done.returncode else ""
+    return ""
 
 
 class Cluster:

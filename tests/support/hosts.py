@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,26 +20,10 @@ from typing import Any
 from helpers import until
 from runs import Run
 
-PROGRAMS = ("unshare", "nsenter", "ip", "tc")
 LOSSY = Path(__file__).parents[1] / "programs" / "nodes" / "lossy_link.py"
 SUMS = LOSSY.with_name("summing_job.py")
 PORT = 29512  # of the rendezvous: the network is the hosts' own, and no port of it is taken
 INIT = 'hostname "$1"; mount --bind "$2" /etc/hosts; ip link set lo up; echo up; exec cat'
-
-
-def missing() -> str:
-    """Return why no hosts can be made here; "" where they can."""
-    if os.geteuid():
-        return "hosts of one's own need root"
-    if absent := [name for name in PROGRAMS if not shutil.which(name)]:
-        return f"no {', '.join(absent)} (apt-get install iproute2 util-linux)"
-    tried = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add"]
-    done = subprocess.run(
-        [*tried, "name", "v0", "type", "veth", "peer", "name", "v1"],
-        capture_output=True,
-        check=False,
-    )
-    return f"no veth pairs can be made here: {done.stderr.decode()}" if done.returncode else ""
 
 
 class Namespaces:

@@ -1,4 +1,4 @@
-"""Several users on one host: these tests are root's, who becomes the others."""
+"""Several users on one host: a test that needs("become others") becomes them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-import pytest
-
-STRANGER, OTHER = 65534, 12345  # they need no entry in the table of users
-root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become several users")
-
 
 @contextlib.contextmanager
 def acting_as(uid: int) -> Iterator[None]:
     """Have the rights of another user in this process; the modules that it needs are loaded."""
-    groups = os.getgroups()
+    own, groups = (os.geteuid(), os.getegid()), os.getgroups()
     os.setgroups([])
     os.setegid(uid)
     os.seteuid(uid)
     try:
         yield
     finally:
-        os.seteuid(0)
-        os.setegid(0)
+        os.seteuid(own[0])
+        os.setegid(own[1])
         os.setgroups(groups)
 
 
