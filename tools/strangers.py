@@ -62,12 +62,11 @@ class Way:
 WAYS = {
     "user": Way("an ordinary user", "stranger", folder="a folder/saferun", umask="002"),
     "private": Way(
-        "umask 077, path and TMPDIR with blanks and an umlaut, tmpfs, German, no terminal",
+        "umask 077, path and TMPDIR with blanks and an umlaut, tmpfs, no terminal",
         "stranger",
         folder="my räume/saferun",
         umask="077",
-        environ={"TMPDIR": "{}/tmp as long as those of pam_tmpdir", "LANG": "de_DE.UTF-8"}
-        | {"LC_ALL": "de_DE.UTF-8", "PYTHONUTF8": "0", "TERM": "dumb", "TZ": "Asia/Kolkata"},
+        environ={"TMPDIR": "{}/tmp as long as those of pam_tmpdir", "TERM": "dumb"},
         mounts="mount -t tmpfs none '{}/tmp as long as those of pam_tmpdir'",
         around=("setsid", "--wait"),
     ),
@@ -80,7 +79,12 @@ WAYS = {
         environ={"TMPDIR": "{}/tmp", "LANG": ""},
         mounts="mount -t tmpfs -o noexec none {}/tmp",
     ),
-    "others": Way("in another user's clone", "", "others"),
+    "others": Way(
+        "in another user's clone, in German",
+        source="others",
+        environ={"LANG": "de_DE.UTF-8", "LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de"}
+        | {"PYTHONUTF8": "0", "TZ": "Asia/Kolkata"},
+    ),
     "crlf": Way("core.autocrlf=true, as on Windows", "stranger", "crlf"),
     "container": Way(
         "docker's rights, process 1, /dev/shm of 64 MiB",
@@ -94,7 +98,12 @@ WAYS = {
         ),
     ),
     "nobody": Way("a uid without a line in passwd", "4242", environ={"HOME": "/"}),
-    "minimal": Way("Debian's smallest system: no git, gcc, curl, procps", "stranger", "archive"),
+    "minimal": Way(
+        "Debian's smallest system: no git, gcc, curl, procps",
+        "stranger",
+        "archive",
+        mounts="cd $STRANGERS_ROOT && mount -t proc none proc && mount -t tmpfs none dev/shm",
+    ),
     **{f"python3.{n}": Way(f"Python 3.{n}", python=f"python3.{n}") for n in range(10, 15)},
 }
 
