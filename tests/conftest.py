@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 from collections import Counter
 
 import pytest
@@ -20,12 +21,24 @@ for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
 
 os.umask(0o022)  # tests ask for modes of files
 
+
+def _place_for_temporary_files() -> str:
+    """Make a directory in which programs can be executed, and whose name nobody may rely on."""
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", str(ROOT)):
+        if os.path.isdir(place) and not os.statvfs(place).f_flag & os.ST_NOEXEC:
+            break
+    found = os.path.join(place, f"a saferun torchrun räume {os.geteuid()}")
+    os.makedirs(found, 0o755, exist_ok=True)
+    return found
+
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+os.environ["PYTEST_DEBUG_TEMPROOT"] = _place_for_temporary_files()  # tmp_path lies below it
+
 # What tests start: torch's threads fight for the cores, and Pythons compile what is imported anew.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

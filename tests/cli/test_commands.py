@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from sandbox import SAFERUN, executable, python_program, shell
 from user_machine import UserMachine
 
 from saferun import __main__ as door
@@ -17,10 +18,10 @@ from saferun import __version__
 
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # !"
 
-TORCHRUN = """#!{python}
+TORCHRUN = """\
 import json, os, sys
 with open(os.environ["RECORD"], "w") as f:
-    json.dump({{"argv": sys.argv, "pid": os.getpid(), "env": dict(os.environ)}}, f)
+    json.dump({"argv": sys.argv, "pid": os.getpid(), "env": dict(os.environ)}, f)
 sys.stdout.write("job out\\n")
 sys.stderr.write("job err\\n")
 sys.exit(int(os.environ.get("STATUS", "0")))
@@ -34,12 +35,10 @@ class RecordingMachine(UserMachine):
         super().__init__(home, tmp)
         self.bin, self.record = tmp / "bin", tmp / "record.json"
         self.environ["RECORD"] = str(self.record)
-        self.program("torchrun", TORCHRUN.format(python=sys.executable))
+        self.program("torchrun", python_program(TORCHRUN))
 
     def program(self, name: str, text: str) -> None:
-        path = self.bin / name
-        path.write_text(text)
-        path.chmod(0o755)
+        executable(self.bin / name, text)
 
     def run(self, *argv: str, status: int | None = 0, **environ: str):
         done = subprocess.run(
@@ -88,7 +87,7 @@ def test_the_exit_status_is_the_jobs_and_its_pid_ours_where_there_is_one_attempt
     for status in (3, 75):
         machine.run("train.py", status=status, STATUS=str(status))
     # with torchrun's own refusal, and nobody to read what is printed
-    code = f"exec {sys.executable} -m saferun --retries 0 --nonsense train.py 2>&- >&-"
+    code = f"exec {shell(*SAFERUN)} --retries 0 --nonsense train.py 2>&- >&-"
     with subprocess.Popen(["bash", "-c", code], cwd=machine.cwd, env=machine.environ) as job:
         pass
     assert machine.got["pid"] == job.pid
@@ -273,7 +272,7 @@ def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, cap
 
 
 def test_a_reader_that_goes_away_is_no_fault(machine):
-    pipe = f"{sys.executable} -m saferun profiles schema | head -c 1 >/dev/null"
+    pipe = f"{shell(*SAFERUN)} profiles schema | head -c 1 >/dev/null"
     command = pipe + "; echo ${PIPESTATUS[0]}"
     done = subprocess.run(
         ["bash", "-c", command],

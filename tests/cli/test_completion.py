@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from sandbox import shell
 from terminals import Terminal
 from user_machine import NOW, UserMachine, finished
 
@@ -54,7 +55,7 @@ def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
         (made.cwd / name).touch()
     finished(made.base, "20260101-101010-7", NOW)
     trap = made.tmp / "bin" / "nvidia-smi"
-    trap.write_text(f"#!/bin/sh\ntouch {made.tmp}/asked\n")
+    trap.write_text(f"#!/bin/sh\n{shell('touch', made.tmp / 'asked')}\n")
     trap.chmod(0o755)
     made.environ["PATH"] = f"{BIN}:{made.tmp}/bin:/usr/bin:/bin"
     return made
@@ -64,7 +65,7 @@ def typed(machine: UserMachine, shell: str, lines: list[tuple[str, str]]) -> Ite
     """Type each line and TAB; yield the line as the shell has completed it."""
     terminal = Terminal({**machine.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[shell])
     try:
-        terminal.type(f"cd {machine.cwd}\n{SOURCE[shell]}\necho LOA''DED\n")
+        terminal.type(f"{shell('cd', machine.cwd)}\n{SOURCE[shell]}\necho LOA''DED\n")
         terminal.expect(rb"LOADED")
         terminal.expect(rb"READY\$ ")
         for line, whole in lines:

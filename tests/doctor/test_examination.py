@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import shlex
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from cases import with_limits
 from fake_nvml import Nvml, asking, bus, gpu, listing
 from fakecuda import uuid
 from helpers import is_alive, until
-from runs import executable
+from sandbox import SAFERUN, executable, shell
 
 from saferun.doctor import examination
 from saferun.doctor.collect import all_sources, nvidia
@@ -76,7 +75,7 @@ class FakeHost:
             env=self.environ(**environ),
             cwd=self.cwd,
             capture_output=True,
-            text=True,
+            encoding=environ.get("PYTHONIOENCODING", "utf-8"),
             timeout=300,
         )
 
@@ -137,7 +136,7 @@ def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(h
     ids=["closed", "json-closed", "full"],
 )
 def test_a_report_that_cannot_be_written_causes_no_traceback(host, where, status, message):
-    script = f"{shlex.quote(sys.executable)} -m saferun doctor {where}"
+    script = f"{shell(*SAFERUN, 'doctor')} {where}"
     command = ["bash", "-c", script]
     done = subprocess.run(command, env=host.environ(), cwd=host.cwd, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (status, message)
@@ -231,7 +230,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     new, pid = tmp_path / "new", tmp_path / "pid"
     host.has(gpu(0), **({"Init_v2": "hang"} if asked == "NVML" else {}))
     if asked == "nvidia-smi":
-        listing(host.bin, 1, f"echo $$ > {new}; mv {new} {pid}; exec sleep 60")
+        listing(host.bin, 1, f"echo $$ > {shell(new)}; {shell('mv', new, pid)}; exec sleep 60")
     command = [sys.executable, "-m", "saferun", "doctor"]
     with subprocess.Popen(
         command, env=host.environ(), stderr=subprocess.PIPE, text=True

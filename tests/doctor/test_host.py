@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from cases import check_cases, with_limits
-from runs import executable
+from sandbox import executable, shell
 
 from saferun.doctor.checks import checks_host
 from saferun.doctor.collect import host
@@ -251,8 +251,9 @@ def test_the_kernel_log_is_read_record_by_record_and_since_a_moment(tmp_path):
 def journald_says(tmp_path, *entries: object, ascii: bool = True, **since: float) -> kernellog.Log:
     lines = "".join(json.dumps(entry, ensure_ascii=ascii) + "\n" for entry in entries)
     (tmp_path / "log").write_text(lines)
-    asked = f'case "$*" in *--output=json*) echo "$*" > {tmp_path}/asked ;; *) exit 1 ;; esac'
-    text = f"#!/bin/sh\n{asked}\nexec /bin/cat '{tmp_path}/log'\n"
+    to = shell(tmp_path / "asked")
+    asked = f'case "$*" in *--output=json*) echo "$*" > {to} ;; *) exit 1 ;; esac'
+    text = f"#!/bin/sh\n{asked}\nexec /bin/cat {shell(tmp_path / 'log')}\n"
     executable(tmp_path / "journalctl", text)
     return kernellog.read({"PATH": str(tmp_path)}, str(tmp_path / "none"), **since)
 

@@ -14,13 +14,14 @@ import yaml
 from cases import slow
 from helpers import until
 from repo import ROOT
+from sandbox import shell, shell_program
 from scripts import NASTY, STAYS, TORCHRUN, Machine, end, signals, up
 from terminals import start
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
 TOOLS = Path(sys.executable).parent
 # Conditions are asked of a Python with torch; the job is the recording program.
-PYTHON = f'#!/bin/sh\ncase "$2" in "import torch;"*) exec {sys.executable} "$@" ;; esac\n'
+ASKED = f'case "$2" in "import torch;"*) exec {shell(sys.executable)} "$@" ;; esac'
 RANK = """\
 import os, signal, sys
 with open("started", "a") as file:
@@ -33,7 +34,7 @@ if os.environ["RANK"] == "1" and "--resume" not in sys.argv:
 @pytest.fixture
 def machine(machine: Machine) -> Machine:
     machine.program("recording", TORCHRUN)
-    machine.program("python3", f'{PYTHON}exec {machine.bin}/recording "$@"\n')
+    machine.program("python3", shell_program(machine.bin / "recording", before=ASKED))
     return machine
 
 

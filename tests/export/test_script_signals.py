@@ -15,6 +15,7 @@ import sys
 import pytest
 from cases import slow
 from helpers import until
+from sandbox import shell, shell_program
 from scripts import STAYS, end, signals, up
 from terminals import read_all, start
 
@@ -24,8 +25,9 @@ def test_a_signal_while_the_kit_is_unpacked_leaves_nothing(machine, name):
     gate, up = machine.tmp / "gate", machine.tmp / "unpacking"
     os.mkfifo(gate)
     machine.program("torchrun", "#!/bin/sh\n")  # no python: the one on PATH unpacks
-    unpacking = f"case $* in *base64*) : >'{up}'; {{ read line <'{gate}'; }} 2>/dev/null ;; esac"
-    machine.program("python3", f'#!/bin/sh\n{unpacking}\nexec {sys.executable} "$@"\n')
+    waits = f": >{shell(up)}; {{ read line <{shell(gate)}; }} 2>/dev/null"
+    unpacking = f"case $* in *base64*) {waits} ;; esac"
+    machine.program("python3", shell_program(sys.executable, before=unpacking))
     script = machine.script("--profile", "cpu", "--", "train.py")
     job = machine.start(["bash", script])
     until(up.exists, "it unpacks")

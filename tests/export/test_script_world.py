@@ -8,7 +8,8 @@ import sys
 import pytest
 from cases import slow
 from rights import OTHER, needs
-from scripts import SAFERUN, TORCHRUN, end, up
+from sandbox import executable, python_program, shell_program
+from scripts import RECORDING, SAFERUN, end, up
 
 WAITS = [
     {
@@ -82,10 +83,9 @@ def test_it_needs_no_programs_but_bash_and_python(machine):
     tools = machine.tmp / "tools"
     tools.mkdir()
     (tools / "bash").symlink_to("/usr/bin/bash")
-    python = tools / "python3"  # without site-packages: neither yaml nor saferun
-    python.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
-    python.chmod(0o755)
-    machine.program("torchrun", f"#!{python} -IB\n{TORCHRUN.partition(chr(10))[2]}")
+    bare = shell_program(os.path.realpath(sys.executable), "-S")  # neither yaml nor saferun
+    python = executable(tools / "python3", bare)
+    machine.program("torchrun", python_program(RECORDING, "-IB", python=python))
     script = machine.script("--profile", "h100", "--", "train.py")
     ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
     ran = machine.run(["bash", script], ends=ends, PATH=f"{machine.bin}:{tools}")
@@ -187,12 +187,9 @@ def test_sourced_it_refuses_and_leaves_the_shell_as_it_was(machine, options):
 
 def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
     """torch 2.8 has Python 3.9, and saferun's hooks run there."""
-    old = machine.tmp / "old" / "python3"
-    old.parent.mkdir()
     asked = "case $* in *version_info*) exit 1 ;; esac"
-    old.write_text(f'#!/bin/sh\n{asked}\nexec {sys.executable} "$@"\n')
-    old.chmod(0o755)
-    (machine.bin / "torchrun").write_text(f"#!{old} -IB\n{TORCHRUN.partition(chr(10))[2]}")
+    old = executable(machine.tmp / "old" / "python3", shell_program(sys.executable, before=asked))
+    machine.program("torchrun", python_program(RECORDING, "-IB", python=old))
     (machine.bin / "python3").symlink_to(sys.executable)
     script = machine.script("--profile", "cpu", "--", "train.py")
     ran = machine.run(["bash", script])
@@ -221,7 +218,7 @@ def test_a_dry_run_starts_nothing(machine):
 def test_a_script_starts_several_workers(machine):
     script = machine.script("--profile", "cpu", "--set", "launcher=python", "--", "train.py")
     code = "print(os.environ['SAFERUN_WORKER'])"
-    machine.program("python", f"#!{sys.executable}\nimport os\n{code}\n")
+    machine.program("python", python_program(f"import os\n{code}\n"))
     with machine.start(["bash", script], SAFERUN_SET="workers=2") as job:
         out, err = job.communicate()
     assert (job.returncode, sorted(out.split())) == (0, ["0", "1"]), err

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from repo import ROOT
+from sandbox import shell_program
 from scripts import Machine
 
 EXAMPLES = ROOT / "shell" / "examples"
-WRAPPER = '#!/bin/sh\nexec {python} -m saferun "$@"\n'
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
-    made.program("saferun", WRAPPER.format(python=sys.executable))
+    made.program("saferun", shell_program(sys.executable, "-m", "saferun"))
     return made
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import MARK, living, until
 from runs import program, run, small_torchrun, staying
+from sandbox import executable, python_program
 from terminals import Terminal
 
 
@@ -99,7 +100,7 @@ def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
     assert "hunter22" not in stacks
 
 
-SLOW_PY_SPY = """#!{python}
+SLOW_PY_SPY = """\
 import ctypes, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 pid = int(sys.argv[sys.argv.index("--pid") + 1])
@@ -111,10 +112,7 @@ time.sleep(600)
 @pytest.mark.slow
 def test_a_slow_py_spy_makes_no_rank_a_suspect(tmp_path):
     """It holds both ranks until it is ended; the one in an endless loop is still the one named."""
-    slow = tmp_path / "bin" / "py-spy"
-    slow.parent.mkdir()
-    slow.write_text(SLOW_PY_SPY.format(python=sys.executable))
-    slow.chmod(0o755)
+    slow = executable(tmp_path / "bin" / "py-spy", python_program(SLOW_PY_SPY))
     end = ["--set", "watch.mode=end", "--set", "watch.silence_s=8", "--retries=1"]
     argv = ["--profile=cpu", "--nproc-per-node=2", program("hanging_rank"), "loop"]
     env = {"PATH": f"{slow.parent}:{os.environ['PATH']}"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import MARK, has_signal, is_alive, kill_all, living, until
 from runs import program, run, small_torchrun
+from sandbox import SAFERUN, shell
 from terminals import Terminal
 
 OPTIONS = ["--profile=cpu", "--set=preflight.mode=off"]
@@ -27,13 +27,12 @@ class Person(Terminal):
         home.mkdir()
         self.environment = {"HOME": str(home), MARK: self.mark, **small_torchrun(folder)}
         super().__init__(self.environment)
-        self.type(f"cd {folder}\n")
+        self.type(f"{shell('cd', folder)}\n")
         self.expect(rb"READY\$ ")
 
     def job(self) -> str:
         """Return the command that runs the job."""
-        line = [program("saves_when_asked"), str(self.folder)]
-        return " ".join([sys.executable, "-m", "saferun", *OPTIONS, *line])
+        return shell(*SAFERUN, *OPTIONS, program("saves_when_asked"), self.folder)
 
     def sees(self, name: str) -> str:
         """Wait for a file of the job's; return its lines."""

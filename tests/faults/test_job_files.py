@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from helpers import python, supervised
+from sandbox import shell
 
 
 @pytest.mark.parametrize("flag", [os.O_APPEND, 0], ids=["append", "from where it stands"])
@@ -60,7 +61,8 @@ def test_end_of_what_goes_to_the_null_device_is_kept(tmp_path):
 
 
 def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):
-    shell = ["bash", "-c", f'exec 3>{tmp_path}/three 4>{tmp_path}/four; "$@"', "-"]
-    with supervised(tmp_path, ["sh", "-c", "echo c >&3; echo d >&4"], prefix=shell) as run:
+    opened = f"exec 3>{shell(tmp_path / 'three')} 4>{shell(tmp_path / 'four')}"
+    prefix = ["bash", "-c", f'{opened}; "$@"', "-"]
+    with supervised(tmp_path, ["sh", "-c", "echo c >&3; echo d >&4"], prefix=prefix) as run:
         assert run.ended()["exit_code"] == 0
     assert (tmp_path / "three").read_text() + (tmp_path / "four").read_text() == "c\nd\n"

@@ -11,7 +11,8 @@ import pytest
 from fake_nvml import Nvml, gpu
 from helpers import ROOT, living, until
 from repo import source
-from runs import Run, executable, program, run, small_torchrun
+from runs import Run, program, run, small_torchrun
+from sandbox import executable
 
 KINDS = ["cuda-launch-failure", "peer-lost", "cuda-launch-failure"]
 

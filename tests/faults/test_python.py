@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import until
-from runs import executable, run
+from runs import run
+from sandbox import executable, shell_program
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 SHOW = "import os, sys; print(sys.argv, sys.stdin.read(), os.environ['SAFERUN_ATTEMPT'])"
@@ -74,8 +75,7 @@ def test_a_script_may_start_saferun_itself_as_a_notebook_does(tmp_path):
 
 def test_a_wrapper_named_python_is_what_the_shell_would_start(tmp_path):
     place = tmp_path / "bin"
-    place.mkdir()
-    executable(place / "python", f'#!/bin/sh\necho wrapped\nexec {sys.executable} "$@"\n')
+    executable(place / "python", shell_program(sys.executable, before="echo wrapped"))
     with run(tmp_path, *PYTHON, "-c", "print(1)", env={"PATH": f"{place}:/usr/bin:/bin"}) as job:
         assert job.end() == 0, job.err
     assert job.out == "wrapped\n1\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import COMMON, Supervised, agent, kill_all, living, python, stat_of, until
+from sandbox import shell
 from terminals import Terminal
 
 TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
@@ -23,7 +24,7 @@ class Typed(Supervised):
         self.terminal = Terminal(self.environment)
         script = self.folder / "run.sh"
         script.write_text(f"exec {shlex.join(self.arguments)}\n")
-        self.terminal.type(f". {script}\n" if popen.get("replace") else f"bash {script}\n")
+        self.terminal.type(f"{shell('.' if popen.get('replace') else 'bash', script)}\n")
 
     def clean(self) -> None:
         kill_all(self.mark, but=self.terminal.pid)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from disks import small_disk
 from fake_nvml import Nvml, gpu
-from runs import Run, executable, run, small_torchrun
+from runs import Run, run, small_torchrun
+from sandbox import executable, shell
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
 UUID = "GPU-6a6ba0d6-0000-1111-2222-333344445555"
@@ -94,7 +95,7 @@ def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
 ):
     """The job starts a program that takes more than there is, and does not look how it ended."""
     eats = "import subprocess, sys; subprocess.call([sys.executable, '-c', 'bytearray(9**9)'])"
-    inside = f'echo $$ > {small_memory}/cgroup.procs; exec "$@"'
+    inside = f'echo $$ > {shell(small_memory)}/cgroup.procs; exec "$@"'
     command = ["sh", "-c", inside, "sh", sys.executable, "-m", "saferun"]
     with run(tmp_path, *PYTHON, f"{eats}; {SILENT}", command=command) as job:
         assert job.end() == 1

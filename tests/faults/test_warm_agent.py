@@ -26,6 +26,7 @@ from helpers import (
     until,
     warm_agent_of,
 )
+from sandbox import executable, python_program
 
 from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec
@@ -33,7 +34,7 @@ from saferun.supervise.ready.keeper_pool import start_keeper
 
 FACTS = (PROGRAMS / "launcher_facts.py").read_text()
 FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text()
-PROGRAM = f"""#!{sys.executable}
+PROGRAM = """\
 import sys
 from torch.distributed.run import main
 if __name__ == "__main__":
@@ -57,12 +58,7 @@ class QuickLauncher:
             (package / "__init__.py").touch()
         self.body = folder / "body.py"
         self.program = folder / "bin" / "torchrun"
-        self.program.parent.mkdir()
-        self.write_program(PROGRAM)
-
-    def write_program(self, text: str) -> None:
-        self.program.write_text(text)
-        self.program.chmod(0o755)
+        executable(self.program, python_program(PROGRAM))
 
     def run(self, body: str = "", *arguments: str, env: dict[str, str] | None = None, **options):
         self.body.write_text(NOTE + body)
@@ -195,7 +191,7 @@ OTHERS = sorted(Path.home().glob(".pyenv/versions/3.[19]*/bin/python"))  # 3.9 a
 
 @pytest.mark.parametrize("python", OTHERS, ids=lambda path: path.parts[-3])
 def test_launcher_may_have_any_python(launcher, python):
-    launcher.write_program(PROGRAM.replace(sys.executable, str(python)))
+    executable(launcher.program, python_program(PROGRAM, python=python))
     body = FACTS.replace('"orig_argv": sys.orig_argv,', "")
     fresh, warmed = launcher.both(body, "t.py", warm_agent={"interpreter": str(python)})
     facts, others = json.loads(fresh.out), json.loads(warmed.out)

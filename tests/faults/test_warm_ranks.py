@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from helpers import PROGRAMS
+from sandbox import executable, python_program
 from warm_jobs import WAYS, WarmJob, plain
 
 from saferun.inject.start.imports import assigned_variables
@@ -327,13 +327,12 @@ def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
 
 @pytest.mark.slow
 def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
-    torchrun = job.folder / "bin" / "torchrun"
-    torchrun.parent.mkdir()
-    torchrun.write_text(
-        f"#!{sys.executable} -s\nimport sys\nfrom torch.distributed.run import main\n"
-        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    text = python_program(
+        "import sys\nfrom torch.distributed.run import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n",
+        "-s",
     )
-    torchrun.chmod(0o755)
+    torchrun = executable(job.folder / "bin" / "torchrun", text)
     job.script.write_text("import sys, torch\nprint(sys.flags.no_user_site)\n")
     done = job.run("warm", PATH=f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}")
     assert done.stdout.split() == ["0", "0"]

@@ -16,7 +16,8 @@ import pytest
 from cases import slow
 from disks import small_disk
 from helpers import free_port, has_signal, living, until
-from runs import Run, executable, run, small_torchrun
+from runs import Run, run, small_torchrun
+from sandbox import SAFERUN, executable, shell
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 STAY = "import signal; print('up', flush=True); signal.pause()"
@@ -198,8 +199,8 @@ def test_nodes_that_come_late_meet_in_a_second_attempt(tmp_path):
 )
 def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu, closed, retries):
     text = f"open({str(tmp_path / 'ran')!r}, 'w').write('ran'); print('x', flush=True)"
-    argv = f"-m saferun --retries {retries} --nproc-per-node=1 {script(tmp_path, text)}"
-    command = ["bash", "-c", f"exec {sys.executable} {argv} {closed}"]
+    argv = [f"--retries={retries}", "--nproc-per-node=1", script(tmp_path, text)]
+    command = ["bash", "-c", f"exec {shell(*SAFERUN, *argv)} {closed}"]
     with run(tmp_path, command=command, env=gpu) as job:
         job.end()
         job.nothing_lives()
@@ -211,8 +212,8 @@ def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu
 
 def test_a_run_in_the_background_of_a_script_can_be_interrupted(tmp_path):
     """bash starts `&` jobs with SIGINT ignored; torchrun handles it all the same, and so do we."""
-    argv = f"-m saferun --nproc-per-node=1 {script(tmp_path, STAY)}"
-    command = ["bash", "-c", f"{sys.executable} {argv} & echo $!; wait $!"]
+    words = shell(*SAFERUN, "--nproc-per-node=1", script(tmp_path, STAY))
+    command = ["bash", "-c", f"{words} & echo $!; wait $!"]
     with run(tmp_path, command=command) as job:
         until(job.ranks, "the job runs", EVENTUALLY_S)
         pid = int(job.process.stdout.readline())
@@ -229,8 +230,8 @@ def _handles_sigint(job: Run) -> bool:
 
 def test_a_job_whose_reader_has_gone_is_not_started_again(tmp_path):
     text = "import itertools\nfor i in itertools.count(): print('line', i, flush=True)"
-    argv = f"-m saferun --nproc-per-node=1 {script(tmp_path, text)}"
-    command = ["bash", "-c", f"set -o pipefail; {sys.executable} {argv} | head -1"]
+    words = shell(*SAFERUN, "--nproc-per-node=1", script(tmp_path, text))
+    command = ["bash", "-c", f"set -o pipefail; {words} | head -1"]
     with run(tmp_path, command=command, env=small_torchrun(tmp_path)) as job:
         assert job.end() == 1
         (ended,) = job.events("ended")

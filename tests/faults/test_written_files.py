@@ -21,8 +21,10 @@ from typing import NamedTuple
 import pytest
 from cases import slow
 from helpers import ROOT
+from repo import source
 from rights import OTHER, needs
-from runs import LIMIT_S, executable, program, small_torchrun
+from runs import LIMIT_S, program, small_torchrun
+from sandbox import executable, python_program
 from users import open_place
 
 LOCKS = "/run/lock/saferun"
@@ -131,8 +133,8 @@ def prepared(place: Path, number: str, world: World) -> dict[str, str]:
         (place / name).mkdir()
         os.chown(place / name, world.uid, world.uid)
     environ = small_torchrun(place)
-    launcher = place / "bin" / "torchrun"
-    launcher.write_text(launcher.read_text().replace(sys.executable, PYTHON, 1))
+    torchrun = python_program(source("faults/small_torchrun"), python=PYTHON)
+    executable(place / "bin" / "torchrun", torchrun)
     smi = f"#!/bin/sh\necho 'GPU 0: NVIDIA Fake (UUID: GPU-0000-{number})'\n"
     executable(place / "bin" / "nvidia-smi", smi)
     python_path = [ROOT / "src", sysconfig.get_path("purelib")]

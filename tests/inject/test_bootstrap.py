@@ -11,6 +11,7 @@ import pytest
 from cases import check_cases
 from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
 from repo import source
+from sandbox import executable, shell
 
 from saferun.inject import bootstrap
 
@@ -174,14 +175,12 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
     reported = tmp_path / "reported"
     mark = "import os; print(os.environ.get('SAFERUN_RANK_PID') == str(os.getpid()))"
     (tmp_path / "mark.py").write_text(mark)
-    shell = tmp_path / "rank.sh"
-    shell.write_text(
-        f"#!/bin/bash\n{sys.executable} {tmp_path}/mark.py >{reported}.1\n"
-        f"exec {sys.executable} {tmp_path}/mark.py >{reported}.2\n"
-    )
-    shell.chmod(0o755)
+    words = shell(sys.executable, tmp_path / "mark.py")
+    to = shell(reported)
+    text = f"#!/bin/bash\n{words} >{to}.1\nexec {words} >{to}.2\n"
+    program = executable(tmp_path / "rank.sh", text)
     environ = interpreters.environ(NEUTRAL)
-    arguments = [*torchrun, "--standalone", "--no-python", str(shell)]
+    arguments = [*torchrun, "--standalone", "--no-python", str(program)]
     subprocess.run(arguments, env=environ, check=True, capture_output=True, timeout=500)
     assert [Path(f"{reported}.{n}").read_text() for n in (1, 2)] == ["False\n", "True\n"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
 from repo import source
+from sandbox import shell
 
 from saferun.inject.targets import TARGETS
 
@@ -83,10 +84,11 @@ def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreter
     target = interpreters.folder / "precious"
     target.write_text("mine")
     (interpreters.folder / "script.py").write_text(WRITES + "print('done')")
-    link = f"ln -s {target} {interpreters.receipts}/a1-r0-rank0-pid$$.jsonl"
+    link = f"ln -s {shell(target)} {shell(interpreters.receipts)}/a1-r0-rank0-pid$$.jsonl"
+    words = shell(sys.executable, interpreters.folder / "script.py")
     ran = interpreters.run(
         python="/bin/sh",
-        argv=("-c", f"{link} && exec {sys.executable} {interpreters.folder}/script.py"),
+        argv=("-c", f"{link} && exec {words}"),
         hooks=NEUTRAL,
         PYTHONPATH=both(SITE, fake),
         RANK="0",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import rights
 from cases import check_cases
+from sandbox import shell
 
 from saferun.inject import contract
 from saferun.journal import receipts
@@ -227,14 +228,14 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
-    isolated = python_exec(tmp_path, f'exec {sys.executable} -I "$@"')
+    isolated = python_exec(tmp_path, f'exec {shell(sys.executable)} -I "$@"')
     found = torchrun(tmp_path, PYTHON_EXEC=isolated)
     (messages,) = judge(found, **KNOWN)
     assert messages.startswith(NOWHERE)
 
 
 def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path: Path) -> None:
-    body = f'if [ "$RANK" = 1 ]; then set -- -I "$@"; fi; exec {sys.executable} "$@"'
+    body = f'if [ "$RANK" = 1 ]; then set -- -I "$@"; fi; exec {shell(sys.executable)} "$@"'
     found = torchrun(tmp_path, PYTHON_EXEC=python_exec(tmp_path, body))
     (messages,) = judge(found, **KNOWN)
     assert messages.startswith("the hooks did not run in rank 1, though in others")

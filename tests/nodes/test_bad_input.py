@@ -16,7 +16,8 @@ import pytest
 from helpers import until
 from hosts import PORT, Host, add_up, clean, end_all, meeting, saved
 from rights import needs
-from runs import Run, executable
+from runs import Run
+from sandbox import executable, python_program
 
 pytestmark = [needs("make networks"), pytest.mark.slow]
 MISFIT = 78  # the exit status: nodes that do not fit
@@ -63,9 +64,8 @@ def test_what_differs_is_refused_by_name(pair: list[Host], tmp_path: Path, count
 def with_torchrun(folder: Path, *lines: str) -> dict[str, str]:
     """Return the variables of a host whose torchrun first executes these lines."""
     place = folder / "bin"
-    place.mkdir()
     last = ["from torch.distributed.run import main", "sys.exit(main())"]
-    executable(place / "torchrun", "\n".join([f"#!{sys.executable}", *lines, *last, ""]))
+    executable(place / "torchrun", python_program("\n".join([*lines, *last, ""])))
     return {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 

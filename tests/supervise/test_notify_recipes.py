@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from repo import ROOT
+from sandbox import shell
 
 from saferun.profile.yaml_reader import parse
 
@@ -88,7 +89,7 @@ def test_a_webhook_that_refuses_is_a_failure(posted, tmp_path):
 
 def test_mail_gets_the_event(tmp_path):
     program = tmp_path / "mail"
-    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/to\ncat > {tmp_path}/body\n')
+    program.write_text(f'#!/bin/sh\ncd {shell(tmp_path)}\necho "$@" > to\ncat > body\n')
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(command(MAIL), input=EVENT.encode(), env=environ, check=True)

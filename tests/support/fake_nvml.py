@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from fakecuda import SOURCE, compiled, uuid
 from helpers import children
-from runs import executable
+from sandbox import executable, shell
 
 from saferun.doctor.vitals import Files
 from saferun.gpu import nvml
@@ -131,7 +131,7 @@ def listing(folder: pathlib.Path, count: int, script: str = "") -> None:
     """Write an nvidia-smi that lists so many GPUs, or does what a script says."""
     lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid(n)})" for n in range(count)]
     (folder / "list.txt").write_text("\n".join(lines) + "\n")
-    executable(folder / "nvidia-smi", f"#!/bin/sh\n{script or f'cat {folder}/list.txt'}\n")
+    executable(folder / "nvidia-smi", f"#!/bin/sh\n{script or shell('cat', folder / 'list.txt')}\n")
 
 
 FILES = Files(

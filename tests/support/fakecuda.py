@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runs import executable
+from sandbox import executable, shell
 
 from saferun.gpu.preflight import preflight
 from saferun.model import PROBLEM, Gpu, GpuFacts
@@ -48,7 +48,8 @@ class Smi:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        script = f'here={folder}\necho "$@" >> $here/asked\n[ "$1" = -L ] && cat $here/list\n'
+        script = f'here={shell(folder)}\necho "$@" >> "$here/asked"\n'
+        script += '[ "$1" = -L ] && cat "$here/list"\n'
         status = '[ -f "$here/$1.status" ] && exit "$(cat "$here/$1.status")"'
         executable(folder / "nvidia-smi", f"#!/bin/sh\n{script}{status}\nexit 0\n")
         self.lists(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from runs import executable
+from sandbox import executable
 
 from saferun.system import gpus as gpu
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from helpers import living, until
-from runs import Run, executable, program, run, small_torchrun
+from runs import Run, program, run, small_torchrun
+from sandbox import executable
 
 DEADLY = ("KILL", "SEGV", "ABRT", "TERM", "HUP", "QUIT", "ALRM", "USR1", "USR2", "BUS")
 RETURNS, SURVIVED, ENDS, ASKED, USER = "returns", "survived", "ends", "asked", "user's"

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until
+from repo import source
+from sandbox import executable, python_program
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
@@ -205,14 +207,5 @@ def staying(folder: Path) -> list[str]:
 def small_torchrun(folder: Path) -> dict[str, str]:
     """Return variables of a machine whose torchrun is small_torchrun.py, which needs no torch."""
     place = folder / "bin"
-    place.mkdir(exist_ok=True)
-    executable(
-        place / "torchrun", f"#!{sys.executable}\n{(PROGRAMS / 'small_torchrun.py').read_text()}"
-    )
+    executable(place / "torchrun", python_program(source("faults/small_torchrun")))
     return {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
-
-
-def executable(path: Path, text: str) -> None:
-    """Write a program."""
-    path.write_text(text)
-    path.chmod(0o755)

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 from command import Ended, call
 from helpers import DEADLINE_S, MARK, living, until
-from repo import ROOT
+from repo import ROOT, source
+from sandbox import executable, python_program
 
 SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
 
 PROGRAMS = ROOT / "tests" / "programs" / "export"
-TORCHRUN = f"#!{sys.executable} -IB\n{(PROGRAMS / 'recording_torchrun.py').read_text()}"
+RECORDING = source("export/recording_torchrun")
+TORCHRUN = python_program(RECORDING, "-IB")
 STAYS = [{"program": str(PROGRAMS / "stay.py")}]
 SMI = "#!/bin/sh\n"
 SMI_LINE = 'echo "GPU {number}: {name} (UUID: {uuid})"\n'
@@ -58,9 +60,7 @@ class Machine:
         }
 
     def program(self, name: str, text: str) -> None:
-        path = self.bin / name
-        path.write_text(text)
-        path.chmod(0o755)
+        executable(self.bin / name, text)
 
     def gpus(self, count: int = 1, name: str = "NVIDIA H100 80GB HBM3") -> list[str]:
         """Put GPUs into the machine, as its nvidia-smi lists them; return their UUIDs."""

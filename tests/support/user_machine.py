@@ -11,6 +11,7 @@ import sys
 from command import call
 from helpers import until
 from repo import source
+from sandbox import executable, python_program
 
 from saferun.cli.runs import runs_view
 from saferun.inject import contract
@@ -18,7 +19,7 @@ from saferun.journal import reader as runs
 from saferun.journal import time_spent
 from saferun.journal.attempts import attempts
 
-TORCHRUN = f"#!{sys.executable}\n{source('cli/acting_torchrun')}"
+TORCHRUN = python_program(source("cli/acting_torchrun"))
 NO_SHM = (
     "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:317, unhandled "
     "system error, NCCL version 2.21.5\n[rank1]: Last error:\n[rank1]: Error while creating shared "
@@ -49,10 +50,7 @@ class UserMachine:
         self.tmp, self.cwd, self.home = tmp, tmp / "work", home
         self.cwd.mkdir()
         self.base = home / ".local/state/saferun/runs"
-        program = tmp / "bin" / "torchrun"
-        program.parent.mkdir()
-        program.write_text(TORCHRUN)
-        program.chmod(0o755)
+        executable(tmp / "bin" / "torchrun", TORCHRUN)
         self.environ = {
             "HOME": str(home),
             "PATH": f"{tmp / 'bin'}:/usr/bin:/bin",

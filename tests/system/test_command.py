@@ -31,7 +31,7 @@ def ends(pid: int) -> bool:
 def test_a_flood_that_outlives_us_is_stopped_by_the_kernel(tmp_path: pathlib.Path) -> None:
     """The output is kept in memory, and after our end nobody watches its size."""
     status = tmp_path / "status"
-    script = f"trap '' PIPE; yes; echo $? >{status}"
+    script = f"trap '' PIPE; yes; echo $? >{shlex.quote(str(status))}"
     bounded.run(("sh", "-c", f"setsid sh -c {shlex.quote(script)} & sleep 60"), os.environ, 0.2)
     end = time.monotonic() + 30
     while not status.exists() or not status.read_text():

@@ -6,6 +6,7 @@ import pytest
 from cases import with_limits
 from gpu_machine import A, B, uuids
 from helpers import is_alive, until
+from sandbox import shell
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ def test_a_lost_gpu_is_reported_and_the_others_are_kept(machine, lost):
 
 
 def test_a_hanging_nvidia_smi_is_cut_off_and_killed_with_its_children(machine):
-    script = "trap '' TERM INT HUP; sleep 60 & echo $! >>${0%/*}/pid; while :; do sleep 1; done"
-    machine.nvidia_smi(f"echo $$ >{machine.bin}/pid; {script}")
+    script = """trap '' TERM INT HUP; sleep 60 & echo $! >>"$at"; while :; do sleep 1; done"""
+    machine.nvidia_smi(f'at={shell(machine.bin / "pid")}; echo $$ >"$at"; {script}')
     begun = machine.bin / "pid"
     facts = with_limits(lambda s: machine.detect(timeout_s=s), lambda _: begun.exists())
     assert facts.gpus == ()

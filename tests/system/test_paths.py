@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from users import OTHER, STRANGER, acting_as, open_place, root
+from rights import OTHER, STRANGER, needs
+from users import acting_as, open_place
 
 from saferun.system import paths
 
@@ -54,7 +55,7 @@ def saferun(place, *argv, **more):
 
 
 @pytest.mark.slow
-@root
+@needs("become others")
 @pytest.mark.parametrize("argv", [("doctor",), ("--retries=1", "--no-python", "true")])
 def test_root_leaves_nothing_in_a_users_home(place, argv):
     done = saferun(place, *argv, SAFERUN_SET="launcher=torchrun")
@@ -68,7 +69,7 @@ def test_root_leaves_nothing_in_a_users_home(place, argv):
     assert all(owner == 0 and not mode & 0o077 for owner, mode in ours.values()), ours
 
 
-@root
+@needs("become others")
 def test_what_a_user_makes_is_his_and_its_parents_are_open_to_those_that_they_were_for(place):
     with acting_as(OTHER):
         assert paths.foreign_home(of(place)) == ""
@@ -102,7 +103,7 @@ def test_the_umask_only_narrows_what_is_made(tmp_path, umask):
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize(
     ("owner", "kept"), [(0, True), (OTHER, True), (STRANGER, False)], ids=["root", "ours", "not"]
 )
@@ -116,7 +117,7 @@ def test_a_directory_that_xdg_names_is_used_where_it_is_ours_or_the_systems(plac
     assert (inside, reported == "") == (kept, kept)
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize("link", [False, True], ids=["there", "a link"])
 def test_a_users_directory_in_a_home_of_ours_gets_nothing(place, link):
     """HOME=/tmp, or caches that an administrator has linked to a user's."""
@@ -136,7 +137,7 @@ def test_a_users_directory_in_a_home_of_ours_gets_nothing(place, link):
     assert paths.state_dir(of(place)).startswith(f"{place}/home/")
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize("deep", ["", "/saferun", "/saferun/profiles", "a link"])
 def test_what_a_stranger_puts_in_our_directorys_place_is_not_used(place, deep):
     with acting_as(STRANGER):
