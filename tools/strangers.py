@@ -85,7 +85,7 @@ WAYS = {
         environ={"LANG": "de_DE.UTF-8", "LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de"}
         | {"PYTHONUTF8": "0", "TZ": "Asia/Kolkata"},
     ),
-    "crlf": Way("core.autocrlf=true, as on Windows", "stranger", "crlf"),
+    "crlf": Way("core.autocrlf=true, fish", "stranger", "crlf", environ={"SHELL": "/usr/bin/fish"}),
     "container": Way(
         "docker's rights, process 1, /dev/shm of 64 MiB",
         environ={"LANG": ""},

@@ -66,18 +66,21 @@ def test_each_worker_has_a_number_attempts_and_a_journal_of_its_own(tmp_path):
 
 
 def test_the_status_is_that_of_the_first_worker_that_failed_for_good(tmp_path):
-    first, go = tmp_path / "first", tmp_path / "go"
+    """Whichever saferun sees first: it is stopped until two have failed."""
+    go = [tmp_path / f"go{number}" for number in range(3)]
     code = (
-        f"first, go = {str(first)!r}, {str(go)!r}\n"
-        "if worker == 2: open(first, 'w').close(); sys.exit(5)\n"
-        "while not os.path.exists(go): time.sleep(0.01)\n"
-        "sys.exit(7 if worker == 0 else 0)\n"
+        f"open({str(tmp_path / 'up')!r} + str(worker), 'w').close()\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r} + str(worker)): time.sleep(0.01)\n"
+        "sys.exit([7, 0, 5][worker])\n"
     )
     verdict = {"SAFERUN_VERDICT_FILE": str(tmp_path / "private" / "verdict")}
     with run(tmp_path, "--retries=0", *asked(3, code), env=verdict) as job:
-        until(first.exists, "the first failure")
-        until(lambda: 2 in ends(job), "its end")
-        go.touch()
+        until(lambda: len(list(tmp_path.glob("up*"))) == 3, "three workers")
+        job.process.send_signal(signal.SIGSTOP)
+        for number in (2, 0, 1):
+            go[number].touch()
+            until(lambda number=number: number in ends(job), f"the end of worker {number}")
+        job.process.send_signal(signal.SIGCONT)
         assert job.end() == 5
         assert ends(job) == {2: 5, 0: 7, 1: 0, None: 5}
         assert job.messages()[-1] == "saferun: the run failed with status 5, that of worker 2"
