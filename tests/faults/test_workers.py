@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from helpers import living, until
+from helpers import is_alive, living, until
 from runs import Run, program, run
 
 from saferun.cli.runs import runs_view
