@@ -141,7 +141,7 @@ def tried(name: str, commands: Sequence[str]) -> int:
                 done = make(name, way, home, command)
                 results.append(f"{command}: {done}")
                 status |= not done.startswith("passed")
-            versions = asked_versions(home / way.folder)
+            versions = asked_versions(name, way, home)
             if status:
                 keep(home)
         result, minutes = ", ".join(results), (time.monotonic() - began) / 60
@@ -219,6 +219,18 @@ def fetch(way: Way, folder: Path) -> None:
 
 def make(name: str, way: Way, home: Path, target: str) -> str:
     """Run one of the two commands; return its outcome in a few words."""
+    log = home / f"{target}.log"
+    with log.open("w") as file:
+        words = as_stranger(name, way, home, "make", target, f"PYTHON={way.python}")
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    lines = [line.strip("= \n") for line in log.open(encoding="utf-8", errors="replace")]
+    counted = [line for line in lines if re.search(r"\d+ (passed|failed).* in [\d.]+s", line)]
+    outcome = "failed" if done.returncode else "passed"
+    return f"{outcome} ({counted[-1].rpartition(' in ')[0]})" if counted else outcome
+
+
+def as_stranger(name: str, way: Way, home: Path, *command: str) -> list[str]:
+    """Return the words that run a command in a way's clone."""
     inside = str(home)
     words = ["env", "-i", *environment(way, home, name)]
     if name == "minimal":
@@ -228,20 +240,13 @@ def make(name: str, way: Way, home: Path, target: str) -> str:
     elif way.user:
         uid = str(user_id(way.user, ExitStack()))
         words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *words]
-    command = f"umask {way.umask} && cd {shlex.quote(f'{inside}/{way.folder}')} && "
-    command += shlex.join(["exec", *way.around, "make", target, f"PYTHON={way.python}"])
-    words += ["sh", "-c", command]
+    place = shlex.quote(f"{inside}/{way.folder}")
+    run = shlex.join(["exec", *way.around, *command])
+    words += ["sh", "-c", f"umask {way.umask} && cd {place} && {run}"]
     if way.mounts:
         mounts = way.mounts.replace("{}", inside)
-        inner = ["sh", "-ec", f'{mounts}; exec "$@"', "-", *words]
-        words = ["unshare", "--mount", *inner]
-    log = home / f"{target}.log"
-    with log.open("w") as file:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    lines = [line.strip("= \n") for line in log.open(encoding="utf-8", errors="replace")]
-    counted = [line for line in lines if re.search(r"\d+ (passed|failed).* in [\d.]+s", line)]
-    outcome = "failed" if done.returncode else "passed"
-    return f"{outcome} ({counted[-1].rpartition(' in ')[0]})" if counted else outcome
+        words = ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "-", *words]
+    return words
 
 
 def environment(way: Way, home: Path, name: str) -> list[str]:
@@ -255,13 +260,11 @@ def environment(way: Way, home: Path, name: str) -> list[str]:
     return [f"{name}={value}" for name, value in wanted.items() if value]
 
 
-def asked_versions(clone: Path) -> str:
+def asked_versions(name: str, way: Way, home: Path) -> str:
     """Return the versions that a clone was tried with."""
     code = "import platform, torch; print(platform.python_version(), torch.__version__, sep=', ')"
-    python = [str(clone / ".venv" / "bin" / "python"), "-c", code]
-    if not os.path.exists(python[0]):  # of a root directory of its own
-        return ""
-    return subprocess.run(python, capture_output=True, text=True).stdout.strip()
+    words = as_stranger(name, way, home, ".venv/bin/python", "-c", code)
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def keep(home: Path) -> None:
