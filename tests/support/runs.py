@@ -19,7 +19,7 @@ from typing import Any
 
 from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until
 from repo import source
-from sandbox import executable, python_program
+from sandbox import executable, own_lines, python_program
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
@@ -83,7 +83,7 @@ class Run:
 
     def messages(self) -> list[str]:
         """Return the lines that saferun itself wrote."""
-        return [line for line in self.err.splitlines() if line.startswith("saferun: ")]
+        return own_lines(self.err)
 
     @property
     def journal(self) -> Path:
@@ -109,12 +109,15 @@ class Run:
         return done.stdout
 
     def processes(self, part: str) -> list[int]:
-        """Return the pids of the run's processes that have a text in their command line."""
+        """Return the pids of the run's processes of whose words one ends so."""
         found = []
         for pid in living(self.mark):
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(part.encode() in word for word in command):
+                if any(
+                    word.endswith(part.encode()) or word.startswith(f"{part}=".encode())
+                    for word in command
+                ):
                     found.append(pid)
         return sorted(found)
 

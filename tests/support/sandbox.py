@@ -12,10 +12,22 @@ from pathlib import Path
 
 SAFERUN = (sys.executable, "-m", "saferun")
 
+SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell on the way adds to an environment
+
 
 def shell(*words: object) -> str:
     """Return words as text for a shell."""
     return shlex.join(map(str, words))
+
+
+def own_lines(text: str) -> list[str]:
+    """Return what saferun wrote of a stream; its name alone is in paths, too."""
+    return [line for line in text.splitlines() if line.startswith("saferun: ")]
+
+
+def unwrapped(text: str) -> str:
+    """Return what was wrapped for a terminal with single blanks: paths decide where lines break."""
+    return " ".join(text.replace("\\\n", " ").split())
 
 
 def executable(path: Path, text: str) -> Path:

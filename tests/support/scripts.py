@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from command import Ended, call
 from helpers import DEADLINE_S, MARK, living, until
 from repo import ROOT, source
-from sandbox import executable, python_program
+from sandbox import executable, own_lines, python_program
 
 SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
@@ -144,8 +144,7 @@ class Ran(NamedTuple):
     @property
     def messages(self) -> list[str]:
         """The lines that saferun wrote, less where its files are."""
-        lines = [line for line in self.err.splitlines() if line.startswith("saferun: ")]
-        return [line for line in lines if not line.startswith("saferun: journal: ")]
+        return [line for line in own_lines(self.err) if not line.startswith("saferun: journal: ")]
 
 
 def plain(env: Mapping[str, str]) -> dict[str, str]:
