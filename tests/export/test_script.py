@@ -96,8 +96,7 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     arguments = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
     environ = dict.fromkeys((*OF_BASH, *arguments), "mine") | {"SHLVL": "7", "a.b-c": "d"}
     environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
-    environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C", "COLUMNS": "80"}
-    environ["PYTHONUTF8"] = "1"  # else 3.11 under C cannot read the path of this checkout in a .pth
+    environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C.UTF-8", "COLUMNS": "80"}
     script = machine.script("--profile", "cpu", "--", "train.py")
     ours = machine.run([*SAFERUN, "--profile", "cpu", "train.py"], "live", **environ)
     theirs = machine.run(["bash", script], "script", **environ)

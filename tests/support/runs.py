@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until
+from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until, watched
 from repo import source
 from sandbox import executable, own_lines, python_program
 
@@ -59,6 +59,7 @@ class Run:
             cwd=options.pop("cwd", folder),
             **{**streams, **options},
         )
+        watched[self.process] = self.mark
         self.out = self.err = ""
         self._err_so_far = b""
 
@@ -78,7 +79,7 @@ class Run:
             self._err_so_far += self.process.stderr.read() or b""
             return text.encode() in self._err_so_far
 
-        until(came, f"{text!r} on stderr", limit_s)
+        until(came, lambda: f"{text!r} is not in what it wrote: {self._err_so_far!r}", limit_s)
         os.set_blocking(self.process.stderr.fileno(), True)
 
     def messages(self) -> list[str]:
@@ -114,10 +115,7 @@ class Run:
         for pid in living(self.mark):
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(
-                    word.endswith(part.encode()) or word.startswith(f"{part}=".encode())
-                    for word in command
-                ):
+                if any(word.endswith(part.encode()) for word in command):
                     found.append(pid)
         return sorted(found)
 
@@ -145,6 +143,7 @@ class Run:
 
     def clean(self) -> None:
         """End whatever is left."""
+        watched.pop(self.process, None)
         kill_all(self.mark)
         self.process.kill()
         self.process.wait()

@@ -25,6 +25,11 @@ def own_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("saferun: ")]
 
 
+def frame(path: object, place: str) -> str:
+    """Return a line of faulthandler's, which writes letters that are not ASCII escaped."""
+    return f'File "{path}", {place}'.encode("ascii", "backslashreplace").decode()
+
+
 def unwrapped(text: str) -> str:
     """Return what was wrapped for a terminal with single blanks: paths decide where lines break."""
     return " ".join(text.replace("\\\n", " ").split())

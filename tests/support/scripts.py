@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from command import Ended, call
-from helpers import DEADLINE_S, MARK, living, until
+from helpers import DEADLINE_S, MARK, living, until, watched
 from repo import ROOT, source
 from sandbox import executable, own_lines, python_program
 
@@ -95,7 +95,7 @@ class Machine:
         self, command: Sequence[Any], label: str = "x", /, *, ends: Any = (), **environ: str
     ) -> subprocess.Popen[str]:
         extra = {"RECORDS": str(self.records(label)), "ENDS": json.dumps(list(ends))}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [str(argument) for argument in command],
             cwd=self.cwd,
             env={**self.environ, **extra, **environ},
@@ -105,6 +105,8 @@ class Machine:
             text=True,
             start_new_session=True,  # no terminal of ours
         )
+        watched[process] = self.mark
+        return process
 
     def run(self, command: Sequence[Any], label: str = "x", /, **options: Any) -> Ran:
         with self.start(command, label, **options) as process:
