@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import Counter
+from typing import Any
 
+import helpers
 import pytest
 import rights
 
@@ -58,9 +61,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"skipped {len(skipped)}" + f" ({counted})" * bool(counted))
 
 
+def _leave(process: subprocess.Popen[Any], kind: object, *rest: object) -> None:
+    """End a child whose block an exception leaves: who failed would wait for it for ever."""
+    if kind is not None:
+        process.kill()
+    _popen_exit(process, kind, *rest)
+
+
+_popen_exit = subprocess.Popen.__exit__
+subprocess.Popen.__exit__ = _leave
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a right that is missing here."""
+    helpers.watched.clear()
     for right in (right for mark in item.iter_markers("rights") for right in mark.args):
         if why := rights.missing(right):
             pytest.skip(why)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from sandbox import SAFERUN, executable, python_program, shell
+from sandbox import SAFERUN, SHELLS_OWN, executable, python_program, shell, unwrapped
 from user_machine import UserMachine
 
 from saferun import __main__ as door
@@ -101,7 +101,7 @@ def test_the_environment_is_the_users_own_with_the_plan_on_top(machine):
     ours = {n: s["value"] for n, s in plan["env"].items() if n != "SAFERUN_INJECT"}
     for name, value in ours.items():
         assert env[name] == value
-    added = set(env) - set(machine.environ) - set(ours) - {"LC_CTYPE"}
+    added = set(env) - set(machine.environ) - set(ours) - {"LC_CTYPE"} - SHELLS_OWN
     assert added == {"MINE", "SAFERUN_INJECT", "SAFERUN_AGENT_PID"}  # the last: our torchrun's own
     assert env["MINE"] == NASTY
 
@@ -109,13 +109,16 @@ def test_the_environment_is_the_users_own_with_the_plan_on_top(machine):
 def test_disable_runs_torchrun_untouched_whatever_else_is_said(machine):
     done = machine.run("--profile", "nonsense", "--nnodes=1", "missing.py", SAFERUN_DISABLE="1")
     assert machine.got["argv"][1:] == ["--nnodes=1", "missing.py"]
-    assert set(machine.got["env"]) - {"LC_CTYPE"} == {*machine.environ, "SAFERUN_DISABLE"}
+    assert set(machine.got["env"]) - {"LC_CTYPE"} - SHELLS_OWN == {
+        *machine.environ,
+        "SAFERUN_DISABLE",
+    }
     assert done.stderr == "job err\n"
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(machine):
     shown = machine.run("plan", "train.py").stdout
-    assert "torchrun train.py" in shown
+    assert f"{shell(machine.bin / 'torchrun')} train.py" in unwrapped(shown)
     assert machine.run("--dry-run", "train.py").stdout == shown
     assert machine.run("train.py", SAFERUN_DRY_RUN="1").stdout == shown
     assert not machine.record.exists()

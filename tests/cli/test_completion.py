@@ -61,11 +61,11 @@ def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
     return made
 
 
-def typed(machine: UserMachine, shell: str, lines: list[tuple[str, str]]) -> Iterator[str]:
+def typed(machine: UserMachine, kind: str, lines: list[tuple[str, str]]) -> Iterator[str]:
     """Type each line and TAB; yield the line as the shell has completed it."""
-    terminal = Terminal({**machine.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[shell])
+    terminal = Terminal({**machine.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[kind])
     try:
-        terminal.type(f"{shell('cd', machine.cwd)}\n{SOURCE[shell]}\necho LOA''DED\n")
+        terminal.type(f"{shell('cd', machine.cwd)}\n{SOURCE[kind]}\necho LOA''DED\n")
         terminal.expect(rb"LOADED")
         terminal.expect(rb"READY\$ ")
         for line, whole in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from sandbox import shell
 from user_machine import (
     FAILED_HOOK,
     MITIGABLE,
@@ -25,7 +26,7 @@ def test_a_run_is_shown_attempt_by_attempt(machine):
     page = machine.ask("show", place.name)
     for part in (
         f"run {place.name}: failed: user-exception (The script ended with an exception of its own ",
-        "torchrun train.py --lr 1",
+        f"{shell(machine.tmp / 'bin/torchrun')} train.py --lr 1",
         "profile   cpu (launcher: torchrun)",
         f"journal   {place}",
     ):

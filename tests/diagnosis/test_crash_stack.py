@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from repo import PROGRAMS
+from sandbox import frame
 
 from saferun.diagnosis.reading import log_reader
 from saferun.diagnosis.reading.crash_stack import MOST, crash_stack
@@ -17,8 +18,8 @@ def test_the_crashed_threads_innermost_frames_are_found():
     done = subprocess.run([sys.executable, CRASH, str(MOST)], capture_output=True, check=False)
     found = crash_stack(log_reader.read((b"step 1\n", done.stderr, b"end\n")).lines, None)
     assert found == (
-        f'File "{CRASH}", line 14 in deep',
-        *[f'File "{CRASH}", line 12 in deep'] * (MOST - 1),
+        frame(CRASH, "line 14 in deep"),
+        *[frame(CRASH, "line 12 in deep")] * (MOST - 1),
     )
 
 

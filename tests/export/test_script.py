@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 
 import pytest
 from cases import slow
 from repo import ROOT, read_yaml
-from scripts import NASTY, SAFERUN, Machine, Received
+from scripts import NASTY, RECORDING, SAFERUN, Machine, Received
 
 from saferun.export.bundle_main import OF_BASH
 
@@ -88,15 +89,18 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
 
     The script has variables of its own: every word in it is exported here, as if it were one.
     """
+    (machine.bin / "our-python").symlink_to(sys.executable)  # no shell on the way to it
+    machine.program("torchrun", f"#!/usr/bin/env -S our-python -IB\n{RECORDING}")
     text = (ROOT / "shell" / "run.sh").read_text()
     special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "ends")
     arguments = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
     environ = dict.fromkeys((*OF_BASH, *arguments), "mine") | {"SHLVL": "7", "a.b-c": "d"}
     environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
-    environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C", "COLUMNS": "80"}
+    environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C.UTF-8", "COLUMNS": "80"}
     script = machine.script("--profile", "cpu", "--", "train.py")
     ours = machine.run([*SAFERUN, "--profile", "cpu", "train.py"], "live", **environ)
     theirs = machine.run(["bash", script], "script", **environ)
+    assert theirs.status == 0, theirs.err
     assert sorted(theirs.received[1].env.items()) == sorted(ours.received[1].env.items())
     assert theirs.received[1].env["SHLVL"] == "7"
     assert theirs.status == ours.status == 0

@@ -58,9 +58,9 @@ def ranks_of(mark: str) -> set[int]:
     """Return the pids of the counting job's ranks."""
     found = set()
     for pid in living(mark):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"counting_job" in words and b"torchrun" not in words and b"saferun" not in words:
+        with contextlib.suppress(OSError, StopIteration):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if next(w for w in words[1:] if w != b"-u").endswith(b"/counting_job.py"):
                 found.add(pid)
     return found
 

@@ -12,7 +12,7 @@ import pytest
 from cases import slow
 from helpers import until
 from runs import run
-from sandbox import executable, shell_program
+from sandbox import executable, frame, shell_program
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 SHOW = "import os, sys; print(sys.argv, sys.stdin.read(), os.environ['SAFERUN_ATTEMPT'])"
@@ -119,7 +119,7 @@ def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_pat
     assert ("the job replaces saferun" in plan.out) is not stays
     with run(tmp_path, *argv, stdin=subprocess.PIPE) as job:
         job.process.stdout.readline()
-        words = Path(f"/proc/{job.process.pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{job.process.pid}/cmdline").read_bytes().split(b"\0")
         assert (b"saferun" in words) is stays
         assert job.end() == 0, job.err
 
@@ -135,7 +135,7 @@ def test_a_crash_in_native_code_has_its_python_stack_and_the_torch_version(tmp_p
     with run(tmp_path, *PYTHON, "--retries=1", "crash.py", env=rank) as job:
         assert job.end() == 139, job.err
         for event in job.events("ended"):
-            assert f'File "{tmp_path}/crash.py", line 3 in step' in event["stack"]
+            assert frame(tmp_path / "crash.py", "line 3 in step") in event["stack"]
         (versions,) = {tuple(event["versions"]) for event in job.events("attempt")}
         assert any(version.startswith("torch ") for version in versions)
 
@@ -150,4 +150,4 @@ def test_the_stack_of_a_rank_that_multiprocessing_started_is_written(tmp_path):
     )
     with run(tmp_path, *PYTHON, "--set=retry.attempts=1", "spawn.py") as job:
         assert job.end() == 1
-    assert f'File "{tmp_path}/spawn.py", line 3 in main' in job.err
+    assert frame(tmp_path / "spawn.py", "line 3 in main") in job.err

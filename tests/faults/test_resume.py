@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from disks import small_disk
 from runs import Run, program, run, small_torchrun
+from sandbox import unwrapped
 
 CHECKPOINTS = "retry.resume.checkpoints={--out}/checkpoint-*.zip"
 ARGS = 'retry.resume.args=["--resume={checkpoint}"]'
@@ -168,7 +169,7 @@ def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
     with run(tmp_path, *argv) as job:
         assert job.end() == 0, job.err
     if not as_json:
-        shown = job.out.partition("a second attempt, if it started now")[2]
+        shown = unwrapped(job.out.partition("a second attempt, if it started now")[2])
         assert "train.py --out out --resume=out/checkpoint-20.zip --x" in shown
         return
     made = json.loads(job.out)

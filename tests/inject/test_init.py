@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import runpy
 import socket
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ import ranks
 from cases import few, slow, with_limits
 from ranks import Job, RunRanks, launch
 from releases import needs_torch
-from repo import source
+from repo import installed_torch, source
 
 PLAIN = source("inject/sum_of_ranks")
 
@@ -119,7 +119,7 @@ except RuntimeError as error:
     lie = "torch.version.cuda = 'x'; torch.__version__ = '2.0.0'"
     script = f"{WITHOUT_CUDA}if os.environ['RANK'] == '2': {lie}\n{refused}"
     job = run_ranks(script, ranks=3)
-    torch = importlib.metadata.version("torch")
+    torch = runpy.run_path(str(installed_torch()[0] / "version.py"))["__version__"]
     said = f"rank 2 has torch 2.0.0, ranks 0-1 have {torch}; rank 2 has CUDA x, ranks 0-1 have none"
     assert job.out.count(f"refused ranks differ: {said}. Give all ranks the same") == 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -136,7 +137,7 @@ def objective(trial):
 optuna.create_study().optimize(objective, n_trials=2)
 """
     ran = interpreters.run(HEAD + script, hooks={})
-    assert (ran.code, "saferun" in ran.err) == (1, False)
+    assert (ran.code, ran.messages()) == (1, [])
     assert "CUDA out of memory" in ran.err
 
 
@@ -206,6 +207,8 @@ def by_position(function: Callable[..., Any], *names: str) -> Callable[..., Any]
     return lambda *args, **kwargs: function(**dict(zip(names, args, strict=False)), **kwargs)
 
 
+# Python 3.13 says that nobody closed what optuna has given back to its pool.
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path: Path) -> None:
     import optuna
 
@@ -230,6 +233,7 @@ def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path: Path)
         assert module.create_study(place, None, None, "s").study_name == "s"
         assert optuna.get_all_study_names(place) == left
         optuna.create_study(study_name="old", storage=place, load_if_exists=True)
+    gc.collect()  # and not during another test
 
 
 NO_ENGINE = "GET was unable to find an engine to execute this computation"

@@ -149,7 +149,7 @@ def test_two_processes_that_begin_the_same_run_get_two_directories(base):
     for process in started:
         process.stdin.write("x")
         process.stdin.flush()
-    paths = {who: p.communicate()[0].split() for who, p in zip("ab", started, strict=True)}
+    paths = {who: p.communicate()[0].splitlines() for who, p in zip("ab", started, strict=True)}
     assert len({*paths["a"], *paths["b"]}) == 40
     for who, mine in paths.items():
         assert all([e["what"] for e in read_events(f"{p}/events.jsonl")] == [who] for p in mine)

@@ -153,8 +153,15 @@ fi
 
 interpreter() { # torchrun's own, else the one on PATH: torch may have an older one than 3.10
   local torchrun line='' recent='import sys; sys.exit(sys.version_info < (3, 10))'
-  torchrun=$(type -P torchrun) && IFS= read -r line 2>/dev/null <"$torchrun" || true
-  line=${line#\#!} line=${line%% *}
+  torchrun=$(type -P torchrun) && {
+    IFS= read -r line && { [[ $line != '#!/bin/sh' ]] || IFS= read -r line; }
+  } 2>/dev/null <"$torchrun" || true
+  line=${line#\#!} line=${line#"'''exec' "} # as pip writes it where the path has blanks or is long
+  case $line in
+    \"*) line=${line#?} line=${line%%\"*} ;;
+    \'*) line=${line#?} line=${line%%\'*} ;;
+    *) line=${line%% *} ;;
+  esac
   if [[ $line == */python* ]] && "$line" -I -S -c "$recent" 2>/dev/null; then
     echo "$line"
   else

@@ -103,19 +103,44 @@ def parent(pid: int) -> int:
     return int(stat_of(pid)[1])
 
 
-def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEADLINE_S) -> Any:
-    """Return the first true value of `condition()`; fail when the time is over.
+# What the test has started and waits for, with the mark of all that it starts in turn.
+watched: dict[subprocess.Popen[Any], str] = {}
 
+
+def all_is_over() -> bool:
+    """Tell whether nothing that is watched lives any more, nor another child of ours."""
+    if not watched or any(is_alive(process.pid) for process in watched):
+        return False
+    return not any(map(is_alive, children(os.getpid()))) and not any(map(living, watched.values()))
+
+
+def last_words() -> str:
+    """Return how what is watched has ended, and what it wrote."""
+    words = []
+    for process in watched:
+        with contextlib.suppress(subprocess.TimeoutExpired, ValueError):  # it was read to its end
+            words += [text for text in process.communicate(timeout=5) if text]
+        words.append(f"{process.args} has ended with status {process.poll()}")
+    return "\n".join(map(str, words))
+
+
+def until(condition: Callable[[], Any], what: object = "", limit_s: float = DEADLINE_S) -> Any:
+    """Return the first true value of `condition()`.
+
+    Fail when the time is over, and at once where nothing lives any more that could make it true.
     A condition that reads all of /proc takes no more than a fifth of a core.
     """
     limit = time.monotonic() + limit_s
+    over = False
     while True:
         asked = time.monotonic()
         if value := condition():
             return value
-        if asked > limit:
+        if over or asked > limit:
             text = what() if callable(what) else what
-            raise AssertionError(f"not within {limit_s} s: {text or condition}")
+            after = last_words() if over else f"not within {limit_s} s"
+            raise AssertionError(f"{text or condition}: {after}")
+        over = all_is_over()
         time.sleep(max(0.005, 4 * (time.monotonic() - asked)))
 
 
@@ -154,7 +179,9 @@ class Supervised:
 
     def _start(self, popen: dict[str, Any]) -> subprocess.Popen[bytes]:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(self.arguments, env=self.environment, **{**quiet, **popen})
+        process = subprocess.Popen(self.arguments, env=self.environment, **{**quiet, **popen})
+        watched[process] = self.mark
+        return process
 
     def members(self, role: str) -> list[int]:
         """Return the pids that entered the roster in a role."""
@@ -206,6 +233,7 @@ class Supervised:
     def clean(self) -> None:
         """End everything that carries the mark."""
         Path(f"{self.roster}.stop").touch()
+        watched.pop(self.process, None)
         kill_all(self.mark)
         self.process.kill()
         self.process.wait()

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sandbox import own_lines
+
 from saferun.model import as_tree
 from saferun.settings import HookSettings
 
@@ -40,6 +42,10 @@ class Ran(NamedTuple):
     out: str
     err: str
     receipts: list[dict[str, Any]]
+
+    def messages(self) -> list[str]:
+        """Return the lines that saferun wrote."""
+        return own_lines(self.err)
 
     def by(self, hook: str, outcome: str | None = None) -> list[dict[str, Any]]:
         return [

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from helpers import MARK, kill_all, living
 from interpreters import changed
+from sandbox import own_lines
 
 from saferun.inject import contract
 
@@ -45,8 +46,7 @@ class Job(NamedTuple):
 
     def messages(self, text: str = "") -> list[str]:
         """The lines that saferun wrote, those with `text` only."""
-        lines = [line for line in self.err.splitlines() if line.startswith("saferun: ")]
-        return [line for line in lines if text in line]
+        return [line for line in own_lines(self.err) if text in line]
 
     def hook(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.receipts if line["hook"] == name]

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until
+from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until, watched
 from repo import source
-from sandbox import executable, python_program
+from sandbox import executable, own_lines, python_program
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
@@ -59,6 +59,7 @@ class Run:
             cwd=options.pop("cwd", folder),
             **{**streams, **options},
         )
+        watched[self.process] = self.mark
         self.out = self.err = ""
         self._err_so_far = b""
 
@@ -78,12 +79,12 @@ class Run:
             self._err_so_far += self.process.stderr.read() or b""
             return text.encode() in self._err_so_far
 
-        until(came, f"{text!r} on stderr", limit_s)
+        until(came, lambda: f"{text!r} is not in what it wrote: {self._err_so_far!r}", limit_s)
         os.set_blocking(self.process.stderr.fileno(), True)
 
     def messages(self) -> list[str]:
         """Return the lines that saferun itself wrote."""
-        return [line for line in self.err.splitlines() if line.startswith("saferun: ")]
+        return own_lines(self.err)
 
     @property
     def journal(self) -> Path:
@@ -109,12 +110,12 @@ class Run:
         return done.stdout
 
     def processes(self, part: str) -> list[int]:
-        """Return the pids of the run's processes that have a text in their command line."""
+        """Return the pids of the run's processes of whose words one ends so."""
         found = []
         for pid in living(self.mark):
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if any(part.encode() in word for word in command):
+                if any(word.endswith(part.encode()) for word in command):
                     found.append(pid)
         return sorted(found)
 
@@ -142,6 +143,7 @@ class Run:
 
     def clean(self) -> None:
         """End whatever is left."""
+        watched.pop(self.process, None)
         kill_all(self.mark)
         self.process.kill()
         self.process.wait()

@@ -12,10 +12,27 @@ from pathlib import Path
 
 SAFERUN = (sys.executable, "-m", "saferun")
 
+SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell on the way adds to an environment
+
 
 def shell(*words: object) -> str:
     """Return words as text for a shell."""
     return shlex.join(map(str, words))
+
+
+def own_lines(text: str) -> list[str]:
+    """Return what saferun wrote of a stream; its name alone is in paths, too."""
+    return [line for line in text.splitlines() if line.startswith("saferun: ")]
+
+
+def frame(path: object, place: str) -> str:
+    """Return a line of faulthandler's, which writes letters that are not ASCII escaped."""
+    return f'File "{path}", {place}'.encode("ascii", "backslashreplace").decode()
+
+
+def unwrapped(text: str) -> str:
+    """Return what was wrapped for a terminal with single blanks: paths decide where lines break."""
+    return " ".join(text.replace("\\\n", " ").split())
 
 
 def executable(path: Path, text: str) -> Path:

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from command import Ended, call
-from helpers import DEADLINE_S, MARK, living, until
+from helpers import DEADLINE_S, MARK, living, until, watched
 from repo import ROOT, source
-from sandbox import executable, python_program
+from sandbox import executable, own_lines, python_program
 
 SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
@@ -95,7 +95,7 @@ class Machine:
         self, command: Sequence[Any], label: str = "x", /, *, ends: Any = (), **environ: str
     ) -> subprocess.Popen[str]:
         extra = {"RECORDS": str(self.records(label)), "ENDS": json.dumps(list(ends))}
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [str(argument) for argument in command],
             cwd=self.cwd,
             env={**self.environ, **extra, **environ},
@@ -105,6 +105,8 @@ class Machine:
             text=True,
             start_new_session=True,  # no terminal of ours
         )
+        watched[process] = self.mark
+        return process
 
     def run(self, command: Sequence[Any], label: str = "x", /, **options: Any) -> Ran:
         with self.start(command, label, **options) as process:
@@ -144,8 +146,7 @@ class Ran(NamedTuple):
     @property
     def messages(self) -> list[str]:
         """The lines that saferun wrote, less where its files are."""
-        lines = [line for line in self.err.splitlines() if line.startswith("saferun: ")]
-        return [line for line in lines if not line.startswith("saferun: journal: ")]
+        return [line for line in own_lines(self.err) if not line.startswith("saferun: journal: ")]
 
 
 def plain(env: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,9 @@ import termios
 import time
 from pathlib import Path
 
-from helpers import DEADLINE_S
+from helpers import DEADLINE_S, children
 
+QUIET_S = 20  # after which a shell that shows its prompt and has no child does nothing more
 BASH = ("bash", "--norc", "--noprofile", "--noediting", "-i")
 
 
@@ -36,10 +37,12 @@ class Terminal:
         """Return the first match in what was not matched before; forget all up to its end."""
         limit = time.monotonic() + limit_s
         while not (match := re.search(pattern, self.seen)):
-            left = limit - time.monotonic()
-            assert left > 0, f"no {pattern!r} in {self.seen[-2000:]!r}"
-            if select.select([self.fd], [], [], left)[0]:
+            idle = not select.select([self.fd], [], [], QUIET_S)[0]
+            if not idle:
                 self.seen += os.read(self.fd, 65536)
+            over = idle and self.seen.endswith(b"READY$ ") and not children(self.pid)
+            assert not over, f"no {pattern!r} in {self.seen[-2000:]!r}, and nothing runs"
+            assert time.monotonic() < limit, f"no {pattern!r} in {self.seen[-2000:]!r}"
         self.seen = self.seen[match.end() :]
         return match
 

@@ -7,9 +7,10 @@ import json
 import pathlib
 import subprocess
 import sys
+import uuid
 
 from command import call
-from helpers import until
+from helpers import MARK, until, watched
 from repo import source
 from sandbox import executable, python_program
 
@@ -55,11 +56,12 @@ class UserMachine:
             "HOME": str(home),
             "PATH": f"{tmp / 'bin'}:/usr/bin:/bin",
             "LANG": "C.UTF-8",
+            MARK: uuid.uuid4().hex,
         }
         (self.cwd / "train.py").write_text("")
 
     def _popen(self, *command_line: str, **environ: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "saferun", *command_line],
             cwd=self.cwd,
             env={**self.environ, **environ},
@@ -68,6 +70,8 @@ class UserMachine:
             stderr=subprocess.PIPE,
             text=True,
         )
+        watched[process] = self.environ[MARK]
+        return process
 
     def launch(self, *acts: dict, command_line: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
         """Run a job to its end and return its journal."""
@@ -81,7 +85,7 @@ class UserMachine:
         """A job that runs, and whose journal has come to this event."""
         job = self._popen("train.py", ACTS=json.dumps(acts))
         try:
-            until(lambda: waits_for in "".join(p.read_text() for p in self._events()), "", 300)
+            until(lambda: waits_for in "".join(p.read_text() for p in self._events()))
             yield job
         finally:
             job.kill()

@@ -73,7 +73,9 @@ def plain(text: str) -> str:
     text = re.sub(r"\(pid:? \d+\)|PID \d+|pid=\d+|pid \d+|process \d+", "PID", text)
     text = re.sub(r"[WE]\d{4} [\d:.]+ \d+", "TIME", text)
     text = re.sub(r"\d{4}-\d\d-\d\d_[\d:]+|\d{8}-\d{6}-\d+|0x[0-9a-f]+|[\d.]+ m?s\b", "TIME", text)
-    text = re.sub(r"/\S+/(error\.json|site-packages)", r"\1", text)
+    text = re.sub(r"/.+/(error\.json|site-packages)", r"\1", text)
     text = text.replace("; warm ranks", "").replace("; warm replacements", "")
+    # From Python 3.14 on faulthandler shows functions of C, which differ.
+    text = re.sub(r"\nCurrent thread's C stack trace.*:\n(?:  .*\n?)*", "\n", text)
     # The frame that faulthandler finds below the script's: docs/warm.md.
     return "\n".join(line for line in text.splitlines() if 'File "<string>"' not in line)

@@ -130,7 +130,8 @@ try:
     said = main()
 except Exception as error:
     said = f"{type(error).__name__}: {error}"
-    if "saferun" in "".join(traceback.format_exception(error)[1:-1]):
+    ours = os.path.dirname(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+    if f'"{ours}/' in "".join(traceback.format_exception(error)[1:-1]):
         said += ", with a frame of saferun's"
 print(said, flush=True)
 if CASE != "store_went_away":
