@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 
 import pytest
-from repo import ROOT, SRC
+from repo import ROOT, SRC, committed
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,10 @@ def wheel(built: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_source_distribution_holds_all_that_is_committed(built):
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout: nothing says what is committed")
+    names_of_git = committed()
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    committed = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()}
-    assert committed - names == set()
+    assert {name for name in names_of_git if (ROOT / name).is_file()} - names == set()
 
 
 def test_the_version_is_that_of_the_changelog_and_of_the_documents(wheel):

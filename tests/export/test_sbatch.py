@@ -38,7 +38,8 @@ esac
 """
 SCANCEL = """#!/bin/bash
 echo "scancel $*" >>"$SLURM/asked"
-pkill -URG -P "$(cat "$SLURM/node")"
+node=$(cat "$SLURM/node")
+kill -URG $(cat "/proc/$node/task/$node/children")
 """
 # The script gives the other nodes five seconds to end.
 SLEEP = '#!/bin/bash\n[[ $1 == 5 ]] || exec /bin/sleep "$@"\n'

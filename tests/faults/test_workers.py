@@ -77,6 +77,8 @@ def test_the_status_is_that_of_the_first_worker_that_failed_for_good(tmp_path):
     with run(tmp_path, "--retries=0", *asked(3, code), env=verdict) as job:
         until(first.exists, "the first failure")
         until(lambda: 2 in ends(job), "its end")
+        reaped = Path(f"/proc/{supervisors(job)[2]}")
+        until(lambda: not reaped.exists(), "saferun knows it")
         go.touch()
         assert job.end() == 5
         assert ends(job) == {2: 5, 0: 7, 1: 0, None: 5}

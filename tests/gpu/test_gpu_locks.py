@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import pwd
 import signal
 import stat
 import time
@@ -12,6 +11,7 @@ import time
 import pytest
 from helpers import until
 from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, files, flock, no_wait, take
+from users import name_of
 
 from saferun.errors import EXIT_BUSY, BusyError
 from saferun.gpu.lock import gpu_locks
@@ -140,7 +140,7 @@ def test_disjoint_sets_run_side_by_side_and_of_one_that_overlaps_nothing_is_kept
 def test_refuse_ends_as_busy_and_names_pid_user_command_run_and_time(holds, outcome):
     first = holds(A)
     messages = outcome(A, mode="refuse")
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    user = name_of(os.geteuid())
     assert messages["code"] == EXIT_BUSY == 75
     assert f"{A} is in use by pid {first.pid} of user {user} (train.py, since " in messages["busy"]
     assert time.strftime("%Y-%m-%d") in messages["busy"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import pwd
 
 import pytest
 from lock_runs import A, B, files, flock, take
 from rights import STRANGER, needs
+from users import name_of
 
 from saferun.gpu.lock import gpu_locks, lock_owner
 
@@ -27,7 +27,7 @@ def test_two_users_see_each_other_and_each_is_named(shared, holds, outcome, firs
     folder.parent.mkdir()
     folder.parent.chmod(0o1777)
     there = holds(A, uid=first, directory=folder)
-    user = pwd.getpwuid(first).pw_name
+    user = name_of(first)
     assert f"pid {there.pid} of user {user} " in outcome(A, uid=second, directory=folder)["busy"]
     assert "held" in outcome(B, uid=second, directory=folder)
     there.end()

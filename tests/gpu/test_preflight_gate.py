@@ -10,7 +10,7 @@ from cases import few, slow, with_limits
 from fake_nvml import gpu
 from fakecuda import THREE, B, problems
 from gpu_runs import Machine
-from helpers import until
+from helpers import NO_PID, until
 
 from saferun.gpu.preflight import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM
@@ -47,9 +47,9 @@ def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
 
 
 def test_the_holder_of_memory_is_asked_of_nvml(machine, library):
-    machine.nvml.reports(gpu(0), gpu(1, holders=[999999]), gpu(2))
+    machine.nvml.reports(gpu(0), gpu(1, holders=[NO_PID]), gpu(2))
     judged = examined(machine.environ["LD_LIBRARY_PATH"], FAKE_CUDA_BAD="1:memory:2")
-    assert "held by pid 999999 (ended, 70000 MiB)" in problems(judged)[0].fix
+    assert f"held by pid {NO_PID} (ended, 70000 MiB)" in problems(judged)[0].fix
 
 
 @pytest.mark.parametrize("behaviour", ["hang", *slow("crash", "!9")])

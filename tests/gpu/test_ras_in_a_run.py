@@ -30,7 +30,7 @@ def ras(answer: Callable[[], dict[str, Any]]) -> Iterator[str]:
 
         server = threading.Thread(target=serve)
         server.start()
-        yield f"localhost:{listener.getsockname()[1]}"
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
         server.join()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from rights import OTHER, STRANGER, needs
-from users import acting_as, open_place
+from users import acting_as, name_of, open_place
 
 from saferun.errors import ProfileError
 from saferun.model import Gpu, GpuFacts
@@ -65,7 +65,7 @@ def test_a_strangers_file_runs_no_code_as_root(place):
     )
     assert ran.returncode == 0, ran.stderr
     assert "evil" not in ran.stdout
-    assert "./saferun.yaml is not used: it belongs to nobody" in ran.stderr
+    assert f"./saferun.yaml is not used: it belongs to {name_of(STRANGER)}" in ran.stderr
 
 
 @needs("become others")

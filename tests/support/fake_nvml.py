@@ -8,6 +8,7 @@ tests/gpu/real/test_doctor_gpu.py compares the fields that a real one gives with
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import pathlib
 import shutil
@@ -120,11 +121,12 @@ class Nvml:
 
 def asking(parent: int) -> list[int]:
     """Return the children of a process that ask NVML."""
-    return [
-        pid
-        for pid in children(parent)
-        if b"ask_nvml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    found = []
+    for pid in children(parent):
+        with contextlib.suppress(OSError):  # it has just ended
+            if b"ask_nvml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def listing(folder: pathlib.Path, count: int, script: str = "") -> None:

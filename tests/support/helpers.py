@@ -27,6 +27,8 @@ SOURCES = ROOT / "src"
 DEADLINE_S = 300  # for any event, on a machine that is busy with other work
 MARK = "SAFERUN_TEST_MARK"
 
+# No process has this pid: they are smaller (kernel/sysctl: pid_max).
+NO_PID = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="utf-8"))
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
 COMMON = "from roster import *\n"  # what the small jobs below have in common
 RANK = COMMON + "kin(); join('rank'); stay()"
