@@ -34,7 +34,7 @@ WORLD = {"os", "subprocess", "time", "random", "click", "filelock", "signal", "s
 
 @functools.cache
 def nodes(path: pathlib.Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(path.read_text())))
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imported(path: pathlib.Path, *, types: bool = True) -> Iterator[str]:
@@ -118,7 +118,7 @@ def circle(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def test_a_file_that_calls_itself_pure_touches_no_world():
-    pure = [p for p in SOURCE.rglob("*.py") if p.read_text().startswith('"""Pure')]
+    pure = [p for p in SOURCE.rglob("*.py") if p.read_text(encoding="utf-8").startswith('"""Pure')]
     assert pure
     for path in pure:
         assert not {name.split(".")[0] for name in imported(path)} & WORLD, path
@@ -225,5 +225,5 @@ def test_no_file_speaks_of_anything_but_the_project():
     for name in committed():
         path = ROOT / name
         if path.is_file():
-            text = path.read_text(errors="replace")
+            text = path.read_text(errors="replace", encoding="utf-8")
             assert not any(word in text for word in bad), name

@@ -42,7 +42,8 @@ def test_a_stack_of_faulthandler_begins_with_its_innermost_frame(tmp_path):
         "        faulthandler.dump_traceback()\n"
         "def main(): json.JSONEncoder(default=lambda value: list(value)).encode(Deep())\n"
         "try: main()\n"
-        "except TypeError: pass\n"
+        "except TypeError: pass\n",
+        encoding="utf-8",
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     found = user_frame.innermost(log_reader.of_text(done.stderr).lines)

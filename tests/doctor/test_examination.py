@@ -207,7 +207,7 @@ def test_a_gpu_whose_memory_is_full_is_not_touched(host, tmp_path):
     host.has(gpu(0), gpu(1, used=143000))
     log = tmp_path / "log"
     found = host.examine(FAKE_CUDA_LOG=str(log))
-    assert log.read_text() == f"{uuid(0)}\n"
+    assert log.read_text(encoding="utf-8") == f"{uuid(0)}\n"
     assert [f.level for f in about(found, "GPU 1")] == [PROBLEM, NOTE]
 
 
@@ -248,7 +248,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     ) as started:
         hangs = {"NVML": lambda: host.nvml.asked, "nvidia-smi": pid.exists}
         until(hangs[asked], f"{asked} is asked")
-        pids = asking(started.pid) if asked == "NVML" else [int(pid.read_text())]
+        pids = asking(started.pid) if asked == "NVML" else [int(pid.read_text(encoding="utf-8"))]
         started.send_signal(signal.SIGINT)
         _, error = started.communicate(timeout=200)
     assert (started.returncode, "Traceback" in error) == (130, False)

@@ -77,7 +77,9 @@ for name in os.listdir(job["directory"]):
 def forged(pid, **changes):
     """A record as its writer would like it to be read."""
     record = lock_owner.this_process("forged.py", "run-0")._asdict()
-    start = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    start = int(
+        pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    )
     record |= {"pid": pid, "start": start, "slots": 4, "schema": 1}
     return {**record, "devices": [A], "files": [f"{A}.slot0", f"{A}.lock"], **changes}
 
@@ -89,7 +91,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 ):
     take(shared / "lock", A).close()
     path = shared / "lock" / f"holder.{name_uid}.1.00000000.json"
-    path.write_text(json.dumps(forged(1)))
+    path.write_text(json.dumps(forged(1)), encoding="utf-8")
     path.chmod(0o644)
     os.chown(path, STRANGER, STRANGER)
     with flock(shared / "lock" / f"{A}.lock"):
@@ -105,7 +107,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 
 def put_record(folder, number=0, **changes):
     path = folder / f"holder.{os.geteuid()}.{os.getpid()}.{number}.json"
-    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}))
+    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}), encoding="utf-8")
     path.chmod(0o644)
     return path
 

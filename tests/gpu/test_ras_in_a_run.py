@@ -49,7 +49,7 @@ def test_a_rank_that_is_gone_by_ras_and_the_recorder_ends_the_attempt_early(mach
     pid = machine.folder / "pid"
 
     def answer() -> dict[str, Any]:
-        gone = {"rank": 0, "host": "h", "pid": int(pid.read_text())}
+        gone = {"rank": 0, "host": "h", "pid": int(pid.read_text(encoding="utf-8"))}
         gone["status"] = {"considered_dead": True}
         ranks = [member(n, pid, 41) for n, pid in jobs[0].ranks().items() if n]
         return {"ranks": ranks, "missing_ranks": [gone]}

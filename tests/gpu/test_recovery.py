@@ -123,7 +123,7 @@ def test_without_a_reason_nothing_is_reset(host, action):
 @pytest.mark.parametrize("how", ["it fails", "no nvidia-smi"])
 def test_a_reset_that_fails_is_said_with_its_reason(host, how):
     host.nvml.reports(gpu())
-    (host.smi.folder / "--gpu-reset.status").write_text("15")
+    (host.smi.folder / "--gpu-reset.status").write_text("15", encoding="utf-8")
     host.environ["PATH"] = host.environ["PATH"] if how == "it fails" else "/nowhere"
     done = host.reset()
     why = "exit status 15" if how == "it fails" else "nvidia-smi is not on PATH"

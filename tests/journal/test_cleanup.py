@@ -106,7 +106,7 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leave_lock(journal: Journal) -> None:
     """End a run as a process that is gone and has left its lock."""
-    with open(f"{journal.path}/run.lock", "w") as marker:
+    with open(f"{journal.path}/run.lock", "w", encoding="utf-8") as marker:
         marker.write(f"{ended_pid()}\n{os.uname().nodename}\n")
     journal.close()
 

@@ -31,7 +31,7 @@ def place() -> Iterator[str]:
 def put(place, text=HOSTILE, *, uid=None, mode=0o644, name="saferun.yaml"):
     path = f"{place}/{name}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(path, mode)
     if uid is not None:
@@ -193,7 +193,10 @@ def test_a_list_that_lets_a_stranger_write_shows_as_the_groups_bits(place, name)
 @pytest.mark.parametrize(("gid", "problem"), [(OTHER, ""), (0, "others can write it (mode 0664)")])
 def test_a_group_that_is_another_users_own_is_not_private(place, gid, problem):
     """It does not list the users whose own group it is."""
-    with open("/etc/passwd") as file, open(f"{place}/passwd", "w") as copy:
+    with (
+        open("/etc/passwd", encoding="utf-8") as file,
+        open(f"{place}/passwd", "w", encoding="utf-8") as copy,
+    ):
         copy.write(f"{file.read()}colleague:x:{OTHER}:{gid}::/:/bin/sh\n")
     mount = 'mount --bind "$1/passwd" /etc/passwd && exec "$2" -c "$3"'
     ask = f"from saferun.system import trust; print(trust.problem({put(place, mode=0o664)!r}))"

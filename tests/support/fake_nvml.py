@@ -109,7 +109,7 @@ class Nvml:
             peers = {f"GetP2PStatus.{other}.0": "0" for other in range(len(gpus))}
             lines += [f"{number} {name} {text}\n" for name, text in {**peers, **answers}.items()]
         path = self.folder / ("answers" if look is None else f"answers.{look}")
-        path.with_suffix(".new").write_text("".join(lines))
+        path.with_suffix(".new").write_text("".join(lines), encoding="utf-8")
         path.with_suffix(".new").replace(path)
 
     @property
@@ -132,7 +132,7 @@ def asking(parent: int) -> list[int]:
 def listing(folder: pathlib.Path, count: int, script: str = "") -> None:
     """Write an nvidia-smi that lists so many GPUs, or does what a script says."""
     lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid(n)})" for n in range(count)]
-    (folder / "list.txt").write_text("\n".join(lines) + "\n")
+    (folder / "list.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     executable(folder / "nvidia-smi", f"#!/bin/sh\n{script or shell('cat', folder / 'list.txt')}\n")
 
 

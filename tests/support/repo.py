@@ -24,7 +24,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 def source(name: str) -> str:
     """Return the text of a program that a test runs: tests/programs/NAME.py."""
-    return (PROGRAMS / f"{name}.py").read_text()
+    return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
 
 
 def committed() -> list[str]:
