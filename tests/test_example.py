@@ -152,8 +152,12 @@ def interrupt(out: Path, after_step: int, *arguments: str, ranks: int) -> str:
 
 
 def last_rank(agent: int) -> int:
-    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    marked = (pid for pid in children if "\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_text())
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text(encoding="utf-8").split()
+    marked = (
+        pid
+        for pid in children
+        if "\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_text(encoding="utf-8")
+    )
     return int(next(marked))
 
 
@@ -235,7 +239,9 @@ def test_compiled_training_gives_the_same_first_losses(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_save_without_numpy_which_torch_does_not_bring(tmp_path, monkeypatch):
-    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('hidden', name='numpy')\n")
+    (tmp_path / "numpy.py").write_text(
+        "raise ModuleNotFoundError('hidden', name='numpy')\n", encoding="utf-8"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     train(tmp_path / "out", "--steps", "2")
     assert len(checkpoint(tmp_path / "out")["random"]) == 2
@@ -329,4 +335,4 @@ def written_bytes(path: Path) -> int:
 
 
 def test_the_example_knows_nothing_of_saferun():
-    assert "saferun" not in EXAMPLE.read_text().lower()
+    assert "saferun" not in EXAMPLE.read_text(encoding="utf-8").lower()

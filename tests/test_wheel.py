@@ -14,7 +14,7 @@ import tarfile
 import zipfile
 
 import pytest
-from repo import ROOT, SRC
+from repo import ROOT, SRC, committed
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +34,21 @@ def wheel(built: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_source_distribution_holds_all_that_is_committed(built):
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout: nothing says what is committed")
+    names_of_git = committed()
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    committed = {name for name in listed.stdout.split("\0") if (ROOT / name).is_file()}
-    assert committed - names == set()
+    assert {name for name in names_of_git if (ROOT / name).is_file()} - names == set()
 
 
 def test_the_version_is_that_of_the_changelog_and_of_the_documents(wheel):
     heading = next(
-        line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line[:3] == "## "
+        line
+        for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+        if line[:3] == "## "
     )
     version = heading.split()[1]
     assert wheel.name == f"saferun-{version}-py3-none-any.whl"
-    tools = (ROOT / "docs" / "tools.md").read_text()
+    tools = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
     assert re.findall(r"(?:rev: |saferun@)v(\S+)", tools) == [version] * 2
 
 
@@ -93,7 +92,9 @@ def alone(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> path
 def test_it_launches_torch_of_another_environment(alone, tmp_path):
     """saferun in one environment, torch in another: the torchrun on PATH decides."""
     script = tmp_path / "t.py"
-    script.write_text("import sys\nprint(sys.executable, 'saferun' in sys.modules)\n")
+    script.write_text(
+        "import sys\nprint(sys.executable, 'saferun' in sys.modules)\n", encoding="utf-8"
+    )
     theirs = pathlib.Path(sys.executable).parent
     done = subprocess.run(
         [alone, "-m", "saferun", "--nproc-per-node=1", script],
@@ -117,5 +118,5 @@ def test_its_profiles_and_parts_of_scripts_are_found(alone, tmp_path):
         return subprocess.check_output(command, env=environ, text=True, cwd=tmp_path)
 
     ran("gen-shell", "--profile", "h100", "-o", "run.sh", "--", "t.py")
-    assert "\njob torchrun t.py" in (tmp_path / "run.sh").read_text()
+    assert "\njob torchrun t.py" in (tmp_path / "run.sh").read_text(encoding="utf-8")
     assert "nproc-per-node=gpu" in ran("plan", "--profile", "h100", "t.py")

@@ -71,7 +71,7 @@ def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(machine):
 
 def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machine):
     script = machine.cwd / "train.py"
-    script.write_text("batch = {}\nbatch['labels']\n")
+    script.write_text("batch = {}\nbatch['labels']\n", encoding="utf-8")
     lines = []
     result = run(machine, settings={"launcher": "python"}, retries=1, on_line=lines.append)
     place = f"{script}:2  batch['labels']"
@@ -80,7 +80,9 @@ def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machin
 
 
 def test_the_diagnosis_of_a_crash_has_the_python_stack(machine):
-    (machine.cwd / "train.py").write_text("import os\ndef step():\n    os.abort()\nstep()\n")
+    (machine.cwd / "train.py").write_text(
+        "import os\ndef step():\n    os.abort()\nstep()\n", encoding="utf-8"
+    )
     machine.environ["PYTHONFAULTHANDLER"] = "1"
     found = run(machine, settings={"launcher": "python"}, retries=1).diagnosis
     assert found.kind == "abort-unknown"
@@ -103,7 +105,7 @@ def test_check_raises_with_what_failed_and_what_to_do(machine):
 
 
 def test_a_run_without_a_journal_has_its_status(machine):
-    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n")
+    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
     assert run(machine, retries=0) == saferun.RunResult(137, "", "failed", (), None)
 
 
@@ -111,7 +113,7 @@ def test_the_run_is_found_among_others(machine):
     """Among those of processes that had the same pid before, and one that began meanwhile."""
     for pid in range(os.getpid(), os.getpid() + 2000):
         (machine.base / f"20000101-101010-{pid}").mkdir(parents=True)
-        (machine.base / f"20000101-101010-{pid}" / "plan.json").write_text("{}")
+        (machine.base / f"20000101-101010-{pid}" / "plan.json").write_text("{}", encoding="utf-8")
     before = set(os.listdir(machine.base))
 
     def meanwhile(_line: str) -> None:
@@ -123,7 +125,7 @@ def test_the_run_is_found_among_others(machine):
 
 
 def test_the_job_reads_nothing(machine):
-    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\ncat\n")
+    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\ncat\n", encoding="utf-8")
     lines: list[str] = []
     ours, kept = os.pipe(), os.dup(0)
     os.write(ours[1], b"of the caller\n")
@@ -155,9 +157,9 @@ def test_a_function_gets_each_line_or_files_take_them(machine, tmp_path, capfd):
     lines: list[str] = []
     run(machine, WRONG, on_line=lines.append)
     assert lines[:3] == ["saferun: profile cpu (detected: no GPU)", *KEY_ERROR.splitlines()]
-    with open(tmp_path / "log", "w") as file:
+    with open(tmp_path / "log", "w", encoding="utf-8") as file:
         run(machine, WRONG, stdout=file, stderr=subprocess.STDOUT)
-    assert KEY_ERROR in (tmp_path / "log").read_text()
+    assert KEY_ERROR in (tmp_path / "log").read_text(encoding="utf-8")
     assert capfd.readouterr() == ("", "")
 
 
@@ -220,7 +222,7 @@ def test_a_plan_is_that_of_the_command(machine, options, words):
 
 def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
     log = machine.cwd / "train.log"
-    log.write_text(HUB_DOWN)
+    log.write_text(HUB_DOWN, encoding="utf-8")
     shown = call("diagnose", "--json", str(log), environ=machine.environ, cwd=machine.cwd)
     for found in (saferun.diagnose(HUB_DOWN), saferun.diagnose(log)):
         assert found.kind == json.loads(shown.stdout)["kind"] == "hub-unavailable"
@@ -239,7 +241,7 @@ def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
 
 def test_no_file_of_the_working_directory_is_imported(machine):
     for name in ("ctypes", "click", "saferun"):
-        (machine.cwd / f"{name}.py").write_text("raise SystemExit('imported')")
+        (machine.cwd / f"{name}.py").write_text("raise SystemExit('imported')", encoding="utf-8")
     assert run(machine, OK).status == 0
 
 
@@ -255,7 +257,7 @@ saferun.diagnose("x").kinds
 
 @pytest.mark.slow
 def test_a_type_checker_sees_the_types(tmp_path):
-    (tmp_path / "user.py").write_text(USER)
+    (tmp_path / "user.py").write_text(USER, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "user.py"],
         cwd=tmp_path,

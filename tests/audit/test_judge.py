@@ -107,6 +107,6 @@ def test_a_launch_without_such_settings_prints_nothing_and_with_many_no_long_lin
 
 def test_every_variable_of_the_shipped_profiles_has_a_reader():
     for path in (ROOT / "profiles").glob("*.yaml"):
-        for name in read_yaml(path.read_text()).get("env", {}):
+        for name in read_yaml(path.read_text(encoding="utf-8")).get("env", {}):
             kind = judge.judge(name, TORCH, TEXT).kind
             assert kind not in judge.NO_EFFECT, (path.name, name)

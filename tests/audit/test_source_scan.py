@@ -22,7 +22,7 @@ def line(script: str | None, module: bool = False) -> Request:
 def write(root: pathlib.Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text, encoding="utf-8")
 
 
 FOUND = {
@@ -71,5 +71,5 @@ def test_a_search_that_is_cut_off_is_incomplete(tmp_path, monkeypatch):
     write(tmp_path, {"t.py": "", "m.py": READS})
     monkeypatch.setattr(source_scan, "SECONDS", -1)
     assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == (frozenset(), False)
-    (tmp_path / "t.py").write_text(READS)
+    (tmp_path / "t.py").write_text(READS, encoding="utf-8")
     assert source_scan.search([NAME], line("t.py"), str(tmp_path)) == ({NAME}, True)

@@ -154,11 +154,11 @@ def test_the_adopted_script_gives_saferun_what_torchrun_got(tmp_path: Path):
         folder, seen = tmp_path / name, tmp_path / f"{name}.jsonl"
         folder.mkdir()
         for program in ("torchrun", "python", "saferun"):
-            (folder / program).write_text(STUB)
+            (folder / program).write_text(STUB, encoding="utf-8")
             (folder / program).chmod(0o755)
         environ = {"PATH": f"{folder}:{os.environ['PATH']}", "SEEN": str(seen)}
         subprocess.run(["bash", "-c", text], check=True, env=environ)
-        found = [json.loads(line) for line in seen.read_text().splitlines()]
+        found = [json.loads(line) for line in seen.read_text(encoding="utf-8").splitlines()]
         return [argv[2:] if argv[0] == "-m" else argv for argv in found]
 
     adopted = adopt(SCRIPT, "run.sh").text
@@ -174,7 +174,8 @@ def test_the_script_of_torch_distributed_launch_gets_the_same_arguments(
     tmp_path: Path, quoted: bool
 ):
     (tmp_path / "t.py").write_text(
-        "import os, sys\nos.write(1, f'{os.environ[\"LOCAL_RANK\"]} {sys.argv[1:]}\\n'.encode())\n"
+        "import os, sys\nos.write(1, f'{os.environ[\"LOCAL_RANK\"]} {sys.argv[1:]}\\n'.encode())\n",
+        encoding="utf-8",
     )
     line = "python -m torch.distributed.launch --standalone --nproc_per_node=2 t.py -- a"
     text = f'bash -c "{line}"' if quoted else line

@@ -55,7 +55,7 @@ def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
         (made.cwd / name).touch()
     finished(made.base, "20260101-101010-7", NOW)
     trap = made.tmp / "bin" / "nvidia-smi"
-    trap.write_text(f"#!/bin/sh\n{shell('touch', made.tmp / 'asked')}\n")
+    trap.write_text(f"#!/bin/sh\n{shell('touch', made.tmp / 'asked')}\n", encoding="utf-8")
     trap.chmod(0o755)
     made.environ["PATH"] = f"{BIN}:{made.tmp}/bin:/usr/bin:/bin"
     return made

@@ -94,9 +94,9 @@ def test_a_success_was_not_chosen_among_lines(log):
 
 def test_people_read_the_mitigations_and_half_an_answer(tmp_path, home):
     path = tmp_path / "a.log"
-    path.write_text("RuntimeError: Address already in use\n")
+    path.write_text("RuntimeError: Address already in use\n", encoding="utf-8")
     assert "mitigations, in this order: free-port" in diagnose.to_text(diagnose.run(str(path), 1))
-    path.write_text("INFO Failed to open libibverbs.so\n")
+    path.write_text("INFO Failed to open libibverbs.so\n", encoding="utf-8")
     found = diagnose.run(str(path), None)
     shown = json.loads(diagnose.to_json(found))
     assert [near["kind"] for near in shown["nearest"]] == ["nccl-ib-error"]

@@ -83,8 +83,8 @@ def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
 
 def test_every_word_that_saferun_prints_or_takes_is_explained(home: Path):
     known = reference.Reference({"HOME": str(home)})
-    configuration = (ROOT / "docs" / "configuration.md").read_text()
-    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     words = [*torchrun_args.COMMANDS, *torchrun_args.OWN, *KEYS]
     words += [string for option in OPTIONS for string in option.strings]
     words += [str(code) for name, code in vars(errors).items() if name.startswith("EXIT_")]

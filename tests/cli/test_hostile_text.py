@@ -43,12 +43,12 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_prints_what_others_wrote_as_it_is(place, capsys, command):
-    (place / "p.yaml").write_text(PROFILE)
-    (place / "log").write_text(f"RuntimeError: {EVIL}\n", errors="replace")
+    (place / "p.yaml").write_text(PROFILE, encoding="utf-8")
+    (place / "log").write_text(f"RuntimeError: {EVIL}\n", errors="replace", encoding="utf-8")
     run = place / "home" / ".local/state/saferun/runs/20260101-000000-1"
     run.mkdir(parents=True)
     event = {"at": 1, "event": "ended", "attempt": 1, "root_line": EVIL, "kind": EVIL}
-    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
     main(command.split())
     seen = capsys.readouterr()
     assert seen.out
@@ -57,7 +57,9 @@ def test_no_command_prints_what_others_wrote_as_it_is(place, capsys, command):
 
 @pytest.mark.parametrize("text", [f"{EVIL}: 1", "env: {X: 'a\x1b[2Jb'}", "when\u202e: 1"])
 def test_an_error_in_a_profile_is_printed_clean_and_short(place, capsys, text):
-    (place / "p.yaml").write_text(f"schema: 1\n{text}\n{'k' * 100_000}: 1\n", errors="replace")
+    (place / "p.yaml").write_text(
+        f"schema: 1\n{text}\n{'k' * 100_000}: 1\n", errors="replace", encoding="utf-8"
+    )
     assert main(["plan", "--profile", "./p.yaml", "t.py"]) == 78
     seen = capsys.readouterr()
     assert is_clean(seen.err)

@@ -39,13 +39,13 @@ def test_a_script_that_is_nested_too_deep_is_planned_without_its_calls(
 ):
     monkeypatch.chdir(tmp_path)
     for source in ("x = a" + ".b()" * 900, "x = " + "-" * 5000 + "1", "x = " + "(" * 5000):
-        (tmp_path / "t.py").write_text(source)
+        (tmp_path / "t.py").write_text(source, encoding="utf-8")
         assert main(["plan", "t.py"]) == 0
         assert "Traceback" not in capsys.readouterr().err
 
 
 def test_env_leaves_control_sequences_in_values(home, tmp_path):
-    (tmp_path / "p.yaml").write_text('schema: 1\nenv: {X: "\\e[31ma\\e[0m"}\n')
+    (tmp_path / "p.yaml").write_text('schema: 1\nenv: {X: "\\e[31ma\\e[0m"}\n', encoding="utf-8")
     argv = [sys.executable, "-m", "saferun", "env", "--profile", "./p.yaml"]
     code = 'eval "$("$@")" && printf %s "$X"'
     done = subprocess.run(

@@ -104,7 +104,7 @@ def test_a_run_that_waits_for_its_next_attempt_is_running(machine):
 
 def takes_sigterm(pid: int) -> bool:
     """Tell whether a process handles SIGTERM, or blocks it to read it from a descriptor."""
-    status = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     sets = [int(line.split()[1], 16) for line in status if line.startswith(("SigBlk", "SigCgt"))]
     return any(bits >> (signal.SIGTERM - 1) & 1 for bits in sets)
 
@@ -200,7 +200,7 @@ _PLANS = st.fixed_dictionaries(
 def test_no_journal_at_all_raises(events, plan):
     with tempfile.TemporaryDirectory() as base:
         place = journal(pathlib.Path(base), "r", *events, plan=plan)
-        (place / "plan.json").write_text(json.dumps(plan))
+        (place / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         whole_page(pathlib.Path(base))
         runs_view.table(runs.find(base, NOW)[0], NOW)
 

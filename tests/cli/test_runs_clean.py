@@ -79,7 +79,7 @@ def test_how_much_space_is_freed_is_measured_on_the_disk(tmp_path):
 def test_nothing_outside_of_a_run_is_removed(tmp_path):
     precious = tmp_path / "precious"
     (precious / "deep").mkdir(parents=True)
-    (precious / "deep" / "model.pt").write_text("weights")
+    (precious / "deep" / "model.pt").write_text("weights", encoding="utf-8")
     place = finished(tmp_path / "runs", "r", NOW - 90 * runs.DAY_S)
     (place / "receipts").mkdir()
     (place / "link").symlink_to(precious)
@@ -88,7 +88,7 @@ def test_nothing_outside_of_a_run_is_removed(tmp_path):
     (tmp_path / "runs" / "notes").mkdir()
     done = cleanup.clean(str(tmp_path / "runs"), NOW, keep=0)
     assert ([run.id for run, _ in done.removed], done.failed) == (["r"], ())
-    assert (precious / "deep" / "model.pt").read_text() == "weights"
+    assert (precious / "deep" / "model.pt").read_text(encoding="utf-8") == "weights"
     assert sorted(os.listdir(tmp_path / "runs")) == ["linked", "notes"]
 
 

@@ -65,7 +65,7 @@ def evil_journal(machine) -> None:
         event("end", status=1, reason=EVIL),
         plan={"script": EVIL, "command": [EVIL], "profile": EVIL, "env": {EVIL: {"value": EVIL}}},
     )
-    (place / "attempt-1.stderr").write_text(f"{EVIL}\n" * 3)
+    (place / "attempt-1.stderr").write_text(f"{EVIL}\n" * 3, encoding="utf-8")
 
 
 def test_a_run_is_told_attempt_by_attempt(machine):
@@ -180,11 +180,11 @@ def test_a_price_is_a_number_and_needs_a_gpu(machine):
 def test_the_page_is_a_private_file_written_at_once(machine):
     machine.launch(OK)
     file = machine.cwd / "report.html"
-    file.write_text("old")
+    file.write_text("old", encoding="utf-8")
     file.chmod(0o644)
     assert machine.ask("report", "last", "--html", str(file)) == ""
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert file.read_text().rstrip().endswith("</html>")
+    assert file.read_text(encoding="utf-8").rstrip().endswith("</html>")
     assert [path.name for path in machine.cwd.glob("report*")] == ["report.html"]
     told = machine.ask("report", "last", "--html", str(file), "--markdown")
     assert told.startswith("## Finished at the first attempt")
@@ -193,14 +193,14 @@ def test_the_page_is_a_private_file_written_at_once(machine):
 def test_what_is_no_plain_file_is_left_alone(machine):
     machine.launch(OK)
     target = machine.cwd / "target"
-    target.write_text("mine")
+    target.write_text("mine", encoding="utf-8")
     (machine.cwd / "link").symlink_to(target)
     os.mkfifo(machine.cwd / "pipe")
     for name in ("link", "pipe", "."):
         assert "this is not a regular file" in machine.ask(
             "report", "last", "--html", str(machine.cwd / name), status=2
         )
-    assert target.read_text() == "mine"
+    assert target.read_text(encoding="utf-8") == "mine"
     assert (machine.cwd / "link").is_symlink()
     message = machine.ask("report", "last", "--html", "/proc/none/x.html", status=69)
     assert "the report cannot be written" in message
@@ -216,7 +216,7 @@ def test_missing_facts_are_left_out(machine):
     shown = page(machine)
     for word in ("profile", "GPU", "None"):
         assert word not in shown.text
-    (place / "events.jsonl").write_text("")
+    (place / "events.jsonl").write_text("", encoding="utf-8")
     assert "saferun report" in page(machine).text
 
 
@@ -226,7 +226,7 @@ def test_how_far_the_steps_have_come_is_noted_while_a_job_runs(machine):
     says = "step 10 loss 3.5\nstep 20 loss 3.25\n"
     with machine.running({"wait": str(machine.tmp / "gate"), "says": says}, waits_for='"started"'):
         (noted,) = until(lambda: list(machine.base.glob("*/attempt-1.steps")))
-        (s, step, loss) = json.loads(noted.read_text())
+        (s, step, loss) = json.loads(noted.read_text(encoding="utf-8"))
         assert (0 <= s < 60, step, loss) == (True, 20, 3.25)
 
 
@@ -236,6 +236,6 @@ def test_trials_are_summed_up(machine):
     ended = [{"state": "COMPLETE"}, {"state": "FAIL", "cause": "cuda-oom"}]
     trials = [{"number": n, "params": {"batch": 8 << n % 2}, **ended[n % 2]} for n in range(10)]
     lines = "".join(json.dumps(one) + "\n" for one in trials)
-    (place / "state" / "trials.jsonl").write_text(lines)
+    (place / "state" / "trials.jsonl").write_text(lines, encoding="utf-8")
     for text in (page(machine).text, " ".join(machine.ask("report", "r").split())):
         assert all(part in text for part in ("10 trials", "5 cuda-oom", "batch"))

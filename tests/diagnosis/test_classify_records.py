@@ -53,7 +53,7 @@ def real(corpus: Path) -> list[tuple[dict[str, Any], Diagnosis]]:
     path = corpus / "failure_logs.jsonl"
     if not path.exists():
         pytest.skip(f"no {path.name} in the corpus")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [
         (r, diagnose(r["log"], exit_code=r["exit"] if r["exit_shown"] else None)) for r in records
     ]
@@ -74,6 +74,6 @@ def test_real_failures_of_the_users_are_never_retried(real):
 
 
 def test_real_kinds_are_known_with_their_verdict_and_group(corpus):
-    kinds = yaml.safe_load((corpus / "failure_kinds.yaml").read_text())["kinds"]
+    kinds = yaml.safe_load((corpus / "failure_kinds.yaml").read_text(encoding="utf-8"))["kinds"]
     ours = {name: (kind.verdict, kind.group) for name, kind in KNOWN.kinds.items()}
     assert {name: (k["verdict"], k["group"]) for name, k in kinds.items()}.items() <= ours.items()

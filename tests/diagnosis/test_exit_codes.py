@@ -256,7 +256,7 @@ SIGNALS = [
 def test_the_signal_that_the_first_rank_died_of_outweighs_torchruns_own_error(
     number, name, kind, alone
 ):
-    log = (ROOT / "tests" / "records" / "logs" / "abrt.log").read_text()
+    log = (ROOT / "tests" / "records" / "logs" / "abrt.log").read_text(encoding="utf-8")
     log = log.replace("-6", f"-{number}").replace("SIGABRT", name)
     log = log.replace("Signal 6", f"Signal {number}")
     if alone:

@@ -8,6 +8,7 @@ import sys
 import pytest
 from cases import check_cases
 from job_logs import TIMEOUT, diagnose
+from sandbox import in_ascii
 
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.reading import log_reader, user_frame
@@ -42,11 +43,12 @@ def test_a_stack_of_faulthandler_begins_with_its_innermost_frame(tmp_path):
         "        faulthandler.dump_traceback()\n"
         "def main(): json.JSONEncoder(default=lambda value: list(value)).encode(Deep())\n"
         "try: main()\n"
-        "except TypeError: pass\n"
+        "except TypeError: pass\n",
+        encoding="utf-8",
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     found = user_frame.innermost(log_reader.of_text(done.stderr).lines)
-    assert found == f"{script}:4"
+    assert found == f"{in_ascii(script)}:4"
 
 
 OTHERS = (

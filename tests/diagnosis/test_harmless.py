@@ -13,8 +13,8 @@ import pytest
 from cases import check_cases, slow
 from job_logs import RECORDS, SUMMARY, TIMEOUT, TRACEBACK, diagnose, table, wrongly_diagnosed
 
-START = (RECORDS / "harmless" / "start.txt").read_text()
-END = (RECORDS / "harmless" / "end.txt").read_text()
+START = (RECORDS / "harmless" / "start.txt").read_text(encoding="utf-8")
+END = (RECORDS / "harmless" / "end.txt").read_text(encoding="utf-8")
 STEPS = "".join(f"step {step} loss 2.{step}\n" for step in range(30))
 SAYS_NOTHING = ("unknown", "child-failed-no-root")
 # Known by the last lines of a log without a step, and by nothing else.
@@ -62,7 +62,7 @@ def test_the_failed_rank_is_not_outlived_by_the_steps_of_another():
     assert diagnose(log, exit_code=1).kind == "cuda-invalid-device-ordinal"
 
 
-NOTICES = (RECORDS / "harmless" / "notices.txt").read_text().split("\n\n")
+NOTICES = (RECORDS / "harmless" / "notices.txt").read_text(encoding="utf-8").split("\n\n")
 LOST = "Connection closed by peer [10.0.0.2]:4123"
 UNAVAILABLE = "503 Server Error for url: https://h.co/x"
 LAUNCH = "unspecified launch failure"

@@ -54,7 +54,7 @@ RAISING = {
 
 def is_shown(tmp_path: Path, source: str, shown: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text(source)
+    script.write_text(source, encoding="utf-8")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     found = diagnose(done.stderr)
     assert found.user_frame == f"{script}:{shown}"

@@ -112,7 +112,7 @@ def test_a_library_that_cannot_be_used_is_a_note(nvml):
     (found,) = checks_driver.presence(Files(), asked(nvml), Cuda())  # a machine without GPUs
     assert (found.level, found.what) == (NOTE, "the driver is not loaded")
     (nvml.folder / LIBRARY).unlink()
-    (nvml.folder / LIBRARY).write_text("no library")
+    (nvml.folder / LIBRARY).write_text("no library", encoding="utf-8")
     (found,) = checks_driver.presence(FILES, asked(nvml), Cuda())
     assert found.what == f"{LIBRARY} cannot be loaded: the GPUs' health cannot be read"
     assert (found.level, "utility" in found.fix) == (NOTE, True)
@@ -189,7 +189,7 @@ def written(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
 
 
 def seen_in(root):

@@ -23,6 +23,7 @@ from helpers import is_alive, until
 from sandbox import SAFERUN, executable, shell
 
 from saferun.doctor import examination
+from saferun.doctor.checks import checks_host
 from saferun.doctor.collect import all_sources, nvidia
 from saferun.model import NOTE, OK, PROBLEM, Finding
 from saferun.system import gpus, kernellog
@@ -33,6 +34,13 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+_shm = os.statvfs("/dev/shm")
+roomy = pytest.mark.skipif(
+    _shm.f_blocks * _shm.f_frsize < checks_host.SHM_SMALL,
+    reason="the doctor finds this machine's /dev/shm small (docker run --shm-size=1g)",
+)
 
 
 class FakeHost:
@@ -75,7 +83,7 @@ class FakeHost:
             env=self.environ(**environ),
             cwd=self.cwd,
             capture_output=True,
-            encoding=environ.get("PYTHONIOENCODING", "utf-8"),
+            encoding=environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0],
             timeout=300,
         )
 
@@ -104,6 +112,7 @@ def problems(findings: Sequence[Finding]) -> list[Finding]:
 # A machine that is well
 
 
+@roomy
 def test_a_machine_of_two_gpus_that_is_well_has_no_problem(host):
     host.has(gpu(0), gpu(1))
     found = host.examine()
@@ -115,6 +124,7 @@ def test_a_machine_of_two_gpus_that_is_well_has_no_problem(host):
     assert about(found, "CUDA") or about(found, "GPUs")
 
 
+@roomy
 def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(host):
     host.has(gpu(0), gpu(1))
     done = host.command(FAKE_CUDA_PEERS="0:1:copy:wrong")
@@ -126,6 +136,7 @@ def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(h
     assert all(len(line.split()) == 1 for line in wide), wide  # a path or an address
 
 
+@roomy
 @pytest.mark.parametrize(
     ("where", "status", "message"),
     [
@@ -196,7 +207,7 @@ def test_a_gpu_whose_memory_is_full_is_not_touched(host, tmp_path):
     host.has(gpu(0), gpu(1, used=143000))
     log = tmp_path / "log"
     found = host.examine(FAKE_CUDA_LOG=str(log))
-    assert log.read_text() == f"{uuid(0)}\n"
+    assert log.read_text(encoding="utf-8") == f"{uuid(0)}\n"
     assert [f.level for f in about(found, "GPU 1")] == [PROBLEM, NOTE]
 
 
@@ -237,7 +248,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     ) as started:
         hangs = {"NVML": lambda: host.nvml.asked, "nvidia-smi": pid.exists}
         until(hangs[asked], f"{asked} is asked")
-        pids = asking(started.pid) if asked == "NVML" else [int(pid.read_text())]
+        pids = asking(started.pid) if asked == "NVML" else [int(pid.read_text(encoding="utf-8"))]
         started.send_signal(signal.SIGINT)
         _, error = started.communicate(timeout=200)
     assert (started.returncode, "Traceback" in error) == (130, False)
@@ -245,6 +256,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     until(lambda: not any(map(is_alive, pids)), f"{asked} is gone")
 
 
+@roomy
 def test_a_machine_without_anything_is_a_note(host):
     environ = host.environ(LD_LIBRARY_PATH="")
     known = examination.examine(environ, str(host.cwd), recover=True)

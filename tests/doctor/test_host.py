@@ -165,7 +165,7 @@ def test_a_directory_is_tried_and_no_file_is_left(tmp_path):
     assert (seen.place, seen.trouble, seen.free > 0) == (str(tmp_path), "", True)
     assert list(tmp_path.iterdir()) == []
     assert host.disk("compile cache", "/proc/self/cache").trouble
-    (tmp_path / "cache").write_text("")
+    (tmp_path / "cache").write_text("", encoding="utf-8")
     assert host.disk("compile cache", str(tmp_path / "cache")).trouble == "it is not a directory"
 
 
@@ -190,7 +190,7 @@ def test_a_file_system_that_hangs_is_named_and_the_others_answer(tmp_path, monke
 def written(folder: pathlib.Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path, monkeypatch) -> None:
@@ -232,7 +232,7 @@ XID = "NVRM: Xid (PCI:0000:c1:00): 79, gone"
 
 
 def kmsg_says(tmp_path: pathlib.Path, text: str, **since: float) -> tuple[str, ...]:
-    (tmp_path / "kmsg").write_text(text)
+    (tmp_path / "kmsg").write_text(text, encoding="utf-8")
     read = kernellog.read({}, str(tmp_path / "kmsg"), **since)
     assert read.source == str(tmp_path / "kmsg")
     return read.lines
@@ -250,7 +250,7 @@ def test_the_kernel_log_is_read_record_by_record_and_since_a_moment(tmp_path):
 
 def journald_says(tmp_path, *entries: object, ascii: bool = True, **since: float) -> kernellog.Log:
     lines = "".join(json.dumps(entry, ensure_ascii=ascii) + "\n" for entry in entries)
-    (tmp_path / "log").write_text(lines)
+    (tmp_path / "log").write_text(lines, encoding="utf-8")
     to = shell(tmp_path / "asked")
     asked = f'case "$*" in *--output=json*) echo "$*" > {to} ;; *) exit 1 ;; esac'
     text = f"#!/bin/sh\n{asked}\nexec /bin/cat {shell(tmp_path / 'log')}\n"
@@ -262,7 +262,7 @@ def test_journald_is_asked_where_the_log_may_not_be_read(tmp_path):
     messages = [{"MESSAGE": one} for one in (XID, "other", list(XID.encode()), None)]
     read = journald_says(tmp_path, *messages, since_s=1700000000.5)
     assert (read.source, read.lines) == ("journalctl", (XID, XID))
-    assert (tmp_path / "asked").read_text().endswith("--since=@1700000000\n")
+    assert (tmp_path / "asked").read_text(encoding="utf-8").endswith("--since=@1700000000\n")
 
 
 @pytest.mark.parametrize("ascii", [True, False])

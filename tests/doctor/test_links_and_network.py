@@ -150,7 +150,7 @@ def test_links_are_judged(tmp_path):
     shown = ("4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)", "InfiniBand")
     names = ("state", "phys_state", "rate", "link_layer")
     for name, text in zip(names, shown, strict=True):
-        (base / name).write_text(text + "\n")
+        (base / name).write_text(text + "\n", encoding="utf-8")
     assert network.infiniband(str(tmp_path)) == (port(),)
 
 

@@ -124,7 +124,7 @@ def test_the_program_imports_torch_and_not_the_modules_beside_it(tmp_path):
     """Python puts a program's own folder first, and torch imports modules by many names."""
     program = tmp_path / "measure.py"
     program.write_bytes(pathlib.Path(full.PROGRAM).read_bytes())
-    (tmp_path / "torch.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "torch.py").write_text("raise SystemExit('not this one')", encoding="utf-8")
     clean = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
     clause = [sys.executable, program, "alone"]
     done = subprocess.run(clause, env=clean, capture_output=True, text=True)

@@ -34,7 +34,7 @@ RANK = (
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     shutil.copy(PROGRAMS / "ecosystem" / "job.py", tmp_path)
-    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
     return tmp_path
 
 
@@ -106,7 +106,8 @@ def test_uv_runs_it_in_a_project(place):
     (place / "pyproject.toml").write_text(
         '[project]\nname = "p"\nversion = "0"\nrequires-python = ">=3.10"\n'
         'dependencies = ["saferun"]\n'
-        f"[tool.uv.sources]\nsaferun = {{path = {json.dumps(str(ROOT))}}}\n"
+        f"[tool.uv.sources]\nsaferun = {{path = {json.dumps(str(ROOT))}}}\n",
+        encoding="utf-8",
     )
     out = ran(place, APART / "uv", "run", "--quiet", "saferun", "--nproc-per-node=2", "rank.py")
     assert out.splitlines() == [f"{sys.executable} 2"] * 2
@@ -124,10 +125,12 @@ repos:
 
 def test_pre_commit_runs_the_committed_hooks_without_torch(place):
     (place / "profiles").mkdir()
-    (place / "profiles" / "good.yaml").write_text("schema: 1\nextends: [cuda]\n")
+    (place / "profiles" / "good.yaml").write_text("schema: 1\nextends: [cuda]\n", encoding="utf-8")
     ran(place, TORCH / "saferun", "gen-shell", "-o", "run.sh", "--", "rank.py")
     commit = ran(ROOT, "git", "rev-parse", "HEAD").strip()
-    (place / ".pre-commit-config.yaml").write_text(CONFIG.format(root=ROOT, commit=commit))
+    (place / ".pre-commit-config.yaml").write_text(
+        CONFIG.format(root=ROOT, commit=commit), encoding="utf-8"
+    )
     ran(place, "git", "init", "--quiet")
     ran(place, "git", "add", ".pre-commit-config.yaml", "profiles", "run.sh")
     homes = {"PRE_COMMIT_HOME": f"{place}/hooks"}
@@ -140,13 +143,13 @@ def test_pre_commit_runs_the_committed_hooks_without_torch(place):
 def test_the_action_installs_it_and_checks(place):
     import yaml
 
-    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
     (place / "profiles").mkdir()
-    (place / "profiles" / "good.yaml").write_text("schema: 1\n")
+    (place / "profiles" / "good.yaml").write_text("schema: 1\n", encoding="utf-8")
     inputs = {"INPUT_PYTHON": "python3", "INPUT_PROFILES": "profiles/*.yaml", "INPUT_SCRIPTS": ""}
     runner = {"RUNNER_TEMP": f"{place}/runner", "GITHUB_ACTION_PATH": str(ROOT)}
     for step in steps:
-        (place / "step").write_text(step["run"])
+        (place / "step").write_text(step["run"], encoding="utf-8")
         shell = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "step")
         out = ran(place, *shell, **inputs, **runner)
     assert out == "profiles/good.yaml: no errors\n"

@@ -66,7 +66,10 @@ def test_what_is_packed_means_what_it_meant_on_the_same_lines(every):
     assert packed_files.pop("saferun/__init__.py") == f'__version__ = "{saferun.__version__}"\n'
     for path, text in list(packed_files.items())[::every]:
         if path.startswith("saferun/") and path.endswith(".py"):
-            packed, whole = ast.parse(text), ast.parse((ROOT / "src" / path).read_text())
+            packed, whole = (
+                ast.parse(text),
+                ast.parse((ROOT / "src" / path).read_text(encoding="utf-8")),
+            )
             assert meant(packed) == meant(whole), path
             assert not [line for line in text.split("\n") if line.startswith("# ---")], path
 
@@ -127,7 +130,9 @@ def f(
 def test_what_is_known_means_the_same_without_a_yaml_parser():
     packed_files = bundle.files()
     for name in ("failures", "mitigations"):
-        source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text()
+        source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text(
+            encoding="utf-8"
+        )
         assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == read_yaml(source)
 
 
@@ -143,12 +148,12 @@ def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, 
     (kept,) = tmp_path.rglob("kit")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert bundle.pack(environ) == packed
-    key, program, _ = kept.read_text().split("\n")
-    kept.write_text(f"{key}\n{program}\nKEPT")
+    key, program, _ = kept.read_text(encoding="utf-8").split("\n")
+    kept.write_text(f"{key}\n{program}\nKEPT", encoding="utf-8")
     assert bundle.pack(environ) == (program, "KEPT")
     monkeypatch.setattr(bundle, "_MAIN", f"{bundle._MAIN}\n")
     changed = bundle.pack(environ)
     assert changed[0] == program
     assert changed[1] not in ("KEPT", packed[1])
-    kept.write_text(kept.read_text()[:70])
+    kept.write_text(kept.read_text(encoding="utf-8")[:70], encoding="utf-8")
     assert bundle.pack(environ) == changed

@@ -47,11 +47,14 @@ def test_it_has_at_most_60_lines_and_shellcheck_is_silent(machine):
     files = []
     for name in PROFILES:
         files.append(machine.tmp / f"{name}.sh")
-        files[-1].write_text(script(machine, "--", "t.py", NASTY, profile=name).read_text())
-    lengths = {path.stem: path.read_text().count("\n") for path in files}
+        files[-1].write_text(
+            script(machine, "--", "t.py", NASTY, profile=name).read_text(encoding="utf-8"),
+            encoding="utf-8",
+        )
+    lengths = {path.stem: path.read_text(encoding="utf-8").count("\n") for path in files}
     assert {name: count for name, count in lengths.items() if count > 60} == {}
-    assert not any("shellcheck" in path.read_text() for path in files)
-    head = "".join(files[0].read_text().splitlines(keepends=True)[1:5])
+    assert not any("shellcheck" in path.read_text(encoding="utf-8") for path in files)
+    head = "".join(files[0].read_text(encoding="utf-8").splitlines(keepends=True)[1:5])
     assert "It takes no locks, diagnoses nothing" in head
     for tool in (["shellcheck", "-e", "SC2016"], ["shfmt", "-i", "2", "-ci", "-d"]):
         if not (TOOLS / tool[0]).exists():
@@ -63,7 +66,9 @@ def test_it_has_at_most_60_lines_and_shellcheck_is_silent(machine):
 def test_a_check_tells_whether_it_would_be_made_again(machine):
     made = script(machine, "--", "train.py", SAFERUN_SET="")
     assert machine.gen_shell("--check", str(made)).stdout == f"{made}: up to date\n"
-    made.write_text(made.read_text().replace("attempts=3", "attempts=4"))
+    made.write_text(
+        made.read_text(encoding="utf-8").replace("attempts=3", "attempts=4"), encoding="utf-8"
+    )
     done = machine.gen_shell("--check", str(made))
     assert (done.returncode, "would be `attempts=3" in done.stdout) == (1, True)
 
@@ -80,7 +85,7 @@ def test_values_and_arguments_survive(machine):
     text = yaml.safe_dump(
         {"schema": 1, "name": "mine", "env": {"MINE": NASTY, "YOURS": "theirs", "LAST": "x"}}
     )
-    (machine.cwd / "mine.yaml").write_text(text)
+    (machine.cwd / "mine.yaml").write_text(text, encoding="utf-8")
     made = script(
         machine, "--set", "env.LAST=always", "--", "t.py", NASTY, "", profile="./mine.yaml"
     )
@@ -118,7 +123,7 @@ def test_what_is_exported_wins(machine, exported, expected):
 )
 def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch, value):
     made = script(machine, "--", "train.py", profile=profile)
-    (machine.tmp / "torch.py").write_text(torch)
+    (machine.tmp / "torch.py").write_text(torch, encoding="utf-8")
     ran = machine.run(["bash", made], PYTHONPATH=str(machine.tmp))
     assert ran.received[0].env.get(variable) == value
 
@@ -134,14 +139,14 @@ def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch,
     ],
 )
 def test_torchrun_is_started_again_where_a_signal_ended_a_rank(machine, failure, status, started):
-    (machine.cwd / "ranks.py").write_text(RANK.format(failure=failure))
+    (machine.cwd / "ranks.py").write_text(RANK.format(failure=failure), encoding="utf-8")
     made = script(
         *(machine, "--set", "retry.resume_args=[--resume]"),
         *("--", "--standalone", "--nproc-per-node=2", "ranks.py"),
     )
     ran = machine.run(["bash", made], PATH=f"{TOOLS}:/usr/bin:/bin", OMP_NUM_THREADS="1")
     assert ran.status == status, ran.err
-    assert sorted((machine.cwd / "started").read_text().splitlines()) == started
+    assert sorted((machine.cwd / "started").read_text(encoding="utf-8").splitlines()) == started
     assert ("ranks.py FAILED" in ran.err, "attempt 2 of 3" in ran.err) == (True, status == 0)
 
 
@@ -153,7 +158,7 @@ def test_attempts_are_bounded_and_the_status_is_that_of_the_last(machine, launch
     made = script(machine, "--set", f"launcher={launcher}", "--", "train.py")
     ran = machine.run(["bash", made], ends=[{"status": last}])
     assert ran.status == last
-    assert len((machine.records("x") / "all").read_text().splitlines()) == starts
+    assert len((machine.records("x") / "all").read_text(encoding="utf-8").splitlines()) == starts
 
 
 # --- signals -------------------------------------------------------------------------------------
@@ -167,7 +172,7 @@ def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     job.send_signal(getattr(signal, name))
     assert end(job)[0] == -getattr(signal, name)
     assert signals(machine) == name
-    assert len((machine.records("x") / "all").read_text().splitlines()) == 1
+    assert len((machine.records("x") / "all").read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_a_ctrl_c_reaches_the_job_once(machine):

@@ -36,7 +36,7 @@ def test_a_signal_while_the_kit_is_unpacked_leaves_nothing(machine, name):
         os.killpg(job.pid, number)
     else:
         job.send_signal(number)
-        gate.write_text("go on\n")
+        gate.write_text("go on\n", encoding="utf-8")
     status, err = end(job)
     if name in ("SIGQUIT", "SIGUSR1"):
         assert status == 0
@@ -54,7 +54,7 @@ def test_without_retries_torchrun_replaces_it_and_the_next_script_cleans_up(mach
         assert job.wait() == 9
         assert signals(machine) == "SIGTERM"
         record = machine.records("x") / "0.json"
-        assert json.loads(record.read_text())["pid"] == job.pid
+        assert json.loads(record.read_text(encoding="utf-8"))["pid"] == job.pid
         for pid in machine.living():  # what a plain torchrun would leave
             os.kill(pid, signal.SIGKILL)
     (old,) = machine.unpacked()

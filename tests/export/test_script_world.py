@@ -72,7 +72,10 @@ def test_disabled_it_is_plain_torchrun(machine):
 
 def test_the_job_begins_with_torchrun(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
-    script.write_text(script.read_text().replace("\njob torchrun ", "\njob python "))
+    script.write_text(
+        script.read_text(encoding="utf-8").replace("\njob torchrun ", "\njob python "),
+        encoding="utf-8",
+    )
     ran = machine.run(["bash", script])
     assert (ran.status, ran.received) == (2, {})
     assert ran.err == "saferun: the job begins with the word torchrun, not with `python`\n"

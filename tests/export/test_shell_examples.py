@@ -23,7 +23,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def jobs(machine: Machine, label: str) -> list[list[str]]:
     path = machine.records(label) / "all"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("name", ["speedrun", "run1000"])

@@ -104,7 +104,7 @@ RECORDED += ["--", "-m", "scripts.base"]
 def test_a_whole_script_is_as_recorded(tmp_path):
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     text = generate.make(gen_shell.read(RECORDED, environ), environ, str(tmp_path)).text
-    assert shell_script.without_bundle(text) == RECORD.read_text()
+    assert shell_script.without_bundle(text) == RECORD.read_text(encoding="utf-8")
 
 
 def test_the_linters_have_nothing_to_say(tmp_path):
@@ -115,7 +115,8 @@ def test_the_linters_have_nothing_to_say(tmp_path):
         text = generate.make(gen_shell.read(argv, environ), environ, str(tmp_path)).text
         files.append(tmp_path / f"{profile}.sh")
         files[-1].write_text(
-            shell_script.without_bundle(text) + "#: " + shell_script.packed(text)[:96] + "\n"
+            shell_script.without_bundle(text) + "#: " + shell_script.packed(text)[:96] + "\n",
+            encoding="utf-8",
         )
     tools = pathlib.Path(sys.executable).parent
     for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):

@@ -188,7 +188,10 @@ def test_children_of_ours_that_are_no_part_of_the_attempt_survive_the_keepers_de
 
 def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
     path = tmp_path / "lock"
-    with supervised(tmp_path, agent(), lock=str(path)) as run, path.open("a") as file:
+    with (
+        supervised(tmp_path, agent(), lock=str(path)) as run,
+        path.open("a", encoding="utf-8") as file,
+    ):
         run.arrived(**FAMILY)
         run.kill("keeper", signal.SIGSTOP)  # so that it cannot end the job yet
         run.kill("saferun")
@@ -205,7 +208,10 @@ def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
 def test_success_frees_the_lock_and_leaves_alone_what_was_detached_on_purpose(tmp_path):
     path = tmp_path / "lock"
     code = COMMON + "child('daemon', os.setsid, orphan); wait_for(ROSTER)"
-    with supervised(tmp_path, python(code), lock=str(path)) as run, path.open("a") as file:
+    with (
+        supervised(tmp_path, python(code), lock=str(path)) as run,
+        path.open("a", encoding="utf-8") as file,
+    ):
         until(lambda: run.process.poll() is not None)
         assert run.process.returncode == 0
         until(lambda: _free(file))

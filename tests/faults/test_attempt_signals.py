@@ -39,7 +39,7 @@ def test_signals_sent_to_the_whole_group_reach_the_agent_once(tmp_path):
 
 
 def test_job_gets_the_time_it_needs_to_end(tmp_path):
-    rank = (PROGRAMS / "saving_rank.py").read_text()
+    rank = (PROGRAMS / "saving_rank.py").read_text(encoding="utf-8")
     with supervised(tmp_path, agent(rank), grace_s=600.0) as run:
         run.arrived(rank=2, agent=1)
         run.kill("saferun", signal.SIGTERM)
@@ -210,6 +210,6 @@ def test_torchrun_that_takes_user_signals_gets_them_and_all_ends(tmp_path):
         run.kill("saferun", signal.SIGUSR1)
         ended = run.ended()
         assert (ended["exit_code"], ended["ended_by"]) == (1, "job")
-        assert notes.read_text().split() == ["SIGUSR1", "SIGUSR1"]
+        assert notes.read_text(encoding="utf-8").split() == ["SIGUSR1", "SIGUSR1"]
         assert f"Received {signal.SIGUSR1.value} death signal".encode() in run.err
         assert living(run.mark) == {}

@@ -91,7 +91,7 @@ def test_py_spy_shows_a_rank_that_answers_no_signal(tmp_path):
         job.end()
         job.nothing_lives()
         (event,) = job.events("hang")
-        stacks = (job.journal / event["stacks"]).read_text()
+        stacks = (job.journal / event["stacks"]).read_text(encoding="utf-8")
     line = next(line for line in job.messages() if "not where the others are" in line)
     assert "hanging_rank.py" in line
     assert " in loop_for_ever" in line

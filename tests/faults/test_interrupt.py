@@ -37,7 +37,7 @@ class Person(Terminal):
     def sees(self, name: str) -> str:
         """Wait for a file of the job's; return its lines."""
         path = self.folder / name
-        return until(lambda: path.exists() and path.read_text(), name)
+        return until(lambda: path.exists() and path.read_text(encoding="utf-8"), name)
 
     def lets_it_end(self) -> None:
         (self.folder / "gate").touch()
@@ -58,7 +58,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
 def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, loop):
     line = f"for i in 1 2 3; do {person.job()}; echo went-$i; done"
     if loop == "script":
-        (person.folder / "loop.sh").write_text(line + "\n")
+        (person.folder / "loop.sh").write_text(line + "\n", encoding="utf-8")
         line = "bash loop.sh"
     person.type(line + "\n")
     person.sees("up")
@@ -101,7 +101,7 @@ def test_kill_int_ends_a_run_in_the_foreground(person):
 
 def command(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
     except OSError:
         return []
 
@@ -115,7 +115,7 @@ sys.exit(1)
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_in_a_backoff_ends_the_run_with_last_words_and_sigusr1_does_not(tmp_path, name):
-    (tmp_path / "t.py").write_text(FAILS)
+    (tmp_path / "t.py").write_text(FAILS, encoding="utf-8")
     argv = [*OPTIONS, "--set=retry.backoff_s=[600, 600]", str(tmp_path / "t.py")]
     with run(tmp_path, *argv, env=small_torchrun(tmp_path)) as job:
         job.wait_for_message("attempt 2 starts in")

@@ -13,7 +13,7 @@ from sandbox import shell
 @pytest.mark.parametrize("flag", [os.O_APPEND, 0], ids=["append", "from where it stands"])
 def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
     log = tmp_path / "log"
-    log.write_text("old\n")
+    log.write_text("old\n", encoding="utf-8")
     fd = os.open(log, os.O_WRONLY | flag)
     os.lseek(fd, 4, os.SEEK_SET)
     code = "stat -Lc %F /proc/self/fd/1; head -c 300000 /dev/zero; echo end"
@@ -65,4 +65,6 @@ def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):
     prefix = ["bash", "-c", f'{opened}; "$@"', "-"]
     with supervised(tmp_path, ["sh", "-c", "echo c >&3; echo d >&4"], prefix=prefix) as run:
         assert run.ended()["exit_code"] == 0
-    assert (tmp_path / "three").read_text() + (tmp_path / "four").read_text() == "c\nd\n"
+    assert (tmp_path / "three").read_text(encoding="utf-8") + (tmp_path / "four").read_text(
+        encoding="utf-8"
+    ) == "c\nd\n"

@@ -44,9 +44,11 @@ def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_pa
     assert "the loss is nan since step 20 (1.810 at step 19); the newest checkpoint before" in line
     assert (event["value"], event["step"], event["good_step"]) == ("nan", 20, 19)
     saved = Path(event["checkpoint"])
-    assert json.loads(saved.read_text())["step"] <= 19
+    assert json.loads(saved.read_text(encoding="utf-8"))["step"] <= 19
     assert saved.name in line
-    (told,) = map(json.loads, (tmp_path / "told" / "events").read_text().splitlines())
+    (told,) = map(
+        json.loads, (tmp_path / "told" / "events").read_text(encoding="utf-8").splitlines()
+    )
     assert (told["event"], told["step"], told["checkpoint"]) == ("loss", 20, str(saved))
     for page in (shown, watched):
         assert "the loss is nan since step 20" in page

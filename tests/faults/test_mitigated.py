@@ -30,7 +30,7 @@ def limited() -> None:
 
 def written(folder: Path, text: str) -> str:
     path = folder / "t.py"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 
@@ -75,7 +75,7 @@ def test_a_limit_of_open_files_is_raised_and_the_next_run_starts_with_that(tmp_p
         assert [e["add"] for e in first.events("ended")] == ["more-open-files", ""]
         first.nothing_lives()
     (history,) = first.home.glob(".local/state/saferun/mitigations.json")
-    mitigations = json.loads(history.read_text())["mitigations"]
+    mitigations = json.loads(history.read_text(encoding="utf-8"))["mitigations"]
     assert [entry["mitigation"] for entry in mitigations] == ["more-open-files"]
     with run(tmp_path, script, env=env, preexec_fn=limited) as second:
         assert second.end() == 0, second.err
@@ -140,5 +140,5 @@ def test_a_mitigation_whose_hook_is_bypassed_is_not_taken_for_tried(tmp_path, si
     past = "triton_heuristics: loaded past saferun, or changed by the script, in rank 0"
     assert job.err.count(past) == int(since == "2"), job.err
     history = job.home / ".local" / "state" / "saferun" / "mitigations.json"
-    helped = json.loads(history.read_text())["mitigations"]
+    helped = json.loads(history.read_text(encoding="utf-8"))["mitigations"]
     assert [entry["mitigation"] for entry in helped] == ["compile-off"]

@@ -31,7 +31,7 @@ def told(place: Path, *act: str, on: str = "[]") -> list[str]:
 
 
 def events(place: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in place.read_text().splitlines()]
+    return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
 
 
 def test_a_run_that_finishes_says_so_and_its_output_is_its_own(tmp_path):
@@ -48,7 +48,7 @@ def test_a_run_that_finishes_says_so_and_its_output_is_its_own(tmp_path):
 
 def test_a_mitigation_and_the_end_are_two_events(tmp_path):
     place, script = tmp_path / "events", tmp_path / "train.py"
-    script.write_text(CURED)
+    script.write_text(CURED, encoding="utf-8")
     argv = ["--profile=cpu", PYTHON[-1], *told(place), str(script)]
     with run(tmp_path, *argv, env=small_torchrun(tmp_path)) as job:
         assert job.end() == 0, job.err
@@ -71,7 +71,7 @@ def test_a_mitigation_and_the_end_are_two_events(tmp_path):
 def test_only_the_events_that_are_named_are_told_and_no_secret(tmp_path):
     place = tmp_path / "events"
     script = tmp_path / "fails.py"
-    script.write_text(f"raise KeyError('{SECRET}')\n")
+    script.write_text(f"raise KeyError('{SECRET}')\n", encoding="utf-8")
     argv = [*PYTHON, *told(place, on="[failed]"), str(script)]
     with run(tmp_path, *argv, env={"HF_TOKEN": SECRET}) as job:
         assert job.end() == 1
@@ -81,7 +81,7 @@ def test_only_the_events_that_are_named_are_told_and_no_secret(tmp_path):
     shown = event["user_frame"]
     assert shown.startswith(f"{script}:1  raise KeyError(")
     assert shown in event["text"]
-    assert SECRET not in place.read_text()
+    assert SECRET not in place.read_text(encoding="utf-8")
 
 
 def test_a_command_that_fails_costs_one_line(tmp_path):
@@ -109,7 +109,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path):
 def test_a_command_that_does_not_end_keeps_no_run_and_outlives_none(tmp_path, number):
     place = tmp_path / "events"
     with run(tmp_path, *PYTHON, *told(place, "stay"), "-c", "pass") as job:
-        until(lambda: place.exists() and place.read_text(), "the command was told")
+        until(lambda: place.exists() and place.read_text(encoding="utf-8"), "the command was told")
         job.process.send_signal(number)
         job.end()
         job.nothing_lives()
@@ -140,7 +140,7 @@ def test_a_job_that_hangs_is_told_of(tmp_path):
     place = tmp_path / "events"
     watch = ["--set=watch.silence_s=2", *told(place, on="[hang]")]
     with run(tmp_path, *PYTHON, *watch, "-c", STAYS) as job:
-        until(lambda: place.exists() and place.read_text(), "the hang is told of")
+        until(lambda: place.exists() and place.read_text(encoding="utf-8"), "the hang is told of")
         job.process.send_signal(signal.SIGTERM)
         job.end()
     (event,) = events(place)

@@ -63,7 +63,7 @@ GONE = source("faults/take_package_away")
 
 def test_a_package_that_vanishes_with_the_first_line_costs_nothing(tmp_path, package):
     here = package / "saferun"
-    (tmp_path / "job.py").write_text(f"{GONE}raise ValueError('of the script')")
+    (tmp_path / "job.py").write_text(f"{GONE}raise ValueError('of the script')", encoding="utf-8")
     env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": str(here)}
     with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:
         assert job.end() == 1, job.err
@@ -78,7 +78,7 @@ def test_a_driver_is_asked_all_the_same(tmp_path, package):
     uuid = f"GPU-{uuid4()}"
     nvml = Nvml(tmp_path / "nvml")
     nvml.reports(gpu(GetUUID=uuid, **{"value.230": "1"}))
-    (tmp_path / "job.py").write_text(f"{GONE}print('odd'); raise SystemExit(1)")
+    (tmp_path / "job.py").write_text(f"{GONE}print('odd'); raise SystemExit(1)", encoding="utf-8")
     env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": str(package / "saferun")}
     listed = f"#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: {uuid})'\n"
     executable(tmp_path / "bin" / "nvidia-smi", listed)
@@ -99,7 +99,7 @@ while True:
 
 
 def test_a_user_signal_reaches_the_ranks_all_the_same(tmp_path, package):
-    (tmp_path / "job.py").write_text(GONE + SAVES)
+    (tmp_path / "job.py").write_text(GONE + SAVES, encoding="utf-8")
     here = str(package / "saferun")
     env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": here}
     with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:

@@ -19,7 +19,7 @@ SHOW = "import os, sys; print(sys.argv, sys.stdin.read(), os.environ['SAFERUN_AT
 
 
 def test_code_module_and_script_get_arguments_and_stdin(tmp_path):
-    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "show.py").write_text(SHOW, encoding="utf-8")
     for argv in (["-c", SHOW], ["-m", "show"], ["show.py"]):
         with run(tmp_path, *PYTHON, *argv, "a", "--set", "b", stdin=subprocess.PIPE) as job:
             job.process.stdin.write(b"from stdin")
@@ -65,7 +65,8 @@ def test_a_script_may_start_saferun_itself_as_a_notebook_does(tmp_path):
         "import os, subprocess, sys, threading\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         f"ran = subprocess.run([sys.executable, '-m', 'saferun', *{PYTHON}, '-c', 'print(5)'])\n"
-        "sys.exit(ran.returncode)\n"
+        "sys.exit(ran.returncode)\n",
+        encoding="utf-8",
     )
     with run(tmp_path, str(tmp_path / "cell.py"), command=[sys.executable]) as job:
         assert job.end() == 0, job.err
@@ -130,7 +131,7 @@ def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_pat
 )
 def test_a_crash_in_native_code_has_its_python_stack_and_the_torch_version(tmp_path, torch, rank):
     (tmp_path / "crash.py").write_text(
-        f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n"
+        f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n", encoding="utf-8"
     )
     with run(tmp_path, *PYTHON, "--retries=1", "crash.py", env=rank) as job:
         assert job.end() == 139, job.err
@@ -146,7 +147,8 @@ def test_the_stack_of_a_rank_that_multiprocessing_started_is_written(tmp_path):
         "def main(rank):\n"
         "    ctypes.string_at(0)\n"
         "if __name__ == '__main__':\n"
-        "    mp.spawn(main, nprocs=1)\n"
+        "    mp.spawn(main, nprocs=1)\n",
+        encoding="utf-8",
     )
     with run(tmp_path, *PYTHON, "--set=retry.attempts=1", "spawn.py") as job:
         assert job.end() == 1

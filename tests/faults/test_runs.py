@@ -45,7 +45,10 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
         assert "resumed at step 10" in job.out
         assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
         job.nothing_lives()
-    receipts = [path.read_text().splitlines() for path in job.journal.glob("receipts/*.jsonl")]
+    receipts = [
+        path.read_text(encoding="utf-8").splitlines()
+        for path in job.journal.glob("receipts/*.jsonl")
+    ]
     hooks = {json.loads(line).get("hook") for lines in receipts for line in lines}
     assert {"init", "excepthook"} <= hooks
 
@@ -185,7 +188,7 @@ def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_
         assert before <= set(living(job.mark))
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.err
-        assert (tmp_path / "saved").read_text() == "0\n"
+        assert (tmp_path / "saved").read_text(encoding="utf-8") == "0\n"
         assert (len(job.events("ended")), len(job.messages())) == (1, 1)
 
 
@@ -216,7 +219,7 @@ os.kill(os.getpid(), 9)
 )
 def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
     """A full pipe on stderr holds saferun after the attempt's end, before it waits."""
-    (tmp_path / "t.py").write_text(FAILS)
+    (tmp_path / "t.py").write_text(FAILS, encoding="utf-8")
     settings = ["--set=launcher=python", f"--set=retry.backoff_s=[{backoff}, {backoff}]"]
     argv = ["--profile=cpu", *settings, str(tmp_path / "t.py")]
     read_end, write_end = os.pipe()
@@ -292,7 +295,7 @@ def refusing(folder: Path, module: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_broken_hook_stops_no_job(tmp_path):
-    (tmp_path / "t.py").write_text("import torch\nprint('done')\n")
+    (tmp_path / "t.py").write_text("import torch\nprint('done')\n", encoding="utf-8")
     env = refusing(tmp_path, "_saferun_inject.hooks.compile.hook")
     with run(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env) as job:
         assert job.end() == 0, job.err
@@ -304,7 +307,7 @@ def test_a_broken_hook_stops_no_job(tmp_path):
 
 def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
     """What is looked at beside the job, the job does not need."""
-    (tmp_path / "t.py").write_text("print('done')\n")
+    (tmp_path / "t.py").write_text("print('done')\n", encoding="utf-8")
     (tmp_path / "lib").mkdir()
     shutil.copy(program("refuse_look"), tmp_path / "lib" / "sitecustomize.py")
     env = {"PYTHONPATH": str(tmp_path / "lib")} | small_torchrun(tmp_path)
@@ -320,8 +323,8 @@ def test_a_torch_without_its_launcher_is_named(tmp_path):
     lib = tmp_path / "lib" / "torch" / "distributed"
     lib.mkdir(parents=True)
     for place in (lib, lib.parent):
-        (place / "__init__.py").write_text("__version__ = '2.13.0'\n")
-    (tmp_path / "train.py").write_text("")
+        (place / "__init__.py").write_text("__version__ = '2.13.0'\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
     env = {"PYTHONPATH": str(tmp_path / "lib"), "PATH": "/usr/bin:/bin"}
     with run(tmp_path, "train.py", env=env) as job:
         assert job.end() != 0

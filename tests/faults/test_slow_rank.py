@@ -33,7 +33,7 @@ def end(job: Run) -> None:
 
 def answers(folder: Path) -> list[str]:
     path = folder / "asked"
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def slow(job: Run) -> list[str]:

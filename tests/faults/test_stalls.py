@@ -57,7 +57,7 @@ def test_a_stopped_rank_is_said_once_and_the_job_goes_on(tmp_path):
 def test_a_rank_that_waits_for_what_never_comes_is_said_with_its_line(tmp_path):
     with stalling(tmp_path, "take_lock", settings=[]) as job:
         job.wait_for_message(LOUD)
-        with open(tmp_path / "0.fifo", "w"):
+        with open(tmp_path / "0.fifo", "w", encoding="utf-8"):
             pass
         assert job.end() == 0
     (line,) = said(job)
@@ -114,7 +114,7 @@ def test_a_wait_before_all_were_stopped_says_nothing_of_how_long_one_takes(tmp_p
 def _answers(receipts: Path) -> int:
     """Return how often rank 0 was asked where it is."""
     found = list(receipts.glob("*-rank0-*.stacks"))
-    return sum(path.read_text().count("most recent call first") for path in found)
+    return sum(path.read_text(encoding="utf-8").count("most recent call first") for path in found)
 
 
 @pytest.mark.slow

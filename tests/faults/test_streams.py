@@ -61,7 +61,10 @@ def test_job_that_has_ended_as_asked_does_not_wait_for_a_reader_that_is_stuck(tm
     with supervised(tmp_path, python(code), launcher=launcher, grace_s=600.0) as run:
         run.arrived(up=1)
         (job,) = run.members("up")
-        until(lambda: "pipe" in Path(f"/proc/{job}/wchan").read_text(), "the pipe is full")
+        until(
+            lambda: "pipe" in Path(f"/proc/{job}/wchan").read_text(encoding="utf-8"),
+            "the pipe is full",
+        )
         run.process.terminate()
         run.process.wait(DEADLINE_S)  # of the ten minutes that the job has to end
         _, count = digest_of(run.process.stdout.fileno())
@@ -110,7 +113,7 @@ def test_memory_stays_small_at_any_volume(tmp_path):
 
 
 def _peak_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
@@ -186,7 +189,9 @@ def write_late():
 child('rank', write_late)
 """
     )
-    late = (PROGRAMS / "late_carrier.py").read_text() + f"\nhold_back({str(drained)!r})"
+    late = (PROGRAMS / "late_carrier.py").read_text(
+        encoding="utf-8"
+    ) + f"\nhold_back({str(drained)!r})"
     with supervised(tmp_path, python(code), in_keeper=f"exec({late!r}); ") as run:
         run.ended()
         assert run.out == b"late"

@@ -23,7 +23,7 @@ class Typed(Supervised):
     def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]  # the job has a terminal, and no pipes are returned
         self.terminal = Terminal(self.environment)
         script = self.folder / "run.sh"
-        script.write_text(f"exec {shlex.join(self.arguments)}\n")
+        script.write_text(f"exec {shlex.join(self.arguments)}\n", encoding="utf-8")
         self.terminal.type(f"{shell('.' if popen.get('replace') else 'bash', script)}\n")
 
     def clean(self) -> None:

@@ -81,10 +81,10 @@ def small_memory() -> Iterator[Path]:
         limit = next((limit for limit in limits if limit.exists()), None)
         if limit is None:
             pytest.skip("needs control groups with the memory controller")
-        limit.write_text("300000000")
+        limit.write_text("300000000", encoding="utf-8")
         for name, most in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", "300000000")):
             if (group / name).exists():
-                (group / name).write_text(most)
+                (group / name).write_text(most, encoding="utf-8")
         yield group
     finally:
         group.rmdir()
@@ -123,7 +123,7 @@ def test_a_gpu_that_its_driver_wants_reset_is_seen(tmp_path, action, expected):
     environ = small_torchrun(tmp_path) | {"LD_LIBRARY_PATH": str(nvml.folder)}
     listed = f"echo 'GPU 0: NVIDIA H100 (UUID: {UUID})'"
     executable(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{listed}\n")
-    (tmp_path / "train.py").write_text(SILENT)
+    (tmp_path / "train.py").write_text(SILENT, encoding="utf-8")
     with run(tmp_path, "--set=locks.gpus=off", "train.py", env=environ) as job:
         assert job.end() == 1, os.fspath(tmp_path)
     kind, line, evidence = decided(job)

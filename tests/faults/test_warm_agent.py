@@ -32,8 +32,8 @@ from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec
 from saferun.supervise.ready.keeper_pool import start_keeper
 
-FACTS = (PROGRAMS / "launcher_facts.py").read_text()
-FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text()
+FACTS = (PROGRAMS / "launcher_facts.py").read_text(encoding="utf-8")
+FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text(encoding="utf-8")
 PROGRAM = """\
 import sys
 from torch.distributed.run import main
@@ -53,7 +53,7 @@ class QuickLauncher:
         self.folder = folder
         self.torch = folder / "lib" / "torch" / "distributed"
         self.torch.mkdir(parents=True)
-        (self.torch / "run.py").write_text(FAKE_RUN)
+        (self.torch / "run.py").write_text(FAKE_RUN, encoding="utf-8")
         for package in (self.torch, self.torch.parent):
             (package / "__init__.py").touch()
         self.body = folder / "body.py"
@@ -61,7 +61,7 @@ class QuickLauncher:
         executable(self.program, python_program(PROGRAM))
 
     def run(self, body: str = "", *arguments: str, env: dict[str, str] | None = None, **options):
-        self.body.write_text(NOTE + body)
+        self.body.write_text(NOTE + body, encoding="utf-8")
         path = f"{SOURCES}{os.pathsep}{self.torch.parent.parent}"
         popen = options.pop("popen", {})
         popen["env"] = {"PYTHONPATH": path, "BODY": str(self.body), **(env or {})}
@@ -130,7 +130,9 @@ def test_end_and_output_are_those_of_a_fresh_launcher(launcher, body):
 
 @pytest.mark.parametrize("flags", ["", "P"] if sys.version_info >= (3, 11) else [""])
 def test_module_launcher_becomes_what_python_m_would_be(launcher, flags):
-    (launcher.torch / "run.py").write_text(FAKE_RUN + 'if __name__ == "__main__": main()\n')
+    (launcher.torch / "run.py").write_text(
+        FAKE_RUN + 'if __name__ == "__main__": main()\n', encoding="utf-8"
+    )
     python = [sys.executable, *(["-" + flags] if flags else [])]
     command = [*python, "-m", "torch.distributed.run", "train.py"]
     runs = []
@@ -277,7 +279,7 @@ def _has_warm_agent(keeper: int) -> bool:
     names = []
     for pid in children(keeper):
         with contextlib.suppress(OSError):
-            names.append(Path(f"/proc/{pid}/comm").read_text().strip())
+            names.append(Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip())
     return "saferun-warm" in names
 
 
@@ -310,7 +312,7 @@ def test_modules_in_the_working_directory_shadow_nothing(launcher):
     place = launcher.folder / "cwd"
     place.mkdir()
     for name in ("random", "os", "marshal", "torch", "socket", "typing", "importlib", "posix"):
-        (place / f"{name}.py").write_text("raise SystemExit('shadowed')")
+        (place / f"{name}.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
     with launcher.run("print('job')", popen={"cwd": place}, warm_agent={"imports": 1}) as run:
         run.ended()
     assert used(run)
@@ -344,4 +346,7 @@ def test_window_has_the_size_that_it_has_at_the_handover(launcher):
     os.close(theirs)
     os.close(ours)
     assert used(run)
-    assert Path(f"{launcher.body}.size").read_text() == "os.terminal_size(columns=99, lines=33)"
+    assert (
+        Path(f"{launcher.body}.size").read_text(encoding="utf-8")
+        == "os.terminal_size(columns=99, lines=33)"
+    )

@@ -33,7 +33,7 @@ class Job(WarmJob):
             self.package(name, "")
 
     def write(self, text: str) -> None:
-        self.script.write_text(HEAD + text)
+        self.script.write_text(HEAD + text, encoding="utf-8")
 
     def learn(self, *words: str, **env: str) -> None:
         """Run it until its end, undisturbed, so that its imports are known."""
@@ -59,7 +59,7 @@ def test_the_process_that_replaces_another_one_has_imported_ahead(job):
     log.unlink()
     done = job.run("warm", "job.py", "--x", LOG=str(log))
     assert (done.returncode, SAID in done.stderr) == (0, False), done.stderr
-    first, second = log.read_text().split()
+    first, second = log.read_text(encoding="utf-8").split()
     assert done.stdout == f"{second} ä ['--x']\n"
     assert first != second
     assert [start.split()[0] for start in job.starts()] == ["ahead"]
@@ -75,7 +75,9 @@ def test_it_sees_what_a_started_one_sees(job, words, at):
     pytest.importorskip("torch")
     pytest.importorskip("numpy")
     job.env.pop("PYTHONUNBUFFERED", None)
-    job.script.write_text((PROGRAMS / "rank_facts.py").read_text())
+    job.script.write_text(
+        (PROGRAMS / "rank_facts.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     job.learn(*words, FACTS=str(job.folder / "learn"))
     seen = {}
     for way in WAYS:
@@ -85,7 +87,7 @@ def test_it_sees_what_a_started_one_sees(job, words, at):
             assert (done.returncode, done.stdout) == (0, "at exit 0\n"), done.stderr
         else:
             assert at_terminal(job, way, "", *words)[0] == 0
-        seen[way] = json.loads(Path(f"{job.env['FACTS']}-0").read_text())
+        seen[way] = json.loads(Path(f"{job.env['FACTS']}-0").read_text(encoding="utf-8"))
         for name in ("FACTS", "WAY"):
             seen[way]["alike"]["environ"].pop(name)
         seen[way]["alike"]["main"].pop("__spec__")  # its repr has an address
@@ -156,7 +158,7 @@ def _around_odd(job, text):
     assert done[1].stdout == done[0].stdout
     assert SAID not in done[1].stderr
     path = min((job.folder / "cache").glob("saferun/imports/*"))  # a note of `odd` comes after it
-    return path.read_text().split("\n"), int(job.starts()[0].split()[1])
+    return path.read_text(encoding="utf-8").split("\n"), int(job.starts()[0].split()[1])
 
 
 CHANGES = {
@@ -188,7 +190,9 @@ def test_what_cannot_be_equal_is_started_and_the_reason_is_said_once(job, change
 
 def test_a_variable_that_a_module_of_the_users_assigns_is_known_from_the_run_before(job):
     job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
-    (job.folder / "settings.py").write_text("import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
+    (job.folder / "settings.py").write_text(
+        "import os\nos.environ['HUB' + '_HOME'] = '/data'\n", encoding="utf-8"
+    )
     job.write(f"import settings, hub\n{DIES}print(hub.HOME)\n")
     job.learn()
     done = job.run("warm")

@@ -29,7 +29,9 @@ def job(tmp_path: Path) -> WarmJob:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("train.py", "--x", "ä"), ("-m", "train", "y")])
 def test_a_warm_rank_sees_what_a_started_one_sees(job, words):
-    job.script.write_text((PROGRAMS / "rank_facts.py").read_text())
+    job.script.write_text(
+        (PROGRAMS / "rank_facts.py").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     for way in WAYS:
         done = job.run(way, *words, FACTS=str(job.folder / way))
         assert (done.returncode, sorted(done.stdout.split())) == (
@@ -39,7 +41,9 @@ def test_a_warm_rank_sees_what_a_started_one_sees(job, words):
     assert all(start.startswith("warm ") for start in job.starts())
     drawn = []
     for rank in "01":
-        started, warm = (json.loads((job.folder / f"{way}-{rank}").read_text()) for way in WAYS)
+        started, warm = (
+            json.loads((job.folder / f"{way}-{rank}").read_text(encoding="utf-8")) for way in WAYS
+        )
         drawn.append(warm["different"])
         for facts in (started, warm):
             facts["alike"]["environ"].pop("FACTS")
@@ -75,7 +79,9 @@ def test_a_warm_rank_ends_as_a_started_one(job, ending):
     # torchrun ends the other rank where one fails.
     other = "pass" if ending == "thread" else "signal.pause()"
     body = f"if os.environ['RANK'] == '0':\n    {ENDINGS[ending]}\nelse:\n    {other}\n"
-    job.script.write_text(f"import os, signal, sys, threading\nimport torch\n{body}")
+    job.script.write_text(
+        f"import os, signal, sys, threading\nimport torch\n{body}", encoding="utf-8"
+    )
     seen = []
     for way in WAYS:
         done = job.run(way, *ONCE, "train.py")
@@ -86,7 +92,7 @@ def test_a_warm_rank_ends_as_a_started_one(job, ending):
 
 @pytest.mark.slow
 def test_a_syntax_error_has_no_frame_of_ours(job):
-    job.script.write_text("import torch\ndef broken(:\n")
+    job.script.write_text("import torch\ndef broken(:\n", encoding="utf-8")
     words = (*ONCE, "--nproc-per-node=1", "train.py")  # two ranks may fail at once, or one after
     seen = [plain(job.run(way, *words).stderr) for way in WAYS]
     assert seen[1] == seen[0]
@@ -100,7 +106,8 @@ def test_a_ctrl_c_that_comes_as_the_program_fails_leaves_its_own_error(job):
         "import ctypes, itertools, operator, signal, torch\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "interrupt = getattr(ctypes.PyDLL(None), 'raise')\n"
-        "list(itertools.chain(map(interrupt, [2]), map(operator.truediv, [1], [0])))\n"
+        "list(itertools.chain(map(interrupt, [2]), map(operator.truediv, [1], [0])))\n",
+        encoding="utf-8",
     )
     done = job.run(WAYS[1], *ONCE, "--nproc-per-node=1", "train.py")
     assert 'File "<string>"' not in done.stderr
@@ -118,13 +125,15 @@ def importers(job):
     log.unlink(missing_ok=True)
     assert job.run("warm", LOG=str(log)).returncode == 0
     assert all(start.startswith("warm ") for start in job.starts())
-    return len(set(log.read_text().split()))
+    return len(set(log.read_text(encoding="utf-8").split()))
 
 
 @pytest.mark.slow
 def test_what_ranks_import_is_imported_once_from_the_second_run_on(job):
     job.package("heavy", HEAVY)
-    job.script.write_text("import torch\nimport heavy, os\nprint(os.environ['RANK'])\n")
+    job.script.write_text(
+        "import torch\nimport heavy, os\nprint(os.environ['RANK'])\n", encoding="utf-8"
+    )
     assert [importers(job) for _ in range(2)] == [2, 1]
 
 
@@ -140,7 +149,8 @@ def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooke
         "graphs = torch._dynamo.utils.counters['stats']['unique_graphs']\n"
         "os.write(1, f'{ahead} {graphs}\\n'.encode())\n"
         "if os.fork():\n    os.wait()\n"
-        "else:\n    import torch._inductor.compile_fx\n    os._exit(0)\n"
+        "else:\n    import torch._inductor.compile_fx\n    os._exit(0)\n",
+        encoding="utf-8",
     )
     words = ("--set=hooks.compile.enabled=off", "--nproc-per-node=2", "train.py")
     runs = [((), "False 1"), ((), "True 1"), (words, "True 0")]
@@ -153,7 +163,7 @@ def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooke
 def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
     job.package("heavy", HEAVY)
     job.package("odd", "import os\nFOUND = os.environ['RANK']\n")
-    job.script.write_text("import torch, heavy, odd\nprint(odd.FOUND)\n")
+    job.script.write_text("import torch, heavy, odd\nprint(odd.FOUND)\n", encoding="utf-8")
     assert [importers(job) for _ in range(3)] == [2, 2, 1]
     (note,) = (job.folder / "cache" / "saferun" / "imports").glob("*.left")
     assert note.stat().st_mode & 0o777 == 0o600
@@ -186,7 +196,8 @@ def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, rank
     job.package("odd", text)
     job.script.write_text(
         "import sys, threading, torch, odd\n"
-        "sys.stdout.write(f'{odd.FOUND} {threading.active_count()}\\n')\n"
+        "sys.stdout.write(f'{odd.FOUND} {threading.active_count()}\\n')\n",
+        encoding="utf-8",
     )
     words = (f"--nproc-per-node={ranks}", "train.py")
     env = {"OMP_NUM_THREADS": "2"} if ranks == 1 else {}  # OpenBLAS starts one thread then
@@ -210,13 +221,16 @@ def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, rank
 def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
     """What another module assigns is known from the run before."""
     job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
-    (job.folder / "settings.py").write_text("import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
+    (job.folder / "settings.py").write_text(
+        "import os\nos.environ['HUB' + '_HOME'] = '/data'\n", encoding="utf-8"
+    )
     job.script.write_text(
         f"{first}\nimport os, pathlib, torch, hub\n"
         "parent = pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}')\n"
         "pids = (parent / 'children').read_text().split()\n"
         "states = [pathlib.Path('/proc', p, 'status').read_text() for p in pids]\n"
-        "assert not any('(zombie)' in text for text in states), states\nprint(hub.HOME)\n"
+        "assert not any('(zombie)' in text for text in states), states\nprint(hub.HOME)\n",
+        encoding="utf-8",
     )
     for number in range(2):
         done = job.run("warm", *words)
@@ -227,7 +241,7 @@ def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
 @pytest.mark.slow
 def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(job):
     job.package("early", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nos.environ.get('RANK')\n")
-    job.script.write_text("import early, torch\nprint(torch.get_num_threads())\n")
+    job.script.write_text("import early, torch\nprint(torch.get_num_threads())\n", encoding="utf-8")
     job.run("warm")  # the first start does not know the package
     done = job.run("warm")
     assert done.stdout.split() == ["2", "2"]
@@ -236,10 +250,10 @@ def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(
 
 @pytest.mark.slow
 def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
-    (job.folder / "filelock.py").write_text("MINE = True\n")
+    (job.folder / "filelock.py").write_text("MINE = True\n", encoding="utf-8")
     job.package("user", "import filelock_of_torch\n")
-    (job.folder / "numpy.py").write_text("MINE = True\n")
-    job.script.write_text("import numpy\nprint(numpy.MINE)\n")
+    (job.folder / "numpy.py").write_text("MINE = True\n", encoding="utf-8")
+    job.script.write_text("import numpy\nprint(numpy.MINE)\n", encoding="utf-8")
     done = job.run("warm")
     assert done.stdout.split() == ["True", "True"]
     assert SAID in done.stderr
@@ -253,7 +267,8 @@ def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
         "import torch, version, os, sys, time\n"
         "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "print(count, version.NUMBER, os.environ['SAFERUN_START'].split()[0], flush=True)\n"
-        "if int(count) < 2: sys.exit(1)\n"
+        "if int(count) < 2: sys.exit(1)\n",
+        encoding="utf-8",
     )
     words = ("--max-restarts=2", "--monitor-interval=0.1", "train.py")
     assert job.run("warm", *words).returncode == 0
@@ -265,7 +280,8 @@ def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
     }
     job.script.write_text(
         f"import pathlib\npathlib.Path({str(package)!r}).write_text('NUMBER = 2\\n')\n"
-        + job.script.read_text()
+        + job.script.read_text(encoding="utf-8"),
+        encoding="utf-8",
     )
     done = job.run("warm", *words)
     lines = {line for line in done.stdout.splitlines() if line}
@@ -282,7 +298,8 @@ def test_a_retry_forks_ranks_that_have_imported_all(job):
         "dist.init_process_group('gloo')\n"
         "if os.environ['SAFERUN_ATTEMPT'] == '1' and os.environ['RANK'] == '1':\n"
         "    successor.await_agent()\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "dist.barrier()\nos.write(1, b'done\\n')\n"
+        "dist.barrier()\nos.write(1, b'done\\n')\n",
+        encoding="utf-8",
     )
     done = job.run("warm")
     assert (done.returncode, done.stdout.split()) == (0, ["done", "done"])
@@ -304,7 +321,8 @@ def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
         "if attempt == '2' and rank == '1':\n"
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "dist.barrier()\n"
-        "os.write(1, (os.environ['TORCHINDUCTOR_CACHE_DIR'] + '\\n').encode())\n"
+        "os.write(1, (os.environ['TORCHINDUCTOR_CACHE_DIR'] + '\\n').encode())\n",
+        encoding="utf-8",
     )
     cache = job.folder / "inductor"
     (cache / "fxgraph" / "ab" / "of-another-run").mkdir(parents=True)
@@ -318,8 +336,12 @@ def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
 
 @pytest.mark.slow
 def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
-    (job.installed / "sitecustomize.py").write_text("import os\nMINE = os.environ.get('RANK')\n")
-    job.script.write_text("import torch, sitecustomize\nprint(sitecustomize.MINE)\n")
+    (job.installed / "sitecustomize.py").write_text(
+        "import os\nMINE = os.environ.get('RANK')\n", encoding="utf-8"
+    )
+    job.script.write_text(
+        "import torch, sitecustomize\nprint(sitecustomize.MINE)\n", encoding="utf-8"
+    )
     done = job.run("warm")
     assert sorted(done.stdout.split()) == ["0", "1"]
     assert "sitecustomize.py reads RANK" in done.stderr
@@ -333,7 +355,7 @@ def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
         "-s",
     )
     torchrun = executable(job.folder / "bin" / "torchrun", text)
-    job.script.write_text("import sys, torch\nprint(sys.flags.no_user_site)\n")
+    job.script.write_text("import sys, torch\nprint(sys.flags.no_user_site)\n", encoding="utf-8")
     done = job.run("warm", PATH=f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}")
     assert done.stdout.split() == ["0", "0"]
     assert SAID + "torchrun's own Python does not start them" in done.stderr
@@ -345,6 +367,7 @@ def test_variables_that_a_script_assigns_are_found(tmp_path):
         "import os\nfrom os import environ\n"
         "os.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
         "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
-        "x = os.environ['F']\n"
+        "x = os.environ['F']\n",
+        encoding="utf-8",
     )
     assert assigned_variables(str(script)) == {"A", "B", "C", "D", "E"}

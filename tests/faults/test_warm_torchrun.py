@@ -58,7 +58,9 @@ def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
         until(lambda: awaits_its_task(pid))
         files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         assert not [name for name in files if name.startswith("/dev/") and name != "/dev/null"]
-        assert "cuda" not in Path(f"/proc/{pid}/maps").read_text().replace("torch_cuda", "")
+        assert "cuda" not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").replace(
+            "torch_cuda", ""
+        )
         assert os.getpgid(pid) == pid
         assert os.getsid(pid) == standby.pid
     finally:
@@ -69,4 +71,4 @@ def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines()
+    return file.read_text(encoding="utf-8").splitlines()

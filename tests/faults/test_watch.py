@@ -145,7 +145,7 @@ def test_without_a_run_that_goes_on_it_says_so_and_of_several_it_names_the_other
 
     def started(job: Run) -> int:
         files = job.home.glob(".local/state/saferun/runs/*/events.jsonl")
-        return sum('"event": "started"' in file.read_text() for file in files)
+        return sum('"event": "started"' in file.read_text(encoding="utf-8") for file in files)
 
     words = [*PYTHON, "-c", JOB, str(tmp_path / "go"), "8"]
     with working(tmp_path) as first, run(tmp_path, *words) as second:

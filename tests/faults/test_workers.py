@@ -55,7 +55,7 @@ def test_each_worker_has_a_number_attempts_and_a_journal_of_its_own(tmp_path):
         assert [(a.worker, a.number, a.outcome.exit_code) for a in tried] == [
             *((0, 1, 0), (1, 1, 137), (1, 2, 0), (2, 1, 0))
         ]
-        assert Path(tried[2].tails[0][0]).read_text() == "1.2\n"
+        assert Path(tried[2].tails[0][0]).read_text(encoding="utf-8") == "1.2\n"
         shown = runs_view.as_text(
             found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0, {}
         )
@@ -88,7 +88,7 @@ def test_the_status_is_that_of_the_first_worker_that_failed_for_good(tmp_path):
         assert ends(job) == {2: 5, 0: 7, 1: 0, None: 5}
         assert job.messages()[-1] == "saferun: the run failed with status 5, that of worker 2"
         job.nothing_lives()
-    assert Path(verdict["SAFERUN_VERDICT_FILE"]).read_text() == "stop-user\n"
+    assert Path(verdict["SAFERUN_VERDICT_FILE"]).read_text(encoding="utf-8") == "stop-user\n"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", *slow("SIGINT", "SIGHUP")])
@@ -171,7 +171,7 @@ def test_what_one_worker_writes_to_a_common_file_is_no_evidence_against_another(
         assert job.end() == 0
         kinds = [event["kind"] for event in job.events("ended") if event["status"]]
         assert kinds == ["killed-from-outside"]
-    assert "ModuleNotFoundError" in (tmp_path / "log").read_text()
+    assert "ModuleNotFoundError" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
 def test_several_workers_read_no_script_from_stdin(tmp_path):
@@ -200,7 +200,7 @@ def test_workers_run_without_a_journal_where_none_can_be_written(tmp_path):
 
 
 def test_a_program_that_cannot_be_started_is_said_by_each_worker(tmp_path):
-    (tmp_path / "bad").write_text("#!/nonexistent\n")
+    (tmp_path / "bad").write_text("#!/nonexistent\n", encoding="utf-8")
     (tmp_path / "bad").chmod(0o755)
     with run(tmp_path, *WORKERS, "--set=workers=2", "--no-python", "./bad") as job:
         assert job.end() == 69

@@ -26,7 +26,7 @@ EVENTUALLY_S = 300
 
 def script(folder: Path, text: str) -> str:
     path = folder / "train.py"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 
@@ -141,7 +141,7 @@ def test_where_receipts_find_no_room_the_hooks_are_not_reported_missing(tmp_path
 
 def test_a_home_that_cannot_be_written_stops_no_job(tmp_path, small):
     home = tmp_path / "a file"
-    home.write_text("")
+    home.write_text("", encoding="utf-8")
     with run(tmp_path, "-m", "this", env={**small, "HOME": str(home)}) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()
@@ -204,7 +204,7 @@ def test_closed_descriptors_are_the_jobs_to_find_and_no_lock_files(tmp_path, gpu
     with run(tmp_path, command=command, env=gpu) as job:
         job.end()
         job.nothing_lives()
-    assert (tmp_path / "ran").read_text() == "ran"
+    assert (tmp_path / "ran").read_text(encoding="utf-8") == "ran"
     for place in (Path("/run/lock/saferun"), Path("/tmp/saferun-lock")):
         for file in place.glob(f"*{os.getpid():012d}*"):
             assert file.suffix == ".json" or file.stat().st_size == 0, file

@@ -172,7 +172,7 @@ def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[
     call(*saferun, "--profile=cuda", *job)
     call(*saferun, "gen-shell", "--profile=cuda", "-o", "run.sh", "--", *job)
     call("bash", "run.sh")
-    text = list_file.read_text()
+    text = list_file.read_text(encoding="utf-8")
     assert text.count(f"{place}/work\n") == 4  # attempts that listed
     list_file.unlink()
     lines = [line.split(" ", 2) for line in text.splitlines()]

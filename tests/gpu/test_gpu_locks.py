@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import pwd
 import signal
 import stat
 import time
@@ -12,6 +11,7 @@ import time
 import pytest
 from helpers import until
 from lock_runs import CUT, DEADLINE_S, SLICE_1, A, B, Clock, files, flock, no_wait, take
+from users import name_of
 
 from saferun.errors import EXIT_BUSY, BusyError
 from saferun.gpu.lock import gpu_locks
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 def test_a_run_holds_lock_and_slot_of_each_gpu_and_gives_back_files_as_they_were(tmp_path):
     place = tmp_path / "lock"
     take(place, A).close()
-    (place / f"{B}.lock").write_text("somebody's")
+    (place / f"{B}.lock").write_text("somebody's", encoding="utf-8")
     before = {path.name: path.stat().st_ino for path in place.iterdir()}
     held = take(place, A, B)
     assert set(files(held)) == {f"{gpu}.{kind}" for gpu in (A, B) for kind in ("lock", "slot0")}
@@ -40,7 +40,7 @@ def test_a_run_holds_lock_and_slot_of_each_gpu_and_gives_back_files_as_they_were
     after = {path.name: path.stat().st_ino for path in place.iterdir()}
     assert after.items() >= before.items()
     assert not list(place.glob("holder.*"))
-    assert (place / f"{B}.lock").read_text() == "somebody's"
+    assert (place / f"{B}.lock").read_text(encoding="utf-8") == "somebody's"
 
 
 @pytest.mark.parametrize("policy", ["refuse", "wait", "warn"])
@@ -140,7 +140,7 @@ def test_disjoint_sets_run_side_by_side_and_of_one_that_overlaps_nothing_is_kept
 def test_refuse_ends_as_busy_and_names_pid_user_command_run_and_time(holds, outcome):
     first = holds(A)
     messages = outcome(A, mode="refuse")
-    user = pwd.getpwuid(os.geteuid()).pw_name
+    user = name_of(os.geteuid())
     assert messages["code"] == EXIT_BUSY == 75
     assert f"{A} is in use by pid {first.pid} of user {user} (train.py, since " in messages["busy"]
     assert time.strftime("%Y-%m-%d") in messages["busy"]
@@ -287,7 +287,7 @@ def test_a_forked_child_that_closes_leaves_its_parents_lock_and_record(shared, o
 def test_a_program_that_replaces_the_run_holds_the_gpu_under_the_same_name(holds, outcome):
     become = "held.inheritable(); os.execvp('cat', ['cat'])"
     first = holds(A, then=become)
-    until(lambda: pathlib.Path(f"/proc/{first.pid}/comm").read_text() == "cat\n")
+    until(lambda: pathlib.Path(f"/proc/{first.pid}/comm").read_text(encoding="utf-8") == "cat\n")
     assert f"pid {first.pid} of user" in outcome(A)["busy"]
     first.end()
     assert "held" in outcome(A)

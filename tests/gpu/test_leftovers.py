@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import gpu
+from helpers import NO_PID
 from recovery_host import A, contract, ended_owner, holder, left_by
 from repo import source
 from rights import needs
@@ -80,7 +81,7 @@ FOREIGN = {
     "not saferun's": lambda host: {},
     "its saferun lives": of(procfs.this_process),
     "the outer saferun lives": nested,
-    "an owner that its journal does not know": beside(SAFERUN_LOCKS=f"999999:1:{A}"),
+    "an owner that its journal does not know": beside(SAFERUN_LOCKS=f"{NO_PID}:1:{A}"),
     "unreadable owner": beside(SAFERUN_LOCKS="what:x"),
     "its run was on another machine": of(boot="another", host="elsewhere"),
     "its run was before a restart": of(boot="another"),

@@ -91,14 +91,14 @@ def assert_runs_without_locks(held, messages, reason):
 def test_a_planted_lock_file_is_not_followed(tmp_path, file, kind):
     place, victim = tmp_path / "lock", tmp_path / "victim"
     place.mkdir(mode=0o1777)
-    victim.write_text("precious")
+    victim.write_text("precious", encoding="utf-8")
     plant(place / file, kind, victim)
     messages = []
     before = os.listdir("/proc/self/fd")
     held = take(place, A, mode="warn", say=messages.append)
     assert os.listdir("/proc/self/fd") == before
     assert_runs_without_locks(held, messages, file)
-    assert victim.read_text() == "precious"
+    assert victim.read_text(encoding="utf-8") == "precious"
     assert stat.S_IMODE(victim.stat().st_mode) != 0o666
     assert not (tmp_path / "nowhere").exists()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import pwd
 
 import pytest
 from lock_runs import A, B, files, flock, take
 from rights import STRANGER, needs
+from users import name_of
 
 from saferun.gpu.lock import gpu_locks, lock_owner
 
@@ -27,7 +27,7 @@ def test_two_users_see_each_other_and_each_is_named(shared, holds, outcome, firs
     folder.parent.mkdir()
     folder.parent.chmod(0o1777)
     there = holds(A, uid=first, directory=folder)
-    user = pwd.getpwuid(first).pw_name
+    user = name_of(first)
     assert f"pid {there.pid} of user {user} " in outcome(A, uid=second, directory=folder)["busy"]
     assert "held" in outcome(B, uid=second, directory=folder)
     there.end()
@@ -77,7 +77,9 @@ for name in os.listdir(job["directory"]):
 def forged(pid, **changes):
     """A record as its writer would like it to be read."""
     record = lock_owner.this_process("forged.py", "run-0")._asdict()
-    start = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    start = int(
+        pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    )
     record |= {"pid": pid, "start": start, "slots": 4, "schema": 1}
     return {**record, "devices": [A], "files": [f"{A}.slot0", f"{A}.lock"], **changes}
 
@@ -89,7 +91,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 ):
     take(shared / "lock", A).close()
     path = shared / "lock" / f"holder.{name_uid}.1.00000000.json"
-    path.write_text(json.dumps(forged(1)))
+    path.write_text(json.dumps(forged(1)), encoding="utf-8")
     path.chmod(0o644)
     os.chown(path, STRANGER, STRANGER)
     with flock(shared / "lock" / f"{A}.lock"):
@@ -105,7 +107,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 
 def put_record(folder, number=0, **changes):
     path = folder / f"holder.{os.geteuid()}.{os.getpid()}.{number}.json"
-    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}))
+    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}), encoding="utf-8")
     path.chmod(0o644)
     return path
 

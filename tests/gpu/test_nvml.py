@@ -67,7 +67,8 @@ def test_a_driver_without_most_functions_still_answers(tmp_path):
     source.write_text(
         "int nvmlInit_v2(void) { return 0; }\n"
         "int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }\n"
-        "int nvmlDeviceGetHandleByIndex_v2(unsigned n, void **d) { *d = d; return (int)n; }\n"
+        "int nvmlDeviceGetHandleByIndex_v2(unsigned n, void **d) { *d = d; return (int)n; }\n",
+        encoding="utf-8",
     )
     folder = compiled(tmp_path, source, nvml.LIBRARY)
     answer = nvml.ask({"LD_LIBRARY_PATH": str(folder)}, 300, health=True)

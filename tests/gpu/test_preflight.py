@@ -81,7 +81,7 @@ def test_one_gpu_that_hangs_does_not_hide_the_others(library):
 )
 def test_a_driver_that_is_broken_is_told(library, tmp_path, behaviour, reported):
     if behaviour.pop("library", ""):
-        (tmp_path / "libcuda.so.1").write_text("not a library")
+        (tmp_path / "libcuda.so.1").write_text("not a library", encoding="utf-8")
         library = tmp_path
     found = try_gpus(library, **behaviour)
     assert found.items() >= reported.items()
@@ -114,4 +114,4 @@ def test_the_test_ends_with_the_process_that_started_it(library, tmp_path):
 
 
 def test_the_program_needs_nothing_newer_than_python_3_9():
-    ast.parse(Path(preflight.__file__).read_text(), feature_version=(3, 9))
+    ast.parse(Path(preflight.__file__).read_text(encoding="utf-8"), feature_version=(3, 9))

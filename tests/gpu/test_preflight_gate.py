@@ -10,7 +10,7 @@ from cases import few, slow, with_limits
 from fake_nvml import gpu
 from fakecuda import THREE, B, problems
 from gpu_runs import Machine
-from helpers import until
+from helpers import NO_PID, until
 
 from saferun.gpu.preflight import preflight, preflight_gate
 from saferun.model import NOTE, PROBLEM
@@ -47,9 +47,9 @@ def test_what_fails_with_every_gpu_is_no_single_one_s_fault(library):
 
 
 def test_the_holder_of_memory_is_asked_of_nvml(machine, library):
-    machine.nvml.reports(gpu(0), gpu(1, holders=[999999]), gpu(2))
+    machine.nvml.reports(gpu(0), gpu(1, holders=[NO_PID]), gpu(2))
     judged = examined(machine.environ["LD_LIBRARY_PATH"], FAKE_CUDA_BAD="1:memory:2")
-    assert "held by pid 999999 (ended, 70000 MiB)" in problems(judged)[0].fix
+    assert f"held by pid {NO_PID} (ended, 70000 MiB)" in problems(judged)[0].fix
 
 
 @pytest.mark.parametrize("behaviour", ["hang", *slow("crash", "!9")])
@@ -68,7 +68,7 @@ def test_an_nvml_that_hangs_or_fails_costs_a_bounded_time(machine, behaviour):
 
 @pytest.fixture
 def job(machine: Machine) -> str:
-    (machine.folder / "job.py").write_text("print('the job runs', flush=True)\n")
+    (machine.folder / "job.py").write_text("print('the job runs', flush=True)\n", encoding="utf-8")
     return "job.py"
 
 
@@ -112,12 +112,12 @@ def test_no_gpu_is_touched_unless_the_profile_says_so(machine, job, way):
     assert machine.run("--profile", "h100", *way, job, FAKE_CUDA_LOG=str(log)).status == 0
     assert not log.exists()
     assert machine.run(*argv("warn", *way), job, FAKE_CUDA_LOG=str(log)).status == 0
-    assert log.read_text() == "-\n"
+    assert log.read_text(encoding="utf-8") == "-\n"
 
 
 def test_a_machine_without_a_driver_is_refused_by_require(machine, job):
     (machine.folder / "none").mkdir()
-    (machine.folder / "none" / "libcuda.so.1").write_text("")
+    (machine.folder / "none" / "libcuda.so.1").write_text("", encoding="utf-8")
     none = {"LD_LIBRARY_PATH": str(machine.folder / "none")}
     ran = machine.run(*argv("require", *PYTHON), job, **none)
     assert ran.status == 69
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_a_test_that_hangs(machine, job):
 def test_torchrun_starts_meanwhile_and_the_job_only_afterwards(machine):
     """The test takes a second, most of which torchrun needs for itself anyway."""
     job = "import os, time\nprint(os.environ['SAFERUN_ATTEMPT'], time.time())\n"
-    (machine.folder / "job.py").write_text(job)
+    (machine.folder / "job.py").write_text(job, encoding="utf-8")
     ran = machine.run(*argv("require", "--nproc-per-node", "1"), "job.py", FAKE_CUDA_INIT_MS="500")
     assert ran.status == 0, ran.err
     attempt, began_at = ran.out.split()
@@ -203,7 +203,7 @@ def test_parts_are_listed_and_forgotten(machine, job):
         assert shown.end() == 0
     first = json.loads(shown.out)["parts"][0]
     assert (first["gpu"], first["named"], len(first["failures"])) == (B, True, 2)
-    (machine.folder / "torch.py").write_text("raise ImportError")
+    (machine.folder / "torch.py").write_text("raise ImportError", encoding="utf-8")
     with machine.start("doctor", PYTHONPATH=str(machine.folder)) as seen:
         seen.end()
     assert "failed in 2 of its last 2 runs" in " ".join(seen.out.split())

@@ -30,7 +30,7 @@ def ras(answer: Callable[[], dict[str, Any]]) -> Iterator[str]:
 
         server = threading.Thread(target=serve)
         server.start()
-        yield f"localhost:{listener.getsockname()[1]}"
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
         server.join()
 
@@ -49,7 +49,7 @@ def test_a_rank_that_is_gone_by_ras_and_the_recorder_ends_the_attempt_early(mach
     pid = machine.folder / "pid"
 
     def answer() -> dict[str, Any]:
-        gone = {"rank": 0, "host": "h", "pid": int(pid.read_text())}
+        gone = {"rank": 0, "host": "h", "pid": int(pid.read_text(encoding="utf-8"))}
         gone["status"] = {"considered_dead": True}
         ranks = [member(n, pid, 41) for n, pid in jobs[0].ranks().items() if n]
         return {"ranks": ranks, "missing_ranks": [gone]}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import gpu
+from helpers import NO_PID
 from recovery_host import A, holder
 from rights import needs
 
@@ -33,7 +34,7 @@ def test_memory_that_is_given_back_is_waited_for(host):
 
 @pytest.mark.parametrize(
     ("holders", "said"),
-    [([999999], "by pid 999999 (ended)"), ([], "no process is seen")],
+    [([NO_PID], f"by pid {NO_PID} (ended)"), ([], "no process is seen")],
     ids=["a foreign process", "nobody"],
 )
 def test_memory_that_stays_is_said_with_who_holds_it_whatever_the_driver_knows(host, holders, said):
@@ -99,7 +100,7 @@ def test_an_idle_gpu_that_needs_it_is_reset_as_root_when_its_lock_is_ours(host, 
         asked.append(host.was_reset)
         return True
 
-    host.nvml.reports(gpu(holders=[999999], **reported))
+    host.nvml.reports(gpu(holders=[NO_PID], **reported))
     host.reset(suspects=suspects, alone=alone)
     assert asked == []
     host.nvml.reports(gpu(**reported))
@@ -122,7 +123,7 @@ def test_without_a_reason_nothing_is_reset(host, action):
 @pytest.mark.parametrize("how", ["it fails", "no nvidia-smi"])
 def test_a_reset_that_fails_is_said_with_its_reason(host, how):
     host.nvml.reports(gpu())
-    (host.smi.folder / "--gpu-reset.status").write_text("15")
+    (host.smi.folder / "--gpu-reset.status").write_text("15", encoding="utf-8")
     host.environ["PATH"] = host.environ["PATH"] if how == "it fails" else "/nowhere"
     done = host.reset()
     why = "exit status 15" if how == "it fails" else "nvidia-smi is not on PATH"
@@ -136,7 +137,7 @@ NOT_NOW = {
     "the lock is shared": ({"alone": lambda: False}, {}, "lock"),
     "MIG": ({}, {"GetMigMode": "1 1"}, "MIG"),
     "MIG from the next reset on": ({}, {"GetMigMode": "0 1"}, "come back in MIG mode"),
-    "a process on it": ({}, {"holders": [999999]}, "pid 999999 (ended)"),
+    "a process on it": ({}, {"holders": [NO_PID]}, f"pid {NO_PID} (ended)"),
     "only NVML knows it": (
         {"gpus": [Gpu(0, "GPU-9", "NVIDIA Fake")]},
         {"GetUUID": "GPU-9"},
@@ -177,10 +178,10 @@ def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(host):
 
 def test_a_process_that_comes_while_memory_is_waited_for_keeps_the_reset_away(host):
     host.nvml.reports(gpu(), look=0)
-    host.nvml.reports(gpu(holders=[999999]))
+    host.nvml.reports(gpu(holders=[NO_PID]))
     terms = recovery.ResetTerms("when-idle", lambda: True, [A])
     done = host.recover(DRAIN, RESET, terms=terms)
-    assert "in use by pid 999999 (ended)" in done.findings[0].what
+    assert f"in use by pid {NO_PID} (ended)" in done.findings[0].what
     assert not host.was_reset
 
 

@@ -36,7 +36,8 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
         "import os, sys\n"
         "class OutOfMemoryError(RuntimeError): __module__ = 'torch'\n"
         f"if os.environ['SAFERUN_ATTEMPT'] == '1': raise OutOfMemoryError({FULL!r})\n"
-        "print('done')\n"
+        "print('done')\n",
+        encoding="utf-8",
     )
     (tmp_path / "dev").mkdir()
     # Other tests look at the GPUs 0 and 1 at the same time, and other suites at one of this test's.
@@ -66,7 +67,8 @@ def test_gpus_are_tried_again_after_a_failure_that_may_be_theirs(
         "import os\n"
         "class OutOfMemoryError(RuntimeError): __module__ = 'torch'\n"
         f"text = {FULL!r}\n"
-        f"if os.environ['SAFERUN_ATTEMPT'] == '1': {failure}\n"
+        f"if os.environ['SAFERUN_ATTEMPT'] == '1': {failure}\n",
+        encoding="utf-8",
     )
     options = ["--set", "launcher=python", "--set", "retry.backoff_s=[0, 0]"]
     options += ["--set", "preflight.mode=require"]
@@ -104,7 +106,7 @@ def test_recovery_on_its_own_names_the_gpu_that_stays_bad(machine):
 def test_recovery_leaves_gpus_alone_that_another_run_has(machine, tmp_path):
     on_its_own(machine)  # makes the directory
     before = machine.smi.asked
-    with (tmp_path / "locks" / f"{A}.lock").open("a") as lock:
+    with (tmp_path / "locks" / f"{A}.lock").open("a", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = on_its_own(machine)
     assert [finding.area for finding in found] == ["locks"]

@@ -32,7 +32,7 @@ class Gpus:
         self.uuids = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
         self.smi, self.nvml = Smi(folder / "bin"), Nvml(folder / "nvml")
         lines = [f"GPU {n}: NVIDIA Fake (UUID: {one})\n" for n, one in enumerate(self.uuids)]
-        (self.smi.folder / "list").write_text("".join(lines))
+        (self.smi.folder / "list").write_text("".join(lines), encoding="utf-8")
         self.reports(*({} for _ in self.uuids))
         self.environ = {
             "PATH": f"{self.smi.folder}:{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -191,7 +191,7 @@ def test_a_signal_ends_the_wait_for_a_slot(gpus):
 @pytest.mark.slow
 def test_a_slot_is_given_only_with_its_memory_and_the_holder_is_named(gpus):
     need = ("locks.gpus=wait", "locks.wait_s=600", "locks.slots=3", "locks.slot_memory_gib=100")
-    name = Path("/proc/self/comm").read_text().strip()
+    name = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     gpus.go()
     for workers in (1, 2):
         gpus.reports({"used": 70000, "holders": [os.getpid()]}, {})

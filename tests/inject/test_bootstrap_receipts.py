@@ -83,8 +83,8 @@ def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreter
     fake = fake_torch(interpreters.folder)
     interpreters.receipts.mkdir()
     target = interpreters.folder / "precious"
-    target.write_text("mine")
-    (interpreters.folder / "script.py").write_text(WRITES + "print('done')")
+    target.write_text("mine", encoding="utf-8")
+    (interpreters.folder / "script.py").write_text(WRITES + "print('done')", encoding="utf-8")
     link = f"ln -s {shell(target)} {shell(interpreters.receipts)}/a1-r0-rank0-pid$$.jsonl"
     words = shell(sys.executable, interpreters.folder / "script.py")
     ran = interpreters.run(
@@ -94,7 +94,11 @@ def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreter
         PYTHONPATH=both(SITE, fake),
         RANK="0",
     )
-    assert (ran.code, ran.out.splitlines()[-1:], target.read_text()) == (0, ["done"], "mine")
+    assert (ran.code, ran.out.splitlines()[-1:], target.read_text(encoding="utf-8")) == (
+        0,
+        ["done"],
+        "mine",
+    )
     assert ran.err == ""
 
 

@@ -50,7 +50,7 @@ class Agent:
         self.ready.mkdir()
         self.mark = uuid.uuid4().hex
         path = interpreters.folder / "train.py"
-        path.write_text(script)
+        path.write_text(script, encoding="utf-8")
         environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
         self.argv = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
         self.environ = {**environ, MARK: self.mark}
@@ -134,7 +134,7 @@ def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Pa
         tmp_path, source("inject/tied_and_helpers"), ranks=1, environ={"ANSWERS": str(answers)}
     )
     assert done.code == 0, done.err
-    assert json.loads(answers.read_text()) == {
+    assert json.loads(answers.read_text(encoding="utf-8")) == {
         "rank": signal.SIGKILL,
         "helper": 0,
         "later": "still here",
@@ -170,7 +170,7 @@ print("inner", subprocess.run(inner).returncode, flush=True)
 @pytest.mark.slow
 def test_a_torchrun_inside_a_rank_runs_its_own_ranks(tmp_path: Path) -> None:
     inner = tmp_path / "inner.py"
-    inner.write_text(ASK + "import os; os.write(1, b'tied by %d\\n' % asked())")
+    inner.write_text(ASK + "import os; os.write(1, b'tied by %d\\n' % asked())", encoding="utf-8")
     done = launch(tmp_path, NESTED, TORCHRUN, str(inner), ranks=1)
     assert (done.code, done.orphans) == (0, []), done.err
     assert sorted(done.out.splitlines()) == ["inner 0", "tied by 9", "tied by 9"]
@@ -228,7 +228,9 @@ def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
     interpreters: Interpreters, arguments: tuple[str, ...], extra: dict[str, str], sure: bool
 ) -> None:
     agent = interpreters.folder / "torchrun"
-    agent.write_text("import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])")
+    agent.write_text(
+        "import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])", encoding="utf-8"
+    )
     ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent), *arguments), **extra)
     pid, messages = ran.out.strip().split(" ", 1)
     assert messages == (f"{pid} {namespace()}" if sure else pid)

@@ -89,7 +89,9 @@ def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_i
     interpreters: Interpreters,
 ) -> None:
     fake = fake_torch(interpreters.folder, "def compile(model): return 'compiled'\n")
-    (interpreters.folder / "taker.py").write_text("from torch import compile as taken")
+    (interpreters.folder / "taker.py").write_text(
+        "from torch import compile as taken", encoding="utf-8"
+    )
     # Before ours: a .pth file, or a sitecustomize of the interpreter's own.
     import_first = (
         "import taker, runpy\n"

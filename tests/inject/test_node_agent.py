@@ -48,7 +48,7 @@ def test_a_rendezvous_that_cannot_be_closed_does_not_hold_the_end(tmp_path, job,
 
 def run(folder, function, job):
     """Run a job of one rank below an agent that has a fault."""
-    (folder / "job.py").write_text(job)
+    (folder / "job.py").write_text(job, encoding="utf-8")
     options = [
         "--nnodes=1",
         "--nproc-per-node=1",

@@ -242,14 +242,14 @@ HANDLE = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(h
 
 def test_the_words_of_the_hook_are_those_of_the_knowledge() -> None:
     words = tool("cuda_words")
-    assert words.FILE.read_text() == words.text(), "run tools/cuda_words.py"
+    assert words.FILE.read_text(encoding="utf-8") == words.text(), "run tools/cuda_words.py"
 
 
 def out_of_memory_texts() -> list[str]:
     """Every recorded text whose diagnosis is a GPU that is out of memory: its deciding line."""
     found = []
     for name in ("kinds", "wordings"):
-        rows = read_yaml((RECORDS / "failures" / f"{name}.yaml").read_text())
+        rows = read_yaml((RECORDS / "failures" / f"{name}.yaml").read_text(encoding="utf-8"))
         found += [row for row in rows if row["kind"].startswith("cuda-oom")]
     knowledge = signatures.load()
     lines = []

@@ -6,7 +6,6 @@ Needs a PostgreSQL (Debian: `apt-get install postgresql`) and `psycopg` beside O
 from __future__ import annotations
 
 import json
-import os
 import pwd
 import shutil
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rights
 from repo import PROGRAMS
 from runs import run
 from studies import check_account
@@ -36,8 +36,8 @@ class Server:
 
     def __init__(self, folder: Path, programs: Path, port: int) -> None:
         # A server refuses to run as root, and wants a name of its user.
-        others = (user.pw_name for user in pwd.getpwall() if user.pw_uid)
-        self.user = next(others) if os.geteuid() == 0 else None
+        may = not rights.missing("become others")
+        self.user = next(user.pw_name for user in pwd.getpwall() if user.pw_uid) if may else None
         self._control = [str(programs / "pg_ctl"), "-D", str(folder / "data"), "-w"]
         self._options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         self._log = str(folder / "log")
@@ -93,7 +93,11 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
         kinds = {event.get("kind") for event in job.events("ended")}
     assert {"study-storage-locked", "study-storage-unreachable"} <= kinds
     trials = server.trials()
-    records = [json.loads(line) for place in places for line in place.read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for place in places
+        for line in place.read_text(encoding="utf-8").splitlines()
+    ]
     check_account(trials, records)
     points = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"]
     failed = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name == "FAIL"]

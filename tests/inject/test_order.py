@@ -143,7 +143,8 @@ def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(
     library = tmp_path / "site-packages"
     library.mkdir()
     (library / "trainer.py").write_text(
-        "import torch.distributed as dist\ndef fit(loader): dist.init_process_group('gloo')\n"
+        "import torch.distributed as dist\ndef fit(loader): dist.init_process_group('gloo')\n",
+        encoding="utf-8",
     )
     script = HEAD + "import sys; sys.path.append('site-packages')\nimport trainer\n"
     script += "loader = DataLoader(data)\ntrainer.fit(loader)\nmore = DataLoader(data)\n" + TAIL

@@ -11,7 +11,7 @@ from interpreters import NEUTRAL, SITE, Interpreters, both
 def user_site(folder: Path, text: str) -> Path:
     site = folder / "users"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(text)
+    (site / "sitecustomize.py").write_text(text, encoding="utf-8")
     return site
 
 

@@ -32,7 +32,7 @@ def fill(place: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_base_that_cannot_be_made_costs_one_line(begin, tmp_path, messages, monkeypatch):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -92,7 +92,9 @@ def test_a_file_that_is_not_ours_is_no_history(home):
     file = part_history.path({"HOME": str(home)})
     os.makedirs(os.path.dirname(file), mode=0o700)
     for content in ("", "{", "[]", '{"schema": 1, "runs": [1]}', '{"schema": 9}'):
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+        with open(
+            os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as opened:
             opened.write(content)
         assert part_history.load({"HOME": str(home)}) == ()
 

@@ -199,7 +199,7 @@ def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error() -> None:
 
 def torchrun(tmp_path: Path, *argv: str, **extra: str) -> tuple[Receipt, ...]:
     """Run two ranks that do nothing, under our hooks, and read what they left."""
-    (tmp_path / "train.py").write_text("pass")
+    (tmp_path / "train.py").write_text("pass", encoding="utf-8")
     hooks, place = as_tree(HookSettings()), str(tmp_path / "receipts")
     text = contract.encode(run="r", attempt=1, hooks=hooks, mitigations=[], receipts=place)
     dropped = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "RANK", "LOCAL_", "WORLD_")
@@ -212,7 +212,7 @@ def torchrun(tmp_path: Path, *argv: str, **extra: str) -> tuple[Receipt, ...]:
 
 def python_exec(tmp_path: Path, body: str) -> str:
     wrapper = tmp_path / "my-python"
-    wrapper.write_text(f"#!/bin/bash\n{body}\n")
+    wrapper.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
     wrapper.chmod(0o755)
     return str(wrapper)
 

@@ -34,7 +34,7 @@ def test_what_saferun_left_there_is_removed(tmp_path):
     for error in (None, OWN):
         rank = directory(tmp_path)
         if error:
-            (rank / "error.json").write_text(error)
+            (rank / "error.json").write_text(error, encoding="utf-8")
         remove(rank)
         assert list(tmp_path.iterdir()) == []
 
@@ -44,11 +44,11 @@ def test_what_saferun_left_there_is_removed(tmp_path):
 )
 def test_what_others_left_there_stays(tmp_path, name, content):
     rank = directory(tmp_path)
-    (rank / name).write_text(content)
-    (rank.parent / "1" / "error.json").write_text(OWN)
+    (rank / name).write_text(content, encoding="utf-8")
+    (rank.parent / "1" / "error.json").write_text(OWN, encoding="utf-8")
     remove(rank)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [rank / name]
-    assert (rank / name).read_text() == content
+    assert (rank / name).read_text(encoding="utf-8") == content
 
 
 def test_a_directory_that_torchrun_did_not_make_or_that_is_in_use_stays(tmp_path):
@@ -74,7 +74,7 @@ def test_no_link_is_followed(tmp_path):
 
 
 def test_a_run_leaves_no_directory_of_torchruns_behind(tmp_path):
-    (tmp_path / "job.py").write_text("raise ValueError('of the script')")
+    (tmp_path / "job.py").write_text("raise ValueError('of the script')", encoding="utf-8")
     place = tmp_path / "temporary"
     place.mkdir()
     with run(tmp_path, "--nproc-per-node=2", "job.py", env={"TMPDIR": str(place)}) as job:
@@ -84,10 +84,10 @@ def test_a_run_leaves_no_directory_of_torchruns_behind(tmp_path):
 
 
 def test_logs_that_were_asked_for_stay(tmp_path):
-    (tmp_path / "job.py").write_text("print('of the script')")
+    (tmp_path / "job.py").write_text("print('of the script')", encoding="utf-8")
     place = tmp_path / "temporary"
     place.mkdir()
     with run(tmp_path, "--redirects=3", "job.py", env={"TMPDIR": str(place)}) as job:
         assert job.end() == 0
     (log,) = place.rglob("stdout.log")
-    assert log.read_text() == "of the script\n"
+    assert log.read_text(encoding="utf-8") == "of the script\n"

@@ -49,7 +49,7 @@ def test_other_ranks_and_losses_that_are_no_number_make_no_point_twice():
 def test_what_was_noted_is_read_back_and_nonsense_is_skipped(tmp_path):
     points = (Point(1.0, 5, 2.5), Point(2.0, 9))
     text = training_steps.as_text(points) + "[0, 1, 2]\n[3, 9, 1]\n{}\n[1e999, 99, 1]\nx\n"
-    (tmp_path / "attempt-1.steps").write_text(text)
+    (tmp_path / "attempt-1.steps").write_text(text, encoding="utf-8")
     assert training_steps.read(str(tmp_path), 1) == points
 
 

@@ -38,9 +38,9 @@ def test_an_event_is_one_line_with_both_times_its_name_and_its_facts(begin):
     journal = begin(now=lambda: 1700000000.98765, clock=lambda: next(ticks))
     before = procfs.now()
     journal.event(noted("end", code=-11, name="a fact may be called name"))
-    alive = int(pathlib.Path(journal.path, "alive").read_text())
+    alive = int(pathlib.Path(journal.path, "alive").read_text(encoding="utf-8"))
     assert before <= alive <= procfs.now()  # what begins later is not of the run
-    (line,) = pathlib.Path(journal.path, "events.jsonl").read_text().splitlines()
+    (line,) = pathlib.Path(journal.path, "events.jsonl").read_text(encoding="utf-8").splitlines()
     assert line.startswith('{"at": 1700000000.988, "s": 1.235, "event": "end", "code": -11')
     assert json.loads(line)["name"] == "a fact may be called name"
 
@@ -78,7 +78,7 @@ def test_no_secret_reaches_the_disk(begin, base):
     written = b"".join(p.read_bytes() for p in base.rglob("*") if p.is_file())
     for secret in (SECRET, SECRET[5:], "abc", "short"):
         assert secret.encode() not in written
-    plan = json.loads((base / "r" / "plan.json").read_text())
+    plan = json.loads((base / "r" / "plan.json").read_text(encoding="utf-8"))
     assert plan["command"] == ["torchrun", "t.py", "--hf-token", MASK]
     assert plan["env"]["X_API_KEY"] == {"value": MASK, "origin": "profile", "why": f"for {MASK}"}
     assert list(plan) == list(PLAN)

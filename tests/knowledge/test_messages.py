@@ -83,7 +83,9 @@ def test_a_release_that_is_added_leaves_what_is_known_of_the_others():
     ],
 )
 def test_a_message_in_python_is_found(tmp_path, source, phrase):
-    (tmp_path / "module.py").write_text(f"x = 1\nx = {source}" if source[0] == "f" else source)
+    (tmp_path / "module.py").write_text(
+        f"x = 1\nx = {source}" if source[0] == "f" else source, encoding="utf-8"
+    )
     assert prints(tmp_path, phrase)
 
 
@@ -97,19 +99,19 @@ def test_a_message_in_python_is_found(tmp_path, source, phrase):
     ],
 )
 def test_what_is_no_message_is_not_found(tmp_path, source):
-    (tmp_path / "module.py").write_text(source)
+    (tmp_path / "module.py").write_text(source, encoding="utf-8")
     assert not prints(tmp_path, "the rank ... is lost")
     assert not prints(tmp_path, "the rank is lost")
 
 
 def test_a_message_in_c_that_is_built_later_is_found(tmp_path):
-    (tmp_path / "driver.c").write_text('const char *prefix = "Rank is lost: ";')
+    (tmp_path / "driver.c").write_text('const char *prefix = "Rank is lost: ";', encoding="utf-8")
     assert prints(tmp_path, "rank is lost")
 
 
 def test_tests_of_a_package_print_nothing(tmp_path):
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text('x = "the rank is lost"')
+    (tmp_path / "tests" / "test_a.py").write_text('x = "the rank is lost"', encoding="utf-8")
     assert not prints(tmp_path, "the rank is lost")
 
 

@@ -54,7 +54,7 @@ def shared_gpu(folder: Path) -> Iterator[Setup]:
 def old_ptxas(folder: Path) -> Iterator[Setup]:
     """The assembler that Triton is told to use says what one says that is older than the GPU."""
     path = folder / "ptxas"
-    path.write_text(OLD_PTXAS)
+    path.write_text(OLD_PTXAS, encoding="utf-8")
     path.chmod(0o755)
     names = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
     yield Setup(args=("cuda",), env=dict.fromkeys(names, str(path)))

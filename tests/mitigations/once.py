@@ -13,7 +13,7 @@ def first_time(name="struck"):
     if healthy():
         return False
     try:
-        open(name, "x").close()
+        open(name, "x", encoding="utf-8").close()
     except FileExistsError:
         return False
     return True

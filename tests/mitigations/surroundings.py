@@ -133,7 +133,10 @@ def closed_rendezvous(folder: Path) -> Iterator[Setup]:
 
         def again() -> None:
             while not over.wait(0.2):
-                if any('"ended"' in path.read_text() for path in folder.rglob("events.jsonl")):
+                if any(
+                    '"ended"' in path.read_text(encoding="utf-8")
+                    for path in folder.rglob("events.jsonl")
+                ):
                     old.kill()
                     old.wait()
                     with store(port):
@@ -193,12 +196,12 @@ def looked_up_file(replaced: bool) -> Around:
     @contextlib.contextmanager
     def around(folder: Path) -> Iterator[Setup]:
         data, kept = folder / "data", folder / "handle"
-        data.write_text("old" if replaced else "new")
+        data.write_text("old" if replaced else "new", encoding="utf-8")
         argv = (str(data), str(kept))
         run_to_the_end([sys.executable, str(HERE / "stale_file_handle.py"), *argv], {})
         if replaced:
             data.unlink()
-            data.write_text("new")
+            data.write_text("new", encoding="utf-8")
         yield Setup(args=argv)
 
     return around

@@ -8,10 +8,10 @@ ways.py runs a row; test_live.py asserts, and benchmarks/mitigations.py prints w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+import rights
 from surroundings import (
     Around,
     closed_rendezvous,
@@ -45,14 +45,14 @@ class Case(NamedTuple):
     gpus: int = 0  # that it needs
 
 
-def is_root() -> bool:
-    """it needs root"""
-    return os.geteuid() == 0
+def can_mount() -> bool:
+    """it needs the right to mount"""
+    return not rights.missing("make namespaces")
 
 
 def can_forbid_port_80() -> bool:
     """ports from 80 on are open to everybody here"""
-    with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
+    with open("/proc/sys/net/ipv4/ip_unprivileged_port_start", encoding="utf-8") as file:
         return int(file.read()) > 80
 
 
@@ -190,7 +190,7 @@ CASES = [
         "every setting",
         looked_up_file(replaced=True),
         ranks=1,
-        needs=is_root,
+        needs=can_mount,
         healthy=looked_up_file(replaced=False),
     ),
     Case("peer-lost", "peer_lost.py", (), "met 2", "every setting", nothing()),
@@ -217,7 +217,7 @@ CASES = [
         "",
         small_tmpfs("/dev/shm"),
         ranks=1,
-        needs=is_root,
+        needs=can_mount,
         stops=True,
     ),
     Case(
@@ -228,7 +228,7 @@ CASES = [
         "",
         small_tmpfs("out"),
         ranks=1,
-        needs=is_root,
+        needs=can_mount,
         healthy=roomy,
         stops=True,
     ),

@@ -39,7 +39,7 @@ def fill(disk: Path) -> None:
 
 def script(folder: Path, name: str = "train.py") -> str:
     path = folder / name
-    path.write_text("print('ran')\n")
+    path.write_text("print('ran')\n", encoding="utf-8")
     return str(path)
 
 
@@ -73,7 +73,7 @@ def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Pa
     runs = []
     for host in pair:
         job = script(host.folder)
-        Path(job).write_text(f"print('ran on {host.name}')\n")
+        Path(job).write_text(f"print('ran on {host.name}')\n", encoding="utf-8")
         runs.append(host.start(*meeting(), "train.py"))
     assert end_all(runs) == [0, 0], [run.err for run in runs]
     for run in runs:

@@ -79,7 +79,8 @@ def waits_for(three: list[Host], place: Path) -> tuple[list[Run], list[int]]:
         "rank = os.environ['RANK']\n"
         f"pathlib.Path({str(place)!r}, 'up-' + rank).touch()\n"
         "if rank == '1' and os.environ['SAFERUN_ATTEMPT'] == '1':\n"
-        "    signal.pause()\n"
+        "    signal.pause()\n",
+        encoding="utf-8",
     )
     runs = [host.start(*meeting(), str(job)) for host in three[:2]]
     until(lambda: all((place / f"up-{rank}").exists() for rank in "01"), "ranks")
@@ -115,7 +116,8 @@ def test_torchruns_own_restarts_stay_within_an_attempt(three: list[Host], tmp_pa
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "dist.all_reduce(torch.ones(1))\n"
         "print('restarts', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
-        "dist.destroy_process_group()\n"
+        "dist.destroy_process_group()\n",
+        encoding="utf-8",
     )
     options = ["--max-restarts=2", SOON]
     runs = [host.start(*meeting(nnodes="1:2"), *options, str(job)) for host in three[:2]]

@@ -26,7 +26,7 @@ NAMES = ("trainjob", "pytorchjob")
 
 
 def manifest(name: str) -> Any:
-    return yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text())
+    return yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def command(name: str) -> list[str]:
@@ -56,7 +56,7 @@ def variables(name: str, node: int, processes: int, port: int) -> dict[str, str]
 @pytest.mark.parametrize("name", NAMES)
 def test_the_run_directory_is_on_the_shared_claim(name: str):
     assert {path.stem for path in MANIFESTS.glob("*.yaml")} == set(NAMES)
-    text = (MANIFESTS / f"{name}.yaml").read_text()
+    text = (MANIFESTS / f"{name}.yaml").read_text(encoding="utf-8")
     (place,) = [word for word in command(name) if word.startswith("--run-dir=")]
     mounts = re.findall(r"mountPath: (\S+)", text)
     assert [place.startswith(f"--run-dir={mount}/") for mount in mounts] == [True]

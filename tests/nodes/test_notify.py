@@ -22,5 +22,5 @@ def test_one_of_the_nodes_tells_of_the_end(pair: list[hosts.Host], tmp_path: Pat
     job = [program("counting_job"), str(tmp_path / "out"), "20", "SIGSEGV", "1", "12", "1"]
     runs = [host.start(*hosts.meeting(), *told, *job) for host in pair]
     assert hosts.end_all(runs) == [0, 0], [run.err for run in runs]
-    (event,) = [json.loads(line) for line in place.read_text().splitlines()]
+    (event,) = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
     assert (event["event"], event["attempt"]) == ("finished", 2)

@@ -99,7 +99,10 @@ def test_all_nodes_end_with_the_same_words(
     assert argv[0].startswith("saferun: the run failed: ")
     assert argv[0].endswith(f"(user-exception on rank {rank}, host h{rank + 1})")
     journals = list((tmp_path / "runs").glob("*/events.jsonl"))
-    assert [path.read_text().count('"event": "started"') for path in journals] == [1, 1] * shared
+    assert [path.read_text(encoding="utf-8").count('"event": "started"') for path in journals] == [
+        1,
+        1,
+    ] * shared
     clean(runs)
 
 
@@ -113,7 +116,8 @@ def test_one_mitigation_is_that_of_all(pair: list[Host], tmp_path: Path):
         "    if os.environ['RANK'] == '1':\n"
         "        raise RuntimeError('received 0 items of ancdata')\n"
         "    signal.pause()\n"
-        "print(os.environ['SAFERUN_ATTEMPT'], os.environ['SAFERUN_MITIGATIONS'])\n"
+        "print(os.environ['SAFERUN_ATTEMPT'], os.environ['SAFERUN_MITIGATIONS'])\n",
+        encoding="utf-8",
     )
     few = ["prlimit", "--nofile=1000:4000", sys.executable, "-m", "saferun"]
     hosts_and_options = [(host, meeting(number)) for number, host in enumerate(pair)]

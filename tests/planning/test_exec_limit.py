@@ -44,7 +44,7 @@ def test_the_size_is_what_the_kernel_counts(tmp_path):
 @pytest.mark.parametrize("retries", ["0", "2"])
 def test_it_is_told_before_the_start_and_leaves_no_run(tmp_path, retries):
     script = tmp_path / "train.py"
-    script.write_text("open('started', 'w')\n")
+    script.write_text("open('started', 'w')\n", encoding="utf-8")
     options = ["--profile=cpu", "--set=launcher=python", f"--retries={retries}"]
     argv = [sys.executable, "-m", "saferun", *options, str(script)]
     spare = exec_limit.limit(STACK) - exec_limit.size(argv, environment(tmp_path, 0))

@@ -104,7 +104,7 @@ TAKEN = {
 def test_a_job_whose_port_is_taken_meets_on_a_free_one(arguments, environ, tmp_path):
     pytest.importorskip("torch")
     script = tmp_path / "t.py"
-    script.write_text(LISTEN)
+    script.write_text(LISTEN, encoding="utf-8")
     with _held_port() as port:
         arguments = [word.format(port=port) for word in arguments]
         arguments = (*arguments, "--nproc-per-node=2", str(script))

@@ -127,18 +127,20 @@ def test_a_real_environment_imports_the_version_that_we_read(
     environ = {**path_of(real_venv / "venv" / "bin")}
     environ.update({name: value.format(**places) for name, value in extra.items()})
     config = real_venv / "venv" / "pyvenv.cfg"
-    before = config.read_text()
+    before = config.read_text(encoding="utf-8")
     own = next((real_venv / "venv" / "lib").glob("python*")) / "site-packages" / "torch"
     try:
         if hidden:  # a system-wide look: the user site comes into play
-            config.write_text(before.replace("packages = false", "packages = true"))
+            config.write_text(
+                before.replace("packages = false", "packages = true"), encoding="utf-8"
+            )
             own.rename(own.with_name("hidden"))
             environ["PYTHONUSERBASE"] = str(places["user"])
             version = {"venv": "user"}.get(version, version)
         assert imported(real_venv, environ) == f"1.0+{version}"
         assert torch_version(find_launcher(environ), environ) == f"1.0+{version}"
     finally:
-        config.write_text(before)
+        config.write_text(before, encoding="utf-8")
         if hidden:
             own.with_name("hidden").rename(own)
 

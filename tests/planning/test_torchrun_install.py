@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_first_executable_torchrun_on_path_counts(tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "torchrun").write_text("not executable")
+    (tmp_path / "a" / "torchrun").write_text("not executable", encoding="utf-8")
     (tmp_path / "b" / "torchrun").mkdir(parents=True)
     program(tmp_path / "c" / "torchrun", "#!/opt/env/bin/python3.12\n" + TORCHRUN)
     program(tmp_path / "d" / "torchrun", "#!/usr/bin/python3\n" + TORCHRUN)
@@ -107,11 +107,11 @@ def test_our_own_torch_is_started_without_the_working_directory(version, tmp_pat
     package = site / "torch" / "distributed"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "run.py").write_text("import runpy, antigravity_of_ours\n")
-    (site / "antigravity_of_ours.py").write_text("print('site')\n")
+    (package / "run.py").write_text("import runpy, antigravity_of_ours\n", encoding="utf-8")
+    (site / "antigravity_of_ours.py").write_text("print('site')\n", encoding="utf-8")
     here = tmp_path / "here"
     here.mkdir()
-    (here / "antigravity_of_ours.py").write_text("print('working directory')\n")
+    (here / "antigravity_of_ours.py").write_text("print('working directory')\n", encoding="utf-8")
     monkeypatch.setattr(sys, "path", ["", str(site)])
     monkeypatch.setattr(sys, "version_info", version)
     launcher = find_launcher(path_of(tmp_path))

@@ -33,10 +33,12 @@ class FakeTorch:
         self.cache = root / "saferun"
         package = root / "site" / "torch" / "distributed"
         package.mkdir(parents=True)
-        (package.parent / "__init__.py").write_text("")
-        (package / "__init__.py").write_text("")
-        (package / "argparse_util.py").write_text(source("planning/fake_argparse_util"))
-        (package / "run.py").write_text(source("planning/fake_torch_run"))
+        (package.parent / "__init__.py").write_text("", encoding="utf-8")
+        (package / "__init__.py").write_text("", encoding="utf-8")
+        (package / "argparse_util.py").write_text(
+            source("planning/fake_argparse_util"), encoding="utf-8"
+        )
+        (package / "run.py").write_text(source("planning/fake_torch_run"), encoding="utf-8")
         self.environ = {"PYTHONPATH": str(root / "site"), "XDG_CACHE_HOME": str(root)}
         self.environ |= {"STARTS": str(self.starts), "MORE": "", "PATH": os.defpath}
 
@@ -46,7 +48,9 @@ class FakeTorch:
 
     @property
     def started(self) -> int:
-        return self.starts.read_text().count("started") if self.starts.exists() else 0
+        return (
+            self.starts.read_text(encoding="utf-8").count("started") if self.starts.exists() else 0
+        )
 
     @property
     def kept(self) -> list[Path]:
@@ -95,7 +99,7 @@ def test_a_hanging_torch_is_ended_with_all_that_it_started(fake_torch, tmp_path,
     )
     assert fake_torch.table(MORE=more) is None
     # On a machine so loaded that it was ended before it could write, nothing was started.
-    started = pids.read_text().split() if pids.exists() else []
+    started = pids.read_text(encoding="utf-8").split() if pids.exists() else []
     until(lambda: not any(map(is_alive, started)), f"{started} still live", 300)
 
 
@@ -109,22 +113,22 @@ def test_without_an_interpreter_there_is_no_table(interpreter, tmp_path):
 def test_a_spoilt_cache_is_asked_anew_and_fixed(text, fake_torch):
     fake_torch.table()
     (kept,) = fake_torch.kept
-    good = kept.read_text()
-    kept.write_text(text)
+    good = kept.read_text(encoding="utf-8")
+    kept.write_text(text, encoding="utf-8")
     assert fake_torch.table() == FAKE_TABLE
-    assert (fake_torch.started, kept.read_text()) == (2, good)
+    assert (fake_torch.started, kept.read_text(encoding="utf-8")) == (2, good)
 
 
 def test_a_planted_link_is_neither_believed_nor_followed(fake_torch, tmp_path):
     fake_torch.table()
     (kept,) = fake_torch.kept
     lie = tmp_path / "lie"
-    lie.write_text('[["lie", ["--lie"], true, null]]')
+    lie.write_text('[["lie", ["--lie"], true, null]]', encoding="utf-8")
     kept.unlink()
     kept.symlink_to(lie)
     assert fake_torch.table() == FAKE_TABLE
     assert (fake_torch.started, kept.is_symlink()) == (2, False)
-    assert lie.read_text() == '[["lie", ["--lie"], true, null]]'
+    assert lie.read_text(encoding="utf-8") == '[["lie", ["--lie"], true, null]]'
 
 
 def test_a_folder_that_is_not_ours_alone_is_not_used(fake_torch):

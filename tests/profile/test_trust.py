@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from rights import OTHER, STRANGER, needs
-from users import acting_as, open_place
+from users import acting_as, name_of, open_place
 
 from saferun.errors import ProfileError
 from saferun.model import Gpu, GpuFacts
@@ -31,7 +31,7 @@ def place() -> Iterator[str]:
 def put(place, text=HOSTILE, *, uid=None, mode=0o644, name="saferun.yaml"):
     path = f"{place}/{name}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
     os.chmod(path, mode)
     if uid is not None:
@@ -65,7 +65,7 @@ def test_a_strangers_file_runs_no_code_as_root(place):
     )
     assert ran.returncode == 0, ran.stderr
     assert "evil" not in ran.stdout
-    assert "./saferun.yaml is not used: it belongs to nobody" in ran.stderr
+    assert f"./saferun.yaml is not used: it belongs to {name_of(STRANGER)}" in ran.stderr
 
 
 @needs("become others")
@@ -193,7 +193,10 @@ def test_a_list_that_lets_a_stranger_write_shows_as_the_groups_bits(place, name)
 @pytest.mark.parametrize(("gid", "problem"), [(OTHER, ""), (0, "others can write it (mode 0664)")])
 def test_a_group_that_is_another_users_own_is_not_private(place, gid, problem):
     """It does not list the users whose own group it is."""
-    with open("/etc/passwd") as file, open(f"{place}/passwd", "w") as copy:
+    with (
+        open("/etc/passwd", encoding="utf-8") as file,
+        open(f"{place}/passwd", "w", encoding="utf-8") as copy,
+    ):
         copy.write(f"{file.read()}colleague:x:{OTHER}:{gid}::/:/bin/sh\n")
     mount = 'mount --bind "$1/passwd" /etc/passwd && exec "$2" -c "$3"'
     ask = f"from saferun.system import trust; print(trust.problem({put(place, mode=0o664)!r}))"

@@ -28,14 +28,14 @@ def say(text):
 
 def done():
     try:
-        with open(f"{name}.step") as file:
+        with open(f"{name}.step", encoding="utf-8") as file:
             return int(file.read())
     except FileNotFoundError:
         return 0
 
 
 def save(step):
-    with open(f"{name}.step.new", "w") as file:
+    with open(f"{name}.step.new", "w", encoding="utf-8") as file:
         file.write(str(step))
     os.replace(f"{name}.step.new", f"{name}.step")
 

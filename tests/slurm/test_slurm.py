@@ -84,10 +84,12 @@ class User:
         self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def log(self, pattern: str) -> str:
-        return "".join(path.read_text() for path in sorted(self.cwd.glob(pattern)))
+        return "".join(path.read_text(encoding="utf-8") for path in sorted(self.cwd.glob(pattern)))
 
     def logs(self) -> str:
-        return "\n".join(f"=== {p.name}\n{p.read_text()}" for p in sorted(self.cwd.glob("*.out")))
+        return "\n".join(
+            f"=== {p.name}\n{p.read_text(encoding='utf-8')}" for p in sorted(self.cwd.glob("*.out"))
+        )
 
     def left_behind(self) -> list[str]:
         """What lives on of a job, and what lies around."""
@@ -133,7 +135,7 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
 
 
 def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
-    text = (ROOT / "docs" / "many-machines.md").read_text()
+    text = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")
     recipe = text[text.index("    #SBATCH --nodes=2") : text.index("`--kill-on-bad-exit=0` lets")]
     for theirs, here in (
         (" --gpus-per-node=8 --cpus-per-task=32", " --cpus-per-task=1"),
@@ -143,7 +145,7 @@ def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
         assert recipe.count(theirs) == 1
         recipe = recipe.replace(theirs, here)
     lines = [line.removeprefix("    ") for line in recipe.splitlines()]
-    (user.cwd / "recipe.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    (user.cwd / "recipe.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]), encoding="utf-8")
     job = user.submits("--nodelist=n[1-2]", "recipe.sh")
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     for node in ("n1", "n2"):
@@ -158,9 +160,11 @@ def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     user.generates("--time", "2", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "1500")
     job = user.submits("job.sh")  # for longer than its time
     user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"))
-    saved = int((user.cwd / "limit.step").read_text())
+    saved = int((user.cwd / "limit.step").read_text(encoding="utf-8"))
     assert f"saved step {saved} because of SIGUSR2" in user.logs()
-    (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.001"))
+    (user.cwd / "job.py").write_text(
+        (user.cwd / "job.py").read_text(encoding="utf-8").replace("0.1", "0.001"), encoding="utf-8"
+    )
     user.lets_begin(job)
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert user.fact(job, "Restarts") == "1"
@@ -196,10 +200,12 @@ def test_a_rank_that_needs_a_minute_to_save_has_it_before_the_limit(user):
     user.generates("--time", "5", "--sbatch=--signal=B:USR2@180", "--", "job.py", "long", "9000")
     job = user.submits("job.sh")
     user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=400)
-    saved = int((user.cwd / "long.step").read_text())
+    saved = int((user.cwd / "long.step").read_text(encoding="utf-8"))
     assert f"saved step {saved} because of SIGUSR2" in user.logs()
     assert user.logs().count("saved step") == 1
-    (user.cwd / "job.py").write_text((user.cwd / "job.py").read_text().replace("0.1", "0.0001"))
+    (user.cwd / "job.py").write_text(
+        (user.cwd / "job.py").read_text(encoding="utf-8").replace("0.1", "0.0001"), encoding="utf-8"
+    )
     user.lets_begin(job)
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert f"begins at step {saved}\n" in user.logs()
@@ -216,7 +222,7 @@ def test_a_preempted_job_is_queued_again_by_slurm_alone(user):
     assert "saved step" in user.log(f"job-{job}-n1.out"), user.logs()
     assert "because of SIGTERM" in user.log(f"job-{job}-n2.out")
     assert "queued again" not in user.logs()
-    (user.cwd / "preempted.step").write_text("299")
+    (user.cwd / "preempted.step").write_text("299", encoding="utf-8")
     user.lets_begin(job)
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert user.fact(job, "Restarts") == "1"
@@ -308,7 +314,7 @@ def test_each_task_of_an_array_is_a_job_of_its_own(user):
 )
 def test_slurm_reads_a_directive_as_it_is_meant(user, value):
     script = f"#!/bin/sh\n#SBATCH --comment={sbatch.quote(value)}\nexit\n"
-    (user.cwd / "quoting.sh").write_text(script)
+    (user.cwd / "quoting.sh").write_text(script, encoding="utf-8")
     job = user.submits("--hold", "quoting.sh")
     reported = user.slurm("squeue", "--noheader", "-j", job, "--format=[%k]")
     assert reported == f"[{value}]\n"

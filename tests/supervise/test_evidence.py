@@ -39,7 +39,7 @@ def small_group() -> Iterator[str]:
     try:
         os.mkdir(folder)
         limit = "memory.limit_in_bytes" if version_1 else "memory.max"
-        with open(f"{folder}/{limit}", "w") as file:
+        with open(f"{folder}/{limit}", "w", encoding="utf-8") as file:
             file.write(str(32 << 20))
     except OSError as error:
         pytest.skip(f"control groups cannot be made here: {error}")
@@ -65,7 +65,7 @@ def test_a_kill_in_the_ranks_own_group_is_counted_there(small_group, seen, count
 
 def test_no_kill_is_reported_where_the_machine_counted_none(tmp_path, monkeypatch):
     machine = tmp_path / "vmstat"
-    machine.write_text("oom_kill 7\n")
+    machine.write_text("oom_kill 7\n", encoding="utf-8")
     monkeypatch.setattr(evidence, "_MACHINE", str(machine))
     assert evidence.OutOfMemoryKills().since() == 0
 

@@ -83,9 +83,11 @@ def test_a_rank_without_the_pipe_is_not_asked(tmp_path):
     one = subprocess.Popen(["sleep", "1000"], env=environ)
     try:
         sign = RankSign(3, one.pid, "S", 0.0, "")
-        Path(f"{tmp_path}/pipe-3.pipe").write_text("")  # no pipe: nothing is written to it
+        Path(f"{tmp_path}/pipe-3.pipe").write_text(
+            "", encoding="utf-8"
+        )  # no pipe: nothing is written to it
         assert FlightDumps([sign], 0.0).are_ready(0.0)
-        assert Path(f"{tmp_path}/pipe-3.pipe").read_text() == ""
+        assert Path(f"{tmp_path}/pipe-3.pipe").read_text(encoding="utf-8") == ""
         os.unlink(f"{tmp_path}/pipe-3.pipe")
         os.mkfifo(f"{tmp_path}/pipe-3.pipe")  # nobody reads it: nobody waits
         assert FlightDumps([sign], 0.0).are_ready(0.0)

@@ -20,7 +20,7 @@ from saferun.profile.yaml_reader import parse
 
 TEXT = 'saferun: train.py on gpu7: failed, "it\'s" $HOME `x`: ünd'
 EVENT = json.dumps({"schema": 1, "event": "failed", "text": TEXT}) + "\n"
-PAGE = (ROOT / "docs" / "watching.md").read_text()
+PAGE = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## Be told of failures")[2].partition("\n## ")[0]
 RECIPES = re.findall(r"```yaml\n(notify:.*?)```", SECTION, re.DOTALL)
 SLACK, NTFY, MAIL = range(3)
@@ -53,7 +53,9 @@ def posted(tmp_path: Path) -> Iterator[list[Posted]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         for name in (".slack-webhook", ".ntfy"):
-            (tmp_path / name).write_text(f'url = "http://127.0.0.1:{server.server_port}/{name}"\n')
+            (tmp_path / name).write_text(
+                f'url = "http://127.0.0.1:{server.server_port}/{name}"\n', encoding="utf-8"
+            )
         yield found
         server.shutdown()
         thread.join()
@@ -79,7 +81,9 @@ def test_slack_and_ntfy_get_the_text(posted, tmp_path, which):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_a_webhook_that_refuses_is_a_failure(posted, tmp_path):
     place = tmp_path / ".slack-webhook"
-    place.write_text(place.read_text().replace("/.slack-webhook", "/gone"))
+    place.write_text(
+        place.read_text(encoding="utf-8").replace("/.slack-webhook", "/gone"), encoding="utf-8"
+    )
     environ = {**os.environ, "HOME": str(tmp_path), "no_proxy": "127.0.0.1"}
     done = subprocess.run(
         command(SLACK), input=EVENT.encode(), env=environ, capture_output=True, check=False
@@ -89,9 +93,11 @@ def test_a_webhook_that_refuses_is_a_failure(posted, tmp_path):
 
 def test_mail_gets_the_event(tmp_path):
     program = tmp_path / "mail"
-    program.write_text(f'#!/bin/sh\ncd {shell(tmp_path)}\necho "$@" > to\ncat > body\n')
+    program.write_text(
+        f'#!/bin/sh\ncd {shell(tmp_path)}\necho "$@" > to\ncat > body\n', encoding="utf-8"
+    )
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(command(MAIL), input=EVENT.encode(), env=environ, check=True)
-    assert (tmp_path / "to").read_text() == "-s saferun me@example.org\n"
-    assert (tmp_path / "body").read_text() == EVENT
+    assert (tmp_path / "to").read_text(encoding="utf-8") == "-s saferun me@example.org\n"
+    assert (tmp_path / "body").read_text(encoding="utf-8") == EVENT

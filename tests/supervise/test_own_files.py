@@ -32,7 +32,7 @@ def test_changed_hooks_are_written_as_they_were(files, tmp_path, monkeypatch):
     assert site == tmp_path / "hooks" / "inject" / "site"
     for path in site.parent.rglob("*.py"):
         original = Path(PACKAGE, "inject", path.relative_to(site.parent))
-        assert path.read_text() == original.read_text()
+        assert path.read_text(encoding="utf-8") == original.read_text(encoding="utf-8")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert (site.parent / "hooks" / "init" / "hook.py").exists()
     assert stat.S_IMODE((tmp_path / "hooks").stat().st_mode) == 0o700

@@ -53,7 +53,7 @@ def ras() -> Iterator[tuple[str, list[bytes], list[bytes]]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = threading.Thread(target=serve)
         server.start()
-        yield f"localhost:{listener.getsockname()[1]}", answers, questions
+        yield f"127.0.0.1:{listener.getsockname()[1]}", answers, questions
         listener.shutdown(socket.SHUT_RDWR)
         server.join()
 

@@ -66,7 +66,8 @@ def test_status_77_without_a_request_is_a_failure(tmp_path, planted):
         "from _saferun_inject import contract, hook_runner\n"
         "here = hook_runner.current(os.environ[contract.VARIABLE])\n"
         f"here.write_file(contract.RECYCLE, {planted.encode()!r})\n"
-        "sys.exit(77)\n"
+        "sys.exit(77)\n",
+        encoding="utf-8",
     )
     with run(tmp_path, *PYTHON, "job.py") as job:
         assert job.end() == 77, job.err
@@ -79,7 +80,8 @@ def test_without_a_journal_no_process_can_ask(tmp_path):
         "import os\n"
         "from _saferun_inject import contract, hook_runner\n"
         "here = hook_runner.current(os.environ[contract.VARIABLE])\n"
-        "print(here.state, here.recycle('why', progress=1))\n"
+        "print(here.state, here.recycle('why', progress=1))\n",
+        encoding="utf-8",
     )
     (tmp_path / "file").touch()
     nowhere = {"SAFERUN_RUN_DIR": str(tmp_path / "file" / "runs")}

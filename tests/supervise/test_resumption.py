@@ -166,7 +166,7 @@ def test_what_another_process_has_saved_since_is_found(job):
 
 def test_the_start_of_an_attempt_is_no_work_that_is_lost(job, tmp_path):
     head = {"v": 1, "at": 1090.0, "pid": 7, "rank": 0, "hook": "init", "outcome": "applied"}
-    (tmp_path / "a1-r0-rank0-pid7.jsonl").write_text(json.dumps(head) + "\n")
+    (tmp_path / "a1-r0-rank0-pid7.jsonl").write_text(json.dumps(head) + "\n", encoding="utf-8")
     identity = job.gathered.identity._replace(receipts=str(tmp_path))
     job.gathered = job.gathered._replace(identity=identity)
     assert job.run().judged(FAILED, job.plan, ended()).lost_work.s == 510.0

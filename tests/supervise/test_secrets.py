@@ -68,7 +68,9 @@ def written(folder: Path, *outputs: str) -> str:
     one.end(1, "")
     one.close()
     return "".join(
-        path.read_text(errors="replace") for path in (folder / "r").rglob("*") if path.is_file()
+        path.read_text(errors="replace", encoding="utf-8")
+        for path in (folder / "r").rglob("*")
+        if path.is_file()
     )
 
 

@@ -133,5 +133,5 @@ def test_a_late_node_gathers_the_result_or_reads_it(shared: str):
 
 
 def test_a_directory_that_is_not_shared_gives_nothing(shared: str, tmp_path: Path):
-    (tmp_path / "nodes" / "word").write_text("another's")
+    (tmp_path / "nodes" / "word").write_text("another's", encoding="utf-8")
     assert exchanged(shared, [report(0)], 1) == [None]

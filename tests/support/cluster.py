@@ -162,16 +162,18 @@ def standing(place: Path) -> Iterator[Cluster]:
 def _furnish(place: Path) -> None:
     for name in ("state", "log", "dev", *(f"spool.{node}" for node in NODES)):
         (place / name).mkdir(parents=True)
-    (place / "slurm.conf").write_text(CONF.format(place=place))
-    (place / "gres.conf").write_text(GRES.format(place=place))
-    (place / "hosts").write_text(f"127.0.0.1 localhost\n10.77.0.1 ctl {' '.join(NODES)}\n")
+    (place / "slurm.conf").write_text(CONF.format(place=place), encoding="utf-8")
+    (place / "gres.conf").write_text(GRES.format(place=place), encoding="utf-8")
+    (place / "hosts").write_text(
+        f"127.0.0.1 localhost\n10.77.0.1 ctl {' '.join(NODES)}\n", encoding="utf-8"
+    )
     for number in range(GPUS):
         os.mknod(place / f"dev/nvidia{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
 
 def _child(pid: int) -> int:
     """Return unshare's child, the first process of the namespace."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0])
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
@@ -181,4 +183,6 @@ def _wait_until_idle(cluster: Cluster) -> None:
 
 
 def _logs(place: Path) -> str:
-    return "\n".join(f"{p.name}:\n{p.read_text()[-2000:]}" for p in sorted(place.glob("log/*")))
+    return "\n".join(
+        f"{p.name}:\n{p.read_text(encoding='utf-8')[-2000:]}" for p in sorted(place.glob("log/*"))
+    )

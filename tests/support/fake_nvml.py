@@ -8,6 +8,7 @@ tests/gpu/real/test_doctor_gpu.py compares the fields that a real one gives with
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import pathlib
 import shutil
@@ -108,7 +109,7 @@ class Nvml:
             peers = {f"GetP2PStatus.{other}.0": "0" for other in range(len(gpus))}
             lines += [f"{number} {name} {text}\n" for name, text in {**peers, **answers}.items()]
         path = self.folder / ("answers" if look is None else f"answers.{look}")
-        path.with_suffix(".new").write_text("".join(lines))
+        path.with_suffix(".new").write_text("".join(lines), encoding="utf-8")
         path.with_suffix(".new").replace(path)
 
     @property
@@ -120,17 +121,18 @@ class Nvml:
 
 def asking(parent: int) -> list[int]:
     """Return the children of a process that ask NVML."""
-    return [
-        pid
-        for pid in children(parent)
-        if b"ask_nvml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    found = []
+    for pid in children(parent):
+        with contextlib.suppress(OSError):  # it has just ended
+            if b"ask_nvml" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def listing(folder: pathlib.Path, count: int, script: str = "") -> None:
     """Write an nvidia-smi that lists so many GPUs, or does what a script says."""
     lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid(n)})" for n in range(count)]
-    (folder / "list.txt").write_text("\n".join(lines) + "\n")
+    (folder / "list.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     executable(folder / "nvidia-smi", f"#!/bin/sh\n{script or shell('cat', folder / 'list.txt')}\n")
 
 

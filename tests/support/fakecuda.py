@@ -56,12 +56,12 @@ class Smi:
 
     def lists(self, count: int, name: str = "NVIDIA H100 80GB HBM3") -> None:
         lines = [f"GPU {n}: {name} (UUID: {uuid(n)})" for n in range(count)]
-        (self.folder / "list").write_text("\n".join(lines) + "\n")
+        (self.folder / "list").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     @property
     def asked(self) -> list[str]:
         path = self.folder / "asked"
-        return path.read_text().splitlines() if path.exists() else []
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def driver_files(folder: Path, count: int = 2) -> Path:
@@ -71,7 +71,7 @@ def driver_files(folder: Path, count: int = 2) -> Path:
         place.mkdir(parents=True)
         lines = ["Model: \t\t NVIDIA Fake", f"GPU UUID: \t {uuid(number)}"]
         lines.append(f"Device Minor: \t {number}")
-        (place / "information").write_text("\n".join(lines) + "\n")
+        (place / "information").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 

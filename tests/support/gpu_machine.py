@@ -40,7 +40,7 @@ class FakeMachine:
         folder = self.proc / "gpus" / bus
         folder.mkdir(parents=True)
         text = INFORMATION.format(name=name, uuid=uuid, bus=bus, minor=minor, excluded=excluded)
-        (folder / "information").write_text(text)
+        (folder / "information").write_text(text, encoding="utf-8")
         if node:
             (self.dev / f"nvidia{minor}").touch()
         return folder / "information"
@@ -53,7 +53,7 @@ class FakeMachine:
         executable(self.bin / "nvidia-smi", f"#!/bin/sh\n{script}\n")
 
     def nvidia_smi_prints(self, text, status=0):
-        (self.bin / "answer").write_text(text)
+        (self.bin / "answer").write_text(text, encoding="utf-8")
         self.nvidia_smi(f'cat "$(dirname "$0")/answer"; exit {status}')
 
     def detect(self, visible=None, timeout_s=300.0, **environ):

@@ -44,7 +44,7 @@ class Machine:
     def _events(self, name: str) -> list[dict]:
         """Return the events of the only run; tests put other journals beside it."""
         (path,) = self.runs.glob("*-*-*/events.jsonl")
-        events = [json.loads(line) for line in path.read_text().splitlines()]
+        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return [event for event in events if event["event"] == name]
 
 

@@ -27,6 +27,8 @@ SOURCES = ROOT / "src"
 DEADLINE_S = 300  # for any event, on a machine that is busy with other work
 MARK = "SAFERUN_TEST_MARK"
 
+# No process has this pid: they are smaller (kernel/sysctl: pid_max).
+NO_PID = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="utf-8"))
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
 COMMON = "from roster import *\n"  # what the small jobs below have in common
 RANK = COMMON + "kin(); join('rank'); stay()"
@@ -58,7 +60,7 @@ def living(mark: str) -> dict[int, str]:
             if f"{MARK}={mark}".encode() not in Path(f"/proc/{name}/environ").read_bytes():
                 continue
             if is_alive(int(name)):
-                found[int(name)] = Path(f"/proc/{name}/comm").read_text().strip()
+                found[int(name)] = Path(f"/proc/{name}/comm").read_text(encoding="utf-8").strip()
     return found
 
 
@@ -73,7 +75,7 @@ def kill_all(mark: str, but: int = 0) -> None:
 
 def has_signal(pid: int, fields: str, number: int) -> bool:
     """Tell whether a signal is in one of a process's sets, as /proc/PID/status names them."""
-    text = Path(f"/proc/{pid}/status").read_text()
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     sets = re.findall(rf"^(?:{fields}):\s*(\w+)$", text, re.MULTILINE)
     return any(int(bits, 16) >> (number - 1) & 1 for bits in sets)
 
@@ -88,7 +90,7 @@ def free_port() -> int:
 
 def stat_of(pid: int | str) -> list[str]:
     """Return what the kernel says of a process after its name: its state, its parent, ..."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
 def is_alive(pid: int | str) -> bool:
@@ -185,14 +187,17 @@ class Supervised:
 
     def members(self, role: str) -> list[int]:
         """Return the pids that entered the roster in a role."""
-        lines = self.roster.read_text().splitlines() if self.roster.exists() else []
+        lines = self.roster.read_text(encoding="utf-8").splitlines() if self.roster.exists() else []
         return [int(line.split()[1]) for line in lines if line.split()[0] == role]
 
     def arrived(self, **counts: int) -> None:
         """Wait until so many have entered the roster in each role."""
         until(
             lambda: all(len(self.members(role)) >= n for role, n in counts.items()),
-            lambda: (counts, self.roster.read_text() if self.roster.exists() else "no roster"),
+            lambda: (
+                counts,
+                self.roster.read_text(encoding="utf-8") if self.roster.exists() else "no roster",
+            ),
         )
 
     def pid(self, who: str) -> int:
@@ -211,7 +216,7 @@ class Supervised:
         """Wait for the end and return what run_attempt returned."""
         self.out, self.err = self.process.communicate(timeout=DEADLINE_S)
         assert self._result.exists(), self.err
-        result: dict[str, Any] = json.loads(self._result.read_text())
+        result: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
         return result
 
     def nothing_lives(self, *but: int) -> None:
@@ -222,7 +227,7 @@ class Supervised:
     def is_held(self) -> bool:
         """Return whether a process lives that has inherited the lock which roster.py takes."""
         try:
-            with open(f"{self.roster}.lives") as file:
+            with open(f"{self.roster}.lives", encoding="utf-8") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:  # no such job was started
             return False
@@ -269,13 +274,13 @@ def warm_agent_of(keeper: int) -> int:
 
 def awaits_its_task(agent: int) -> bool:
     """Whether a warm agent has imported torch and reads from its task's pipe (read: call 0)."""
-    loaded = "libtorch_python" in Path(f"/proc/{agent}/maps").read_text()
-    return loaded and Path(f"/proc/{agent}/syscall").read_text().split()[0] == "0"
+    loaded = "libtorch_python" in Path(f"/proc/{agent}/maps").read_text(encoding="utf-8")
+    return loaded and Path(f"/proc/{agent}/syscall").read_text(encoding="utf-8").split()[0] == "0"
 
 
 def _waits(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "saferun-warm"
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "saferun-warm"
     return False
 
 
@@ -294,7 +299,12 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     standby = prepare(start_keeper(), warm)
     roster = Path(os.environ["ROSTER"])
     count = wanted.get("imports", 0)
-    until(lambda: not count or (roster.exists() and roster.read_text().count("imported") >= count))
+    until(
+        lambda: (
+            not count
+            or (roster.exists() and roster.read_text(encoding="utf-8").count("imported") >= count)
+        )
+    )
     if wanted.get("kill"):
         pid = warm_agent_of(standby.pid)
         os.kill(pid, signal.SIGKILL)
@@ -333,7 +343,7 @@ def _main() -> None:
     facts = ended._asdict() | dict(zip(ended.report._fields, ended.report, strict=True))
     facts |= {"exit_code": ended.exit_code, "signal": ended.signal}
     text = json.dumps(facts, default=lambda value: value.decode("latin-1"))
-    Path(result).with_suffix(".new").write_text(text)
+    Path(result).with_suffix(".new").write_text(text, encoding="utf-8")
     Path(result).with_suffix(".new").rename(result)
     sys.exit(ended.exit_code)
 

@@ -97,7 +97,7 @@ class Interpreters:
         """Run a script (a file, so that dynamo and inspect find its source) or a command line."""
         if not argv:
             path = self.folder / "script.py"
-            path.write_text(script)
+            path.write_text(script, encoding="utf-8")
             argv = (str(path),)
         done = subprocess.run(
             [python, *flags, *argv],
@@ -113,7 +113,11 @@ class Interpreters:
     def read_receipts(self) -> list[dict[str, Any]]:
         files = sorted(self.receipts.glob("*.jsonl")) if self.receipts.is_dir() else []
         files = [file for file in files if not file.is_symlink()]
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return [
+            json.loads(line)
+            for file in files
+            for line in file.read_text(encoding="utf-8").splitlines()
+        ]
 
 
 def other_pythons() -> list[Path]:
@@ -131,6 +135,6 @@ def fake_torch(folder: Path, body: str = "") -> Path:
     package = folder / "fake" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(
-        "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body
+        "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body, encoding="utf-8"
     )
     return package.parent

@@ -55,7 +55,9 @@ def output(count: int, text: str = "step {} loss 2.5 tok/s 1234") -> str:
 @functools.cache
 def table(name: str) -> list[dict[str, Any]]:
     """Return the rows of a table of failures: kind, log, and name and exit_code where given."""
-    rows: list[dict[str, Any]] = read_yaml((RECORDS / "failures" / f"{name}.yaml").read_text())
+    rows: list[dict[str, Any]] = read_yaml(
+        (RECORDS / "failures" / f"{name}.yaml").read_text(encoding="utf-8")
+    )
     return rows
 
 

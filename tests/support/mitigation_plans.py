@@ -16,7 +16,7 @@ from saferun.profile.merge import Given, resolve
 from saferun.profile.schema import Doc, Leaf
 
 SHIPPED = Path(loader.__file__).with_name("mitigations.yaml")
-DATA = read_yaml(SHIPPED.read_text())["mitigations"]
+DATA = read_yaml(SHIPPED.read_text(encoding="utf-8"))["mitigations"]
 ALL = mitigation_catalog.parse(DATA)
 SITE = str(Path(loader.__file__).parents[1] / "inject" / "site")
 ANSWERS = {

@@ -401,7 +401,9 @@ class Trial:
     def _judged(self) -> list[tuple[str, str]]:
         path, ends = self.folder / "out" / "audit", self._ends()
         audit = (
-            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            if path.exists()
+            else []
         )
         found = [*self._hanging(), *self._left(), *wrong(self.folder, audit, ends)]
         return [*found, *mixed(audit), *split(audit), *self._reasons(audit, ends)]
@@ -427,7 +429,9 @@ class Trial:
         for host in self._hosts:
             if host.name in self._ended and host.name not in self._down:
                 starts = self._starts[host.name]
-                text = (host.folder / f"output-{len(starts) - 1}").read_text(errors="replace")
+                text = (host.folder / f"output-{len(starts) - 1}").read_text(
+                    errors="replace", encoding="utf-8"
+                )
                 status = starts[-1].run.process.returncode
                 found.append(end_of(host.name, status, self._ended[host.name], text))
         return found
@@ -489,8 +493,8 @@ def wrong(folder: Path, audit: list[dict[str, Any]], ends: list[End]) -> list[tu
     if not final.exists():
         return [(WRONG, "status 0, and no weights")]
     found = []
-    if json.loads(final.read_text()) != [STEPS, wanted]:
-        found.append((WRONG, f"rank 0 ended with {final.read_text()}"))
+    if json.loads(final.read_text(encoding="utf-8")) != [STEPS, wanted]:
+        found.append((WRONG, f"rank 0 ended with {final.read_text(encoding='utf-8')}"))
     last = [line["group"] for line in audit if line["event"] == "end" and line["rank"] == 0]
     for line in audit:
         if line["event"] == "end" and line["group"] == last[-1] and line["weights"] != wanted:

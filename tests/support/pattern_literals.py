@@ -14,7 +14,7 @@ _FLAGS = {"re.M": re.M, "re.MULTILINE": re.M, "re.S": re.S, "re.I": re.I, "re.VE
 def uses(source: Path) -> Iterator[tuple[str, re.Pattern[str], str]]:
     """Yield where a pattern is used, the pattern, and `match`, `fullmatch` or `search`."""
     for path in sorted(source.rglob("*.py")):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         names = dict(_constants(tree))
         for node in ast.walk(tree):

@@ -146,10 +146,12 @@ class Trial:
         for pid, name in living(job.mark).items():
             with contextlib.suppress(OSError):
                 files = ("wchan", "status", "cmdline")
-                wchan, status, cmdline = (Path(f"/proc/{pid}/{f}").read_text() for f in files)
+                wchan, status, cmdline = (
+                    Path(f"/proc/{pid}/{f}").read_text(encoding="utf-8") for f in files
+                )
                 state = " ".join(status.split("\n")[n].replace("\t", " ") for n in (2, 6))
                 lines.append(f"{pid} {name} {state} {wchan}: {cmdline[:200]!r}")
-        (self.folder / "living").write_text("\n".join(lines))
+        (self.folder / "living").write_text("\n".join(lines), encoding="utf-8")
 
     # --- the run ---------------------------------------------------------------------------
 
@@ -250,7 +252,9 @@ class Trial:
         """Return what a rank has written down of its processes, by their roles."""
         found: dict[str, list[int]] = {}
         with contextlib.suppress(FileNotFoundError):
-            for line in (self.folder / f"pids-{attempt}-{rank}").read_text().splitlines():
+            for line in (
+                (self.folder / f"pids-{attempt}-{rank}").read_text(encoding="utf-8").splitlines()
+            ):
                 role, _, pid = line.partition(" ")
                 found.setdefault(role, []).append(int(pid))
         return found

@@ -86,7 +86,7 @@ def launch(
 ) -> Job:
     """Run `script` as `ranks` ranks under torchrun (or under `launcher`) and wait for its end."""
     path = folder / "train.py"
-    path.write_text(script)
+    path.write_text(script, encoding="utf-8")
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
     kept = environment(hooks(init), folder / "receipts", mitigations)
     kept |= environ or {}
@@ -101,7 +101,9 @@ def _without_gloo(out: str) -> str:
 
 def read_receipts(folder: Path) -> list[dict[str, Any]]:
     files = sorted((folder / "receipts").glob("*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [
+        json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 class ForkServers:
@@ -133,9 +135,9 @@ class ForkServers:
         hooks; None in `environ` takes a variable away.
         """
         path = folder / "train.py"
-        path.write_text(script)
+        path.write_text(script, encoding="utf-8")
         for name in ("out", "err"):
-            (folder / name).write_text("")
+            (folder / name).write_text("", encoding="utf-8")
         job = {
             "folder": str(folder),
             "script": str(path),
@@ -149,7 +151,7 @@ class ForkServers:
         mode = (order or {}).get("mode", "warn")
         patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | more
         code = self._ask(json.dumps(patches), json.dumps(job))
-        out, err = ((folder / name).read_text() for name in ("out", "err"))
+        out, err = ((folder / name).read_text(encoding="utf-8") for name in ("out", "err"))
         return Job(code, _without_gloo(out), err, read_receipts(folder), [])
 
     def _ask(self, patches: str, job: str) -> int:

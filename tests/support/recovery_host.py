@@ -83,9 +83,9 @@ def left_by(
     folder = runs / run
     folder.mkdir(parents=True)
     event = {"at": 1, "event": "attempt", "attempt": 1, "by": by}
-    (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n", encoding="utf-8")
     last = procfs.now() + 1000 if alive is None else alive
-    (folder / "alive").write_text(f"{last:020d}\n")
+    (folder / "alive").write_text(f"{last:020d}\n", encoding="utf-8")
     locks = f"{by['pid']}:{by['start']}:{A}"
     return {"SAFERUN_INJECT": contract(run), "SAFERUN_LOCKS": locks}
 

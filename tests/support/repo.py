@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +24,17 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 def source(name: str) -> str:
     """Return the text of a program that a test runs: tests/programs/NAME.py."""
-    return (PROGRAMS / f"{name}.py").read_text()
+    return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
+
+
+def committed() -> list[str]:
+    """Return the names of the files that git knows; skip where it knows none of this checkout."""
+    if not shutil.which("git"):
+        pytest.skip("no git")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:  # an archive, or another user's ("dubious ownership")
+        pytest.skip("not a git checkout of one's own")
+    return [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
 
 
 def read_yaml(text: str) -> Any:

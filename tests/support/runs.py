@@ -94,7 +94,7 @@ class Run:
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return the journal's events of a name, or all."""
-        lines = (self.journal / "events.jsonl").read_text().splitlines()
+        lines = (self.journal / "events.jsonl").read_text(encoding="utf-8").splitlines()
         found = [json.loads(line) for line in lines]
         return [e for e in found if name in (None, e["event"])]
 
@@ -126,7 +126,12 @@ class Run:
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 ranks = [e[5:] for e in environ if e.startswith(b"RANK=")]
-                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                parent = (
+                    Path(f"/proc/{pid}/stat")
+                    .read_text(encoding="utf-8")
+                    .rpartition(")")[2]
+                    .split()[1]
+                )
                 above = Path(f"/proc/{parent}/environ").read_bytes()
                 if ranks and b"\0RANK=" not in b"\0" + above:
                     found[int(ranks[0])] = pid

@@ -25,9 +25,14 @@ def own_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("saferun: ")]
 
 
+def in_ascii(path: object) -> str:
+    """Return a path as faulthandler writes it."""
+    return str(path).encode("ascii", "backslashreplace").decode()
+
+
 def frame(path: object, place: str) -> str:
-    """Return a line of faulthandler's, which writes letters that are not ASCII escaped."""
-    return f'File "{path}", {place}'.encode("ascii", "backslashreplace").decode()
+    """Return a line of faulthandler's."""
+    return f'File "{in_ascii(path)}", {place}'
 
 
 def unwrapped(text: str) -> str:

@@ -49,7 +49,7 @@ class Machine:
             place.mkdir()
         for name in ("torchrun", "python"):
             self.program(name, TORCHRUN)
-        (self.cwd / "train.py").write_text("")
+        (self.cwd / "train.py").write_text("", encoding="utf-8")
         self.mark = uuid.uuid4().hex
         self.environ = {
             "HOME": str(self.home),
@@ -74,7 +74,7 @@ class Machine:
         path = self.cwd / name
         done = self.gen_shell(*argv, **environ)
         assert done.returncode == 0, done.stderr
-        path.write_text(done.stdout)
+        path.write_text(done.stdout, encoding="utf-8")
         return path
 
     def gen_shell(self, *argv: str, **environ: str) -> Ended:
@@ -121,7 +121,7 @@ class Machine:
         """Return what torchrun got, by attempt, and forget it."""
         found = {}
         for path in sorted(self.records(label).glob("*.json")):
-            got = json.loads(path.read_text())
+            got = json.loads(path.read_text(encoding="utf-8"))
             found[int(path.stem)] = Received(got["argv"], plain(got["env"]))
             path.unlink()
         return found
@@ -174,7 +174,7 @@ def up(machine: Machine, label: str = "x"):
 
 def signals(machine: Machine, label: str = "x") -> str:
     path = machine.records(label) / "signals"
-    return path.read_text().strip() if path.exists() else ""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -27,7 +27,7 @@ def bash(text: str) -> list[str]:
 def rendered_script(
     script_settings: ScriptSettings, args=(), command=("saferun", "gen-shell"), kit=("cHJv", "a2l0")
 ) -> str:
-    template = (ROOT / "shell" / "run.sh").read_text()
+    template = (ROOT / "shell" / "run.sh").read_text(encoding="utf-8")
     return shell_script.render(
         script_settings, args, command=command, template=template, kit=kit, whole=bool(args)
     )

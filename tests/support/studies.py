@@ -26,7 +26,7 @@ def stored(folder: Path, kind: str) -> list[Any]:
 
 
 def recorded(job: Any) -> list[dict[str, Any]]:
-    lines = (job.journal / "state" / "trials.jsonl").read_text().splitlines()
+    lines = (job.journal / "state" / "trials.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 

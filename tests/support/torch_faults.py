@@ -64,7 +64,7 @@ def warm(folder: Path) -> None:
     for job in jobs:
         job.wait()
     for path in folder.glob("*/pids-*-0"):
-        helper = path.read_text().rpartition(" ")[2]
+        helper = path.read_text(encoding="utf-8").rpartition(" ")[2]
         with contextlib.suppress(ProcessLookupError):  # its job failed
             os.kill(int(helper), signal.SIGKILL)
 

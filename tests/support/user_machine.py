@@ -58,7 +58,7 @@ class UserMachine:
             "LANG": "C.UTF-8",
             MARK: uuid.uuid4().hex,
         }
-        (self.cwd / "train.py").write_text("")
+        (self.cwd / "train.py").write_text("", encoding="utf-8")
 
     def _popen(self, *command_line: str, **environ: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -85,7 +85,9 @@ class UserMachine:
         """A job that runs, and whose journal has come to this event."""
         job = self._popen("train.py", ACTS=json.dumps(acts))
         try:
-            until(lambda: waits_for in "".join(p.read_text() for p in self._events()))
+            until(
+                lambda: waits_for in "".join(p.read_text(encoding="utf-8") for p in self._events())
+            )
             yield job
         finally:
             job.kill()
@@ -112,8 +114,10 @@ def journal(base: pathlib.Path, name: str, *events: dict, plan: object = None) -
     """A journal made by hand."""
     place = base / name
     place.mkdir(parents=True)
-    (place / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    (place / "plan.json").write_text(json.dumps(plan or {"script": "train.py"}))
+    (place / "events.jsonl").write_text(
+        "".join(json.dumps(e) + "\n" for e in events), encoding="utf-8"
+    )
+    (place / "plan.json").write_text(json.dumps(plan or {"script": "train.py"}), encoding="utf-8")
     return place
 
 

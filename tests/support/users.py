@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import tempfile
 from collections.abc import Iterator
+
+
+def name_of(uid: int) -> str:
+    """Return the name of a user; its number where the machine has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 @contextlib.contextmanager

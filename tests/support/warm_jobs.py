@@ -40,7 +40,7 @@ class WarmJob:
     def package(self, name: str, text: str) -> Path:
         path = self.installed.joinpath(*name.split("."), "__init__.py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         return path
 
     def command(self, way: str, *words: str) -> list[str]:
@@ -65,7 +65,10 @@ class WarmJob:
     def starts(self) -> list[str]:
         """Return how each process of the last run was started, in the order of attempts."""
         files = sorted((self.last() / "receipts").glob("a*.jsonl"))
-        return [json.loads(file.read_text().splitlines()[0]).get("start", "") for file in files]
+        return [
+            json.loads(file.read_text(encoding="utf-8").splitlines()[0]).get("start", "")
+            for file in files
+        ]
 
 
 def plain(text: str) -> str:

@@ -24,7 +24,7 @@ class Machine(NamedTuple):
         for name, text in files.items():
             path = self.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
 
 
 @pytest.fixture

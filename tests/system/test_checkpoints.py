@@ -36,7 +36,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     trainer.mkdir()
     save_file(tensors, trainer / "model.safetensors")
     torch.save(optimizer.state_dict(), trainer / "optimizer.pt")
-    (trainer / "trainer_state.json").write_text(json.dumps({"global_step": 30}))
+    (trainer / "trainer_state.json").write_text(json.dumps({"global_step": 30}), encoding="utf-8")
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -116,7 +116,7 @@ def test_what_a_loader_does_without_is_wanted_only_where_the_program_writes_it(
     for folder, files in made.items():
         (tmp_path / folder).mkdir()
         for name in files:
-            (tmp_path / folder / name).write_text('{"of": "a file"}')
+            (tmp_path / folder / name).write_text('{"of": "a file"}', encoding="utf-8")
     paths = [str(tmp_path / folder) for folder, files in made.items() if files]
     reason = checkpoints.problem(paths[0], 2, paths)
     assert said in reason
@@ -138,7 +138,7 @@ def test_an_hdf5_file_is_as_long_as_its_superblock_says(tmp_path, version):
 def nanochat(folder: Path, whole: Path, ranks: int) -> Path:
     folder.mkdir(exist_ok=True)
     meta = folder / "meta_000100.json"
-    meta.write_text("{}")
+    meta.write_text("{}", encoding="utf-8")
     for name in ("model_000100.pt", *(f"optim_000100_rank{rank}.pt" for rank in range(ranks))):
         (folder / name).write_bytes(whole.read_bytes())
     return meta
@@ -161,10 +161,10 @@ def test_deepspeeds_tag_counts_once_the_file_latest_names_it_or_a_later_one(writ
         states.write_bytes(written["ckpt.pt"].read_bytes())
     ten, twenty = (str(tmp_path / tag) for tag in ("global_step10", "global_step20"))
     assert "latest" in checkpoints.problem(ten)
-    (tmp_path / "latest").write_text("global_step10")
+    (tmp_path / "latest").write_text("global_step10", encoding="utf-8")
     assert checkpoints.problem(ten) == ""
     assert checkpoints.problem(twenty) == "`latest` names global_step10"
-    (tmp_path / "latest").write_text("global_step20")
+    (tmp_path / "latest").write_text("global_step20", encoding="utf-8")
     assert (checkpoints.problem(ten), checkpoints.problem(twenty)) == ("", "")
 
 
@@ -192,7 +192,7 @@ def test_what_is_empty_or_missing_is_not_complete(tmp_path):
     assert checkpoints.problem(str(tmp_path / "a.zip")) == "it is empty"
     index = tmp_path / "shards" / "model.safetensors.index.json"
     index.parent.mkdir()
-    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}), encoding="utf-8")
     assert "model-1.safetensors is missing" in checkpoints.problem(str(index.parent))
 
 
@@ -212,7 +212,7 @@ def test_nothing_of_a_checkpoint_is_executed(tmp_path):
 
 def aged(path: Path, at: int) -> Path:
     path.parent.mkdir(exist_ok=True, parents=True)
-    path.write_text("x")
+    path.write_text("x", encoding="utf-8")
     os.utime(path, (at, at))
     return path
 

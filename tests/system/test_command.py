@@ -34,10 +34,10 @@ def test_a_flood_that_outlives_us_is_stopped_by_the_kernel(tmp_path: pathlib.Pat
     script = f"trap '' PIPE; yes; echo $? >{shlex.quote(str(status))}"
     bounded.run(("sh", "-c", f"setsid sh -c {shlex.quote(script)} & sleep 60"), os.environ, 0.2)
     end = time.monotonic() + 30
-    while not status.exists() or not status.read_text():
+    while not status.exists() or not status.read_text(encoding="utf-8"):
         assert time.monotonic() < end, "the flood goes on"
         time.sleep(0.01)
-    assert status.read_text() == "1\n"
+    assert status.read_text(encoding="utf-8") == "1\n"
 
 
 @pytest.mark.parametrize(

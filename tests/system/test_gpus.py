@@ -49,7 +49,7 @@ def test_a_container_with_one_of_two_gpus_sees_one(machine):
     """The files show the host's GPUs; `params` is how a container forbids to make nodes."""
     machine.add("NVIDIA H200", A, bus="0000:00:06.0", minor=0, node=False)
     machine.add("NVIDIA H200", B, bus="0000:00:07.0", minor=1)
-    (machine.proc / "params").write_text("ModifyDeviceFiles: 0\n")
+    (machine.proc / "params").write_text("ModifyDeviceFiles: 0\n", encoding="utf-8")
     facts = machine.detect(visible="0")
     assert facts == GpuFacts((Gpu(0, B, "NVIDIA H200"),), "proc", "")
 
@@ -68,7 +68,7 @@ def test_a_node_that_may_still_be_made_is_left_to_nvidia_smi(machine):
 def test_a_half_written_file_is_said_and_the_other_gpus_kept(machine, text):
     machine.add_h200_pair()
     broken = machine.proc / "gpus" / "0000:00:06.0" / "information"
-    broken.write_text(text)
+    broken.write_text(text, encoding="utf-8")
     facts = machine.detect()
     assert uuids(facts) == [B]
     assert str(broken) in facts.warning
@@ -131,6 +131,6 @@ def test_a_machine_without_gpu_is_recognised_by_two_reads():
     ],
 )
 def test_the_drivers_version_is_read_from_its_own_file(tmp_path, line, version):
-    (tmp_path / "version").write_text(f"{line}\nGCC version: gcc 12.3.0\n")
+    (tmp_path / "version").write_text(f"{line}\nGCC version: gcc 12.3.0\n", encoding="utf-8")
     assert gpu.driver_version(str(tmp_path)) == version
     assert gpu.driver_version(str(tmp_path / "nothing")) == ""

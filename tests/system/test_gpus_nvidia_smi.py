@@ -52,7 +52,7 @@ def test_a_hanging_nvidia_smi_is_cut_off_and_killed_with_its_children(machine):
     facts = with_limits(lambda s: machine.detect(timeout_s=s), lambda _: begun.exists())
     assert facts.gpus == ()
     assert "did not end within" in facts.warning
-    for pid in begun.read_text().split():
+    for pid in begun.read_text(encoding="utf-8").split():
         until(lambda pid=pid: not is_alive(pid), f"process {pid} of the fake nvidia-smi is gone")
 
 

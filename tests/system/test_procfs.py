@@ -45,7 +45,7 @@ def test_a_process_lives_until_it_is_a_zombie_or_gone(other):
     record, process = other
     assert procfs.lives(record) is True
     process.kill()
-    with open(f"/proc/{process.pid}/stat") as stat:
+    with open(f"/proc/{process.pid}/stat", encoding="utf-8") as stat:
         while stat.read().rpartition(")")[2].split()[0] != "Z":
             stat.seek(0)
     assert procfs.lives(record) is False

@@ -207,7 +207,7 @@ def test_masked_text_and_text_without_secrets_stay():
 
 
 def test_no_line_of_real_failures_is_changed(corpus):
-    for line in (corpus / "failure_logs.jsonl").read_text().splitlines():
+    for line in (corpus / "failure_logs.jsonl").read_text(encoding="utf-8").splitlines():
         log = json.loads(line)["log"]
         assert PLAIN.text(log) == log
 

@@ -17,7 +17,7 @@ Job = Callable[..., Ran]
 def lines_marked(program: str) -> dict[str, str]:
     """Return {mark: "file:line"} of the lines that end in "# line: MARK"."""
     path = PROGRAMS / program
-    lines = enumerate(path.read_text().splitlines(), 1)
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
     found = {line.partition("# line: ")[2]: f"{path}:{number}" for number, line in lines}
     return {mark: place for mark, place in found.items() if mark}
 

@@ -24,7 +24,9 @@ def losses(job: Run) -> dict[int, float]:
 
 def receipts(job: Run, part: str) -> list[dict[str, Any]]:
     files = sorted((job.journal / "receipts").glob("*.jsonl"))
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    lines = [
+        json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     return [line for line in lines if line.get("part") == part]
 
 
@@ -80,7 +82,7 @@ def test_too_little_memory_stops_the_run_with_the_reason(supervised: Supervised)
 
 
 def test_where_tensorflow_is_not_installed_one_line_says_so(tmp_path):
-    (tmp_path / "t.py").write_text("import tensorflow\n")
+    (tmp_path / "t.py").write_text("import tensorflow\n", encoding="utf-8")
     with run(tmp_path, "--profile=tf-rtx5090", "t.py") as job:
         assert job.end(LIMIT_S) == 1
         assert [e["kind"] for e in job.events("ended")] == ["user-import-error"]

@@ -47,7 +47,7 @@ class Result:
         self.receipts = [
             json.loads(line)
             for file in receipts.glob("*/receipts/*.jsonl")
-            for line in file.read_text().splitlines()
+            for line in file.read_text(encoding="utf-8").splitlines()
         ]
 
 
@@ -57,7 +57,7 @@ def saferun(tmp_path: pathlib.Path) -> Callable[..., Result]:
 
     def run(text: str, *argv: str, timeout: float = 240, **environ: str) -> Result:
         script = tmp_path / "job.py"
-        script.write_text(text)
+        script.write_text(text, encoding="utf-8")
         runs = tmp_path / "runs"
         path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
         done = subprocess.run(

@@ -37,7 +37,7 @@ UNITS = {"": 1, "MiB": 1, "MHz": 1, "%": 1, "C": 1, "x": 1, "us": 1000, "W": 100
 
 def keep(name, text):
     if os.environ.get("OUT"):
-        (pathlib.Path(os.environ["OUT"]) / name).write_text(text)
+        (pathlib.Path(os.environ["OUT"]) / name).write_text(text, encoding="utf-8")
 
 
 def doctor(*argv, **environ):

@@ -56,7 +56,7 @@ def test_the_watch_strikes_in_a_program_that_keeps_its_gpu_busy_and_writes_nothi
     """A limit that was given holds, whatever the GPU does."""
     watch = ["--set", "watch.mode=warn", "--set", "watch.silence_s=30"]
     text = "import torch\ntorch.cuda._sleep(1 << 60)\ntorch.cuda.synchronize()\n"
-    (tmp_path / "job.py").write_text(text)
+    (tmp_path / "job.py").write_text(text, encoding="utf-8")
     with run(tmp_path, *watch, "--nproc-per-node=1", str(tmp_path / "job.py")) as job:
         job.wait_for_message("the job may hang")
         job.process.terminate()

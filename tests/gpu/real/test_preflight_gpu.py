@@ -80,7 +80,7 @@ def test_a_gpu_that_is_full_is_named_with_its_holder():
 
 
 def test_a_launch_under_require_runs_on_good_gpus(tmp_path):
-    (tmp_path / "job.py").write_text("print('the job runs', flush=True)\n")
+    (tmp_path / "job.py").write_text("print('the job runs', flush=True)\n", encoding="utf-8")
     argv = ["--profile", "cuda", "--set", "preflight.mode=require", "--nproc-per-node", "1"]
     path = f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
     done = subprocess.run(
@@ -93,5 +93,5 @@ def test_a_launch_under_require_runs_on_good_gpus(tmp_path):
     )
     assert (done.returncode, done.stdout) == (0, "the job runs\n"), done.stderr
     (log,) = tmp_path.glob("runs/*/events.jsonl")
-    events = [json.loads(line) for line in log.read_text().splitlines()]
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     assert [e["granted"] for e in events if e["event"] == "preflight"] == [True]

@@ -24,7 +24,11 @@ def test_a_rank_that_its_host_slows_down_is_named_and_equal_ones_are_not(
         if factor > 1:
             job.wait_for_message("rank 1 is slow: the others waited for it throughout the last ")
         else:
-            until(lambda: asked.exists() and asked.read_text().count("\n") > 2, "answers", LIMIT_S)
+            until(
+                lambda: asked.exists() and asked.read_text(encoding="utf-8").count("\n") > 2,
+                "answers",
+                LIMIT_S,
+            )
         job.process.send_signal(signal.SIGTERM)
         job.end()
         job.nothing_lives()

@@ -36,7 +36,10 @@ def test_a_rank_that_does_not_enter_a_collective_is_named_and_the_stacks_are_kep
             job.end(200)
         job.nothing_lives()
         first = job.events("stall")[0]
-        stacks = [path.read_text() for path in job.journal.glob("receipts/*-rank0-*.stacks")]
+        stacks = [
+            path.read_text(encoding="utf-8")
+            for path in job.journal.glob("receipts/*-rank0-*.stacks")
+        ]
     print(first["line"], "\n", job.err)
     what = f"is at {PROGRAM}:" if fault == "loop" else "is stopped, by a signal or a debugger"
     assert first["line"].startswith(f"rank 1 {what}"), job.err

@@ -19,7 +19,7 @@ JOB = source("gpu/nccl_job")
 
 def script(folder: pathlib.Path, text: str = JOB) -> str:
     path = folder / "job.py"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return str(path)
 
 
@@ -66,7 +66,9 @@ def test_no_gpu_memory_stays_with_anybody_whoever_is_killed(tmp_path, two_gpus, 
 
 
 def child_of(pid: int) -> int:
-    return int(pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return int(
+        pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0]
+    )
 
 
 def _receipt_names(job) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 act = json.loads(os.environ["ACTS"])[int(os.environ["SAFERUN_ATTEMPT"]) - 1]
 if "receipt" in act:
     place = json.loads(os.environ["SAFERUN_INJECT"])["receipts"]
-    with open(place + "/a1-r0-rank3-pid77.jsonl", "w") as file:
+    with open(place + "/a1-r0-rank3-pid77.jsonl", "w", encoding="utf-8") as file:
         file.write(json.dumps(act["receipt"]) + "\n")
 sys.stderr.write(act.get("says", ""))
 sys.stderr.flush()

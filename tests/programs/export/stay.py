@@ -18,7 +18,7 @@ subprocess.Popen([sys.executable, "-ISc", worker], start_new_session=True, **qui
 
 
 def record(number, frame):
-    with open(place + "/signals", "a") as file:
+    with open(place + "/signals", "a", encoding="utf-8") as file:
         file.write(signal.Signals(number).name + " ")
     if number not in (signal.SIGUSR1, signal.SIGUSR2) or "JOB_STATUS" in os.environ:
         sys.exit(int(os.environ.get("JOB_STATUS", "9")))
@@ -26,6 +26,6 @@ def record(number, frame):
 
 for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
     signal.signal(getattr(signal, name), record)
-open(place + "/up", "w").close()
+open(place + "/up", "w", encoding="utf-8").close()
 while True:
     signal.pause()

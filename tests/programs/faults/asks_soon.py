@@ -15,7 +15,7 @@ take = slow_watch._take
 
 def noted(asked):
     times = take(asked)
-    with Path(os.environ["ASKED"]).open("a") as file:
+    with Path(os.environ["ASKED"]).open("a", encoding="utf-8") as file:
         file.write(f"{sorted(times)}\n")
     return times
 

@@ -21,7 +21,7 @@ fault, faulty_rank, fault_step, attempts = rest or ("", "", "0", "")
 rank, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
 saved = Path(out, f"saved-{rank}")
 saved.parent.mkdir(parents=True, exist_ok=True)
-first = int(saved.read_text()) if saved.exists() else 0
+first = int(saved.read_text(encoding="utf-8")) if saved.exists() else 0
 if first and rank == "0":
     print(f"resumed at step {first}", flush=True)
 for step in range(first + 1, int(steps) + 1):
@@ -35,7 +35,7 @@ for step in range(first + 1, int(steps) + 1):
         signal.pause()
     if step % 5 == 0:
         draft = saved.with_suffix(".tmp")
-        draft.write_text(str(step))
+        draft.write_text(str(step), encoding="utf-8")
         draft.replace(saved)
     if rank == "0":
         print(f"step {step} loss 1.0", flush=True)

@@ -18,7 +18,7 @@ def run_on():
 
 
 def state():
-    with open(f"/proc/{os.getpid()}/stat") as file:
+    with open(f"/proc/{os.getpid()}/stat", encoding="utf-8") as file:
         return file.read().rpartition(")")[2].split()[0]
 
 

@@ -21,7 +21,7 @@ parser.add_argument("--stays", action="store_true")
 parser.add_argument("--resume", type=pathlib.Path)
 given = parser.parse_args()
 
-start = json.loads(given.resume.read_text())["step"] if given.resume else 0
+start = json.loads(given.resume.read_text(encoding="utf-8"))["step"] if given.resume else 0
 bad = given.steps if given.heals and start else given.bad
 
 
@@ -30,14 +30,16 @@ def goes_on(step: int) -> bool:
     if step < given.steps or bad >= given.steps:
         return step < given.steps
     journals = given.folder.glob("home/.local/state/saferun/runs/*/events.jsonl")
-    return given.stays or not any('"loss"' in path.read_text() for path in journals)
+    return given.stays or not any('"loss"' in path.read_text(encoding="utf-8") for path in journals)
 
 
 step = start
 while goes_on(step):
     loss = 2.0 - step / 100 if step < bad else float("nan")
     if step % 2 == 0:
-        (given.folder / f"step-{step}.json").write_text(json.dumps({"step": step, "loss": loss}))
+        (given.folder / f"step-{step}.json").write_text(
+            json.dumps({"step": step, "loss": loss}), encoding="utf-8"
+        )
     print(f"step {step}: loss {loss:.3f}, val loss {loss:.3f}", flush=True)
     step += 1
     time.sleep(given.pace)

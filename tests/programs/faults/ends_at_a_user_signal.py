@@ -6,7 +6,7 @@ import sys
 
 
 def note(number, frame):
-    with open(sys.argv[1], "a") as file:
+    with open(sys.argv[1], "a", encoding="utf-8") as file:
         file.write(f"{signal.Signals(number).name}\n")
     if number == signal.SIGUSR1:
         sys.exit(0)
@@ -14,6 +14,6 @@ def note(number, frame):
 
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, note)
-open(sys.argv[1] + f".{os.getpid()}", "w").close()
+open(sys.argv[1] + f".{os.getpid()}", "w", encoding="utf-8").close()
 while True:
     signal.pause()

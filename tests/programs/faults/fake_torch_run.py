@@ -3,11 +3,11 @@
 import os
 import sys  # noqa: F401 - for AT_IMPORT
 
-with open(os.environ["ROSTER"], "a") as file:
+with open(os.environ["ROSTER"], "a", encoding="utf-8") as file:
     file.write(f"imported {os.getpid()}\n")
 exec(os.environ.get("AT_IMPORT", ""))
 
 
 def main():
-    with open(os.environ["BODY"]) as file:
+    with open(os.environ["BODY"], encoding="utf-8") as file:
         exec(compile(file.read(), "body", "exec"), {"__name__": "body"})

@@ -31,7 +31,7 @@ def stopped() -> None:
 
 
 def read_file() -> None:
-    Path(sys.argv[2]).read_text()
+    Path(sys.argv[2]).read_text(encoding="utf-8")
 
 
 def leave_early() -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 FILE = Path(sys.argv[1])
-with FILE.open("a") as file:
+with FILE.open("a", encoding="utf-8") as file:
     file.write(sys.stdin.read())
 print("to nobody", flush=True)
 act = sys.argv[2] if len(sys.argv) > 2 else ""

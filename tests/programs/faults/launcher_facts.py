@@ -9,7 +9,7 @@ import sys
 
 OF_THREADS = 0b11 << 31  # signals 32 and 33 are the C library's own
 
-with open("/proc/self/status") as file:
+with open("/proc/self/status", encoding="utf-8") as file:
     sets = [line.split() for line in file if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
 masks = {name: f"{int(bits, 16) & ~OF_THREADS:x}" for name, bits in sets}
 main = vars(sys.modules["__main__"])
@@ -36,7 +36,7 @@ print(
             "file": main["__file__"],
             "loader": str(type(main["__loader__"])),
             "cmdline": str(pathlib.Path("/proc/self/cmdline").read_bytes()),
-            "comm": pathlib.Path("/proc/self/comm").read_text(),
+            "comm": pathlib.Path("/proc/self/comm").read_text(encoding="utf-8"),
             "tty": [os.isatty(fd) for fd in (0, 1, 2)],
             "executable": sys.executable,
             "streams": [(s.line_buffering, s.encoding, s.errors) for s in (sys.stdout, sys.stderr)],

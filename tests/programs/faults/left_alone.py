@@ -42,6 +42,6 @@ for step in range(10):
         print(f"step {step}", flush=True)
     time.sleep(0.2)
 if rank == 0:
-    Path(sys.argv[2]).write_text(str(os.getpid()))
+    Path(sys.argv[2]).write_text(str(os.getpid()), encoding="utf-8")
     os._exit(0)
 dist.new_group([0, 1, 2])

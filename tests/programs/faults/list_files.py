@@ -18,7 +18,7 @@ for place in places:
             except FileNotFoundError:  # gone meanwhile
                 continue
             lines.append(f"{status.st_mode:o} {status.st_uid} {os.path.join(folder, name)}\n")
-with Path(listed).open("a") as file:
+with Path(listed).open("a", encoding="utf-8") as file:
     file.write("".join(lines))
 if os.environ["SAFERUN_ATTEMPT"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)

@@ -52,5 +52,5 @@ if way == "none":
         stay()
     os.waitpid(paused, os.WUNTRACED)
 wait_for(ROSTER)
-while Path(ROSTER).read_text().count("chain") < 4:
+while Path(ROSTER).read_text(encoding="utf-8").count("chain") < 4:
     time.sleep(0.01)

@@ -20,13 +20,15 @@ thread.join()
 receipts = json.loads(os.environ["SAFERUN_INJECT"])["receipts"]
 attempt, pid = os.environ["SAFERUN_ATTEMPT"], os.getpid()
 base = f"{receipts}/a{attempt}-r0-ranknone-pid{pid}"
-with open(base + ".jsonl", "w") as file:
+with open(base + ".jsonl", "w", encoding="utf-8") as file:
     for text in (secret, "x" * 180 + " " + secret):
         line = {"v": 1, "at": 1.0, "pid": pid, "rank": None, "hook": "init", "outcome": "failed"}
         file.write(json.dumps({**line, "error": text, secret: text}) + "\n")
-with open(base + ".recycle.json", "w") as file:
+with open(base + ".recycle.json", "w", encoding="utf-8") as file:
     json.dump({"why": "w " * 140 + secret, "kind": "", "progress": 1}, file)
-with open(os.path.join(os.path.dirname(receipts), "state", "trials.jsonl"), "a") as file:
+with open(
+    os.path.join(os.path.dirname(receipts), "state", "trials.jsonl"), "a", encoding="utf-8"
+) as file:
     params = {"token": secret, secret: 1}
     trial = {"number": 1, "study": secret, "state": "FAIL", "cause": secret, "params": params}
     file.write(json.dumps(trial) + "\n")

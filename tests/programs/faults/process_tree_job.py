@@ -75,7 +75,7 @@ workers += [data_worker()]
 workers += [data_worker()]
 names = [f"rank {os.getpid()}", *(f"data {pid}" for pid, _, _ in workers)]
 names += [f"helper {helper()}"] if rank == "0" else []
-(folder / f"pids-{attempt}-{rank}.new").write_text("\n".join(names))
+(folder / f"pids-{attempt}-{rank}.new").write_text("\n".join(names), encoding="utf-8")
 (folder / f"pids-{attempt}-{rank}.new").rename(folder / f"pids-{attempt}-{rank}")
 with open(folder / f"count-{attempt}-{rank}", "w+b") as file:
     file.truncate(8)

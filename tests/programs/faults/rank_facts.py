@@ -106,7 +106,7 @@ def late():
         "root_handlers": len(logging.getLogger().handlers),
         "root_level": logging.getLogger().level,
         "print_options": str(torch._tensor_str.PRINT_OPTS),
-        "comm": Path("/proc/self/comm").read_text().strip(),
+        "comm": Path("/proc/self/comm").read_text(encoding="utf-8").strip(),
         "importers": sorted(
             path for path in sys.path_importer_cache if "site-packages" not in path
         ),
@@ -125,7 +125,8 @@ def late():
 
 def main():
     status = dict(
-        line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     )
     environ = {
         name: value
@@ -156,12 +157,12 @@ def main():
         "ignored": int(status["SigIgn"], 16) & ~(1 << 32),  # glibc's own SIGSETXID
         "session": os.getsid(0) == os.getpid(),
         "group": os.getpgrp() == os.getpid(),
-        "parent": Path(f"/proc/{os.getppid()}/comm").read_text(),
+        "parent": Path(f"/proc/{os.getppid()}/comm").read_text(encoding="utf-8"),
         "is_agents_child": os.environ.get("SAFERUN_AGENT_PID", "").split()[:1]
         == [str(os.getppid())],
         "nice": os.nice(0),
         "affinity": sorted(os.sched_getaffinity(0)),
-        "oom": Path("/proc/self/oom_score_adj").read_text(),
+        "oom": Path("/proc/self/oom_score_adj").read_text(encoding="utf-8"),
         "streams": [stream(file) for file in (sys.stdout, sys.stderr)],
         "stdin": [type(sys.stdin.buffer).__name__, sys.stdin.encoding, sys.stdin.errors],
         "descriptors": descriptors(),
@@ -169,14 +170,18 @@ def main():
         "native_id": threading.main_thread().native_id == os.getpid(),
         "main_thread": threading.current_thread() is threading.main_thread(),
         "gc": [gc.isenabled(), gc.get_threshold()],
-        "cmdline": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0")[-2:],
-        "rank_in_proc": f"RANK={RANK}" in Path("/proc/self/environ").read_text().split("\0"),
+        "cmdline": Path("/proc/self/cmdline")
+        .read_text(encoding="utf-8")
+        .rstrip("\0")
+        .split("\0")[-2:],
+        "rank_in_proc": f"RANK={RANK}"
+        in Path("/proc/self/environ").read_text(encoding="utf-8").split("\0"),
         "dumpable": status.get("CoreDumping"),
         "no_new_privs": status.get("NoNewPrivs"),
     }
     alike, different = late()
     facts["late"] = alike
-    with open(f"{os.environ['FACTS']}-{RANK}", "w") as file:
+    with open(f"{os.environ['FACTS']}-{RANK}", "w", encoding="utf-8") as file:
         json.dump({"alike": facts, "different": different}, file)
     atexit.register(lambda: sys.stdout.write(f"at exit {RANK}\n"))
     if "WAY" in os.environ and "LEARN" not in os.environ:

@@ -17,7 +17,7 @@ fcntl.flock(LIVES, fcntl.LOCK_SH)
 
 
 def join(role):
-    with open(ROSTER, "a") as file:
+    with open(ROSTER, "a", encoding="utf-8") as file:
         file.write(f"{role} {os.getpid()}\n")
 
 

@@ -14,7 +14,7 @@ place, rank = sys.argv[1], os.environ["RANK"]
 
 
 def note(name):
-    with open(f"{place}/{name}", "a") as file:
+    with open(f"{place}/{name}", "a", encoding="utf-8") as file:
         file.write(f"{rank}\n")
 
 

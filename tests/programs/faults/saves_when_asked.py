@@ -12,7 +12,7 @@ place = sys.argv[1]
 
 
 def note(name):
-    with open(f"{place}/{name}", "a") as file:
+    with open(f"{place}/{name}", "a", encoding="utf-8") as file:
         file.write(f"{os.getpid()}\n")
 
 

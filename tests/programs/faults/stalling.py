@@ -34,7 +34,7 @@ def take_lock(done: Path) -> None:
 
 def _wait(done: Path) -> None:
     os.mkfifo(fifo := f"{done}.fifo")
-    with open(fifo):
+    with open(fifo, encoding="utf-8"):
         pass
 
 

@@ -13,7 +13,7 @@ def waits() -> bool:
     for process in _warm_processes():
         with contextlib.suppress(OSError):
             # select(2): 23, or pselect6(2): 270, of glibc's choice.
-            if (process / "syscall").read_text().split()[0] in ("23", "270"):
+            if (process / "syscall").read_text(encoding="utf-8").split()[0] in ("23", "270"):
                 return True
     return False
 
@@ -28,7 +28,7 @@ def _warm_processes() -> Iterator[Path]:
     mark = b"SAFERUN_TEST_MARK=" + os.environb[b"SAFERUN_TEST_MARK"]
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if (process / "comm").read_text() != "saferun-warm\n":
+            if (process / "comm").read_text(encoding="utf-8") != "saferun-warm\n":
                 continue
             if mark in (process / "environ").read_bytes().split(b"\0"):
                 yield process

@@ -8,7 +8,9 @@ from pathlib import Path
 
 def is_recorded():
     receipts = json.loads(os.environ["SAFERUN_INJECT"])["receipts"]
-    return '"event": "started"' in (Path(receipts).parent / "events.jsonl").read_text()
+    return '"event": "started"' in (Path(receipts).parent / "events.jsonl").read_text(
+        encoding="utf-8"
+    )
 
 
 if os.path.exists(os.environ["HERE"]):

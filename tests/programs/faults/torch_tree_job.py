@@ -30,7 +30,9 @@ faulthandler.register(signal.SIGRTMIN + 5, all_threads=True)  # for who looks at
 def report(*names: str) -> None:
     """Name this rank's processes in FOLDER."""
     path = folder / f"pids-{attempt}-{rank}"
-    path.with_suffix(".new").write_text("\n".join([f"rank {os.getpid()}", *names]))
+    path.with_suffix(".new").write_text(
+        "\n".join([f"rank {os.getpid()}", *names]), encoding="utf-8"
+    )
     path.with_suffix(".new").rename(path)
 
 

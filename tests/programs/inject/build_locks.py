@@ -21,10 +21,10 @@ def die():
 
 
 def left(content):
-    with open("lock", "w") as file:
+    with open("lock", "w", encoding="utf-8") as file:
         file.write(content)
     taken = FileBaton("lock").try_acquire()
-    with open("lock") as file:
+    with open("lock", encoding="utf-8") as file:
         return [taken, file.read() == content]
 
 

@@ -91,8 +91,8 @@ def become(job: dict[str, Any], rank: int, port: int) -> int:
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - open as long as the process lives
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - open as long as the process lives
+    sys.stdout = open(1, "w", buffering=1, closefd=False, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+    sys.stderr = open(2, "w", buffering=1, closefd=False, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
     settle(job)
     return execute(job["script"], job["argv"])
 
@@ -131,7 +131,7 @@ def execute(script: str, argv: list[str]) -> int:
     module = types.ModuleType("__main__")
     module.__file__ = script
     sys.modules["__main__"] = module
-    with open(script) as file:
+    with open(script, encoding="utf-8") as file:
         code = compile(file.read(), script, "exec")
     status = 0
     try:

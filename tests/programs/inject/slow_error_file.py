@@ -7,7 +7,7 @@ write = os.write
 
 def slow(file, data):
     there = os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"])
-    with open(os.environ["SEEN"], "a") as seen:
+    with open(os.environ["SEEN"], "a", encoding="utf-8") as seen:
         seen.write("y" if there else "n")
     return write(file, data[:10])
 

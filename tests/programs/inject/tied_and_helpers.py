@@ -52,7 +52,7 @@ def main():
         process.start()
         answers[method] = queue.get(timeout=60)
         process.join()
-    with open(os.environ["ANSWERS"], "w") as file:
+    with open(os.environ["ANSWERS"], "w", encoding="utf-8") as file:
         file.write(json.dumps(answers))
 
 

@@ -233,7 +233,7 @@ def main() -> None:
             save(options.saves, step, weights, direct=options.direct)
         time.sleep(options.step_s)
     if rank == 0:
-        (options.out / "final").write_text(json.dumps([step, weights]))
+        (options.out / "final").write_text(json.dumps([step, weights]), encoding="utf-8")
     note("end", step=step, weights=weights)
     ranks.end()
 

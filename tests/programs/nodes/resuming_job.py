@@ -20,7 +20,9 @@ import torch.distributed as dist
 out, steps, step_s, *rest = sys.argv[1:]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-state = json.loads(Path(rest[1]).read_text()) if rest else {"step": 0, "weight": 0.0}
+state = (
+    json.loads(Path(rest[1]).read_text(encoding="utf-8")) if rest else {"step": 0, "weight": 0.0}
+)
 Path(out).mkdir(parents=True, exist_ok=True)
 attempt = os.environ.get("SAFERUN_ATTEMPT", "")
 Path(out, f"begun-{attempt}-{rank}-{state['step']}").touch()
@@ -32,7 +34,7 @@ while state["step"] < int(steps):
     path = Path(out, f"checkpoint-{step}.json")
     if step % 5 == 0 and os.environ["LOCAL_RANK"] == "0" and (rank == 0 or not path.exists()):
         draft = path.with_suffix(f".{rank}.tmp")
-        draft.write_text(json.dumps(state))
+        draft.write_text(json.dumps(state), encoding="utf-8")
         draft.replace(path)
     if rank == 0:
         print(f"step {step} loss {1 / step:.3f}", flush=True)

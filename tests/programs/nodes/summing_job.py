@@ -24,7 +24,9 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 saved = Path(out, "saved")
 saved.parent.mkdir(parents=True, exist_ok=True)
-first, total = map(float, saved.read_text().split()) if saved.exists() else (0.0, 0.0)
+first, total = (
+    map(float, saved.read_text(encoding="utf-8").split()) if saved.exists() else (0.0, 0.0)
+)
 for step in range(int(first) + 1, int(steps) + 1):
     if step == int(fault_step) and str(rank) == faulty_rank and attempt_in(attempts):
         strike(fault)
@@ -35,7 +37,7 @@ for step in range(int(first) + 1, int(steps) + 1):
         print(f"step {step} loss {1 / step:.3f}", flush=True)
         if step % 2 == 0:
             draft = saved.with_suffix(".tmp")
-            draft.write_text(f"{step} {total}")
+            draft.write_text(f"{step} {total}", encoding="utf-8")
             draft.replace(saved)
     time.sleep(float(step_s))
 if rank == 0:

@@ -12,7 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-with open("starts", "a") as file:
+with open("starts", "a", encoding="utf-8") as file:
     file.write(os.environ.get("SAFERUN_START", "first") + "\n")
 
 

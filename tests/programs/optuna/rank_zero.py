@@ -19,7 +19,7 @@ mark = f"in-trial-{attempt}"
 def objective(trial):
     x = trial.suggest_float("x", 0, 1)
     if trial.number and is_struck:
-        open(mark, "w").close()
+        open(mark, "w", encoding="utf-8").close()
         signal.pause()
     return x
 

@@ -17,7 +17,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 def objective(trial):
     x = trial.suggest_float("x", 0, 1)
     if trial.number == 1 and not os.path.exists("waited"):
-        open("waited", "x").close()
+        open("waited", "x", encoding="utf-8").close()
         print("here", flush=True)
         if not sys.stdin.readline():
             signal.pause()  # nobody will write one

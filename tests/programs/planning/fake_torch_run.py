@@ -5,7 +5,7 @@ import os
 
 from torch.distributed.argparse_util import check_env, env
 
-with open(os.environ["STARTS"], "a") as file:
+with open(os.environ["STARTS"], "a", encoding="utf-8") as file:
     file.write("started\n")
 print("noise on standard output")
 assert "SAFERUN_INJECT" not in os.environ

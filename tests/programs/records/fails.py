@@ -164,7 +164,7 @@ def no_launcher() -> None:
 def someone_else() -> None:
     """Write where this user may not."""
     os.setuid(65534)
-    Path("/etc/train.log").write_text("")
+    Path("/etc/train.log").write_text("", encoding="utf-8")
 
 
 def little_memory() -> None:

@@ -77,7 +77,7 @@ def trainer() -> None:
         folder = FOLDER / f"checkpoint-{RANK}"
         folder.mkdir()
         (folder / "pytorch_model.bin").write_bytes(b"PK")
-        (folder / "trainer_state.json").write_text("{}")
+        (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
         made.train(resume_from_checkpoint=str(folder))
     made.train()
 

@@ -32,7 +32,7 @@ if args.resume_from_step != -1:
     of_model, of_meta, of_optimizer = names(args.resume_from_step)
     raw.load_state_dict(torch.load(of_model))
     optimizer.load_state_dict(torch.load(of_optimizer))
-    with open(of_meta) as file:
+    with open(of_meta, encoding="utf-8") as file:
         step = json.load(file)["step"]
     print(f"Resuming optimization from step {step}", flush=True)
 model = DistributedDataParallel(raw)
@@ -50,7 +50,7 @@ while step < args.num_iterations:
         if rank == 0:
             print(f"step {step:05d}/{args.num_iterations} | loss: {value:.6f}", flush=True)
             torch.save(raw.state_dict(), of_model)
-            with open(of_meta, "w") as file:
+            with open(of_meta, "w", encoding="utf-8") as file:
                 json.dump({"step": step}, file)
         torch.save(optimizer.state_dict(), of_optimizer)
     pace.wait()

@@ -16,10 +16,10 @@ from _saferun_inject import contract, hook_runner
 pieces, progress = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
 here = hook_runner.current(os.environ[contract.VARIABLE])
 done = Path(here.state, "done")
-with done.open("a") as file:
+with done.open("a", encoding="utf-8") as file:
     file.write(f"piece of attempt {os.environ['SAFERUN_ATTEMPT']}\n")
-if len(done.read_text().splitlines()) >= pieces:
-    print(done.read_text(), end="", flush=True)
+if len(done.read_text(encoding="utf-8").splitlines()) >= pieces:
+    print(done.read_text(encoding="utf-8"), end="", flush=True)
     sys.exit(0)
 if progress < 0:
     with Path(here.state, contract.PROGRESS).open("ab") as file:

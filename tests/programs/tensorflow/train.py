@@ -30,7 +30,7 @@ class Saves(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         self.model.save_weights(state / "w.weights.h5")
-        (state / "epoch").write_text(str(epoch + 1))
+        (state / "epoch").write_text(str(epoch + 1), encoding="utf-8")
         print(f"epoch {epoch} loss {float(logs['loss']):.6f}", flush=True)
         if fault == "killed" and attempt == 1 and epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -69,7 +69,7 @@ y = x.sum(axis=1, keepdims=True)
 first = 0
 if (state / "epoch").exists():
     model.load_weights(state / "w.weights.h5")
-    first = int((state / "epoch").read_text())
+    first = int((state / "epoch").read_text(encoding="utf-8"))
 model.fit(x, y, 16, initial_epoch=first, epochs=EPOCHS, verbose=0, callbacks=[Saves()])
 if fault == "load-weights":
     model.load_weights(state / "w.weights.h5")
