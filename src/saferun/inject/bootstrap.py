@@ -41,7 +41,7 @@ def start() -> None:
     argv = _original_argv()
     kind = kind_of(argv)
     if kind == "agent":
-        _start_agent(argv)
+        start_agent(argv)
     if kind != "job":
         return
     if has_rank and agent.started_this_process():
@@ -110,7 +110,7 @@ def _write_last_states() -> None:
             hook_runner.at_exit(found)
 
 
-def _start_agent(argv: "Sequence[str]") -> None:
+def start_agent(argv: "Sequence[str]") -> None:
     """Name this agent to its ranks, and skip the garbage collection at its end.
 
     Over all objects that `import torch` made, that collection takes 0.25 s and more, which is most

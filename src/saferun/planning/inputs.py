@@ -106,8 +106,9 @@ def gather(
         SaferunError: the user made a mistake, whose fix the message names, or there is no torchrun.
     """
     if disabled(environ):
-        facts = MachineFacts(launcher=_launcher(environ, starting).argv)
-        return RunInputs(request, None, facts, environ, Identity(""))
+        launcher = _launcher(environ, starting)
+        facts = MachineFacts(launcher=launcher.argv)
+        return RunInputs(request, None, facts, environ, Identity(""), launcher=launcher)
     gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
     if not starting or gathered.profile is None:
         return gathered

@@ -10,8 +10,10 @@ from saferun.model import LaunchPlan
 from saferun.planning import inputs
 from saferun.planning.inputs import RunInputs
 from saferun.planning.other_launchers import hint
+from saferun.planning.own_variables import OF_ATTEMPT, needed_beside
 from saferun.planning.torchrun.torchrun_args import COMMANDS, advice
 from saferun.planning.view import announcement
+from saferun.supervise import debugger
 from saferun.supervise.attempt.end_requests import restore_child_ends
 from saferun.supervise.changes.resumption import first_plan
 from saferun.supervise.gpu_gate import GpuCare, take_locks
@@ -90,21 +92,34 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
     request, environ = gathered.request, gathered.environ
     if request.line.refusal is not None or "help" in request.line.given:
         say(advice(request.line))
-        return replace_process(gathered.plan(), environ)
+        return replace_process(gathered.plan(), environ, gathered.launcher)
     if inputs.disabled(environ):
-        return replace_process(gathered.plan(), environ)
+        return replace_process(gathered.plan(), environ, gathered.launcher)
     restore_child_ends()
     check_script(gathered, cwd)
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
         from saferun.supervise.workers import worker_pool  # only for several workers
 
         return worker_pool.supervise(gathered, say)
+    if gathered.supervised and (tool := debugger.follower()):
+        return _become(gathered, _followed(first_plan(gathered, say), tool))
     if gathered.supervised or "IPython" in sys.modules:  # else it would replace a notebook's kernel
         from saferun.supervise.loop import supervise  # 60 ms, saved if the job replaces us
 
         return supervise(gathered, say)
 
     return _become(gathered, first_plan(gathered, say))
+
+
+def _followed(plan: LaunchPlan, tool: str) -> LaunchPlan:
+    """Return the plan of a single attempt that a debugger follows, and say what does not hold."""
+    lost = ", ".join(needed_beside(plan.settings))
+    say(
+        f"{tool} runs saferun and follows the processes that it starts, so the job is not "
+        "supervised: one attempt, in this process" + (f"; {lost} does not hold" if lost else "")
+    )
+    env = {name: value for name, value in plan.env.items() if name not in OF_ATTEMPT}
+    return plan._replace(env=env)
 
 
 def _become(gathered: RunInputs, plan: LaunchPlan) -> int:

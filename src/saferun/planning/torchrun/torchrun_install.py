@@ -87,6 +87,12 @@ def of_python(program: str) -> Launcher:
     return Launcher((program,), program, "", _prefix(program))
 
 
+def is_our_environment(interpreter: str | None) -> bool:
+    """Return whether a Python is that of saferun's own environment."""
+    prefix = _prefix(interpreter)
+    return prefix is not None and os.path.realpath(prefix) == os.path.realpath(sys.prefix)
+
+
 def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
     """Return the Python that torchrun starts the workers with; None if unknown.
 
