@@ -180,6 +180,7 @@ def assemble(
     here = conditions(request, facts, named=chosen.named, starts_all=starts_all)
     profile = resolve(chosen.chain, sets, here, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
+    which = launcher.remark if launcher else ""
     return RunInputs(
         request,
         profile,
@@ -188,7 +189,7 @@ def assemble(
         _identity(runs, starting),
         runs=runs,
         launcher=launcher,
-        remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks))),
+        remarks=tuple(filter(None, (paths.foreign_home(environ), which, *chosen.remarks))),
     )
 
 
