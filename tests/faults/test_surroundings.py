@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from repo import ROOT
 from runs import AT_ONCE, Run, program, run
 
 RANK = program("surroundings_rank")
@@ -95,7 +98,7 @@ def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
         assert job.end() == 0, job.err
     assert ranks(job) == ["hooks=True other=False followed=True attempt=None"] * 2
     assert job.out.endswith("the tool sees the end\n")
-    said = [line for line in job.messages() if "is not supervised" in line]
+    said = [line for line in job.messages() if "not supervised" in line]
     assert len(said) == (0 if argv else 1)
 
 
@@ -117,3 +120,77 @@ def test_under_a_tool_that_follows_nobody_the_run_is_supervised(tmp_path):
     with run(tmp_path, RANK, command=command) as job:
         assert job.end() == 0, job.err
     assert ranks(job) == ["hooks=True other=False followed=False attempt=1"]
+
+
+WITHOUT_PROC = ["unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "-"]
+NEEDS_MOUNTS = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run([*WITHOUT_PROC, "true"], capture_output=True).returncode,
+    reason="needs root, and to unmount /proc in a namespace of its own",
+)
+
+
+@NEEDS_MOUNTS
+def test_without_proc_torchrun_runs_unsupervised_and_a_line_says_so(tmp_path):
+    command = [*WITHOUT_PROC, sys.executable, "-m", "saferun"]
+    with run(tmp_path, RANK, command=command) as job:
+        assert job.end() == 0, job.err
+    assert ranks(job) == ["hooks=True other=False followed=False attempt=None"]
+    assert [line for line in job.messages() if "there is no /proc" in line] == job.messages()[:1]
+    assert "keeper" not in job.err
+
+
+@NEEDS_MOUNTS
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["--set=watch.mode=end"], "watch.mode: end"),
+        (["--set=launcher=python", "--set=workers=2"], "workers: 2"),
+    ],
+    ids=["watch", "workers"],
+)
+def test_without_proc_a_key_that_needs_supervision_is_refused(tmp_path, argv, key):
+    command = [*WITHOUT_PROC, sys.executable, "-m", "saferun"]
+    with run(tmp_path, *argv, RANK, command=command) as job:
+        assert job.end() == 69, job.err
+    assert "there is no /proc" in job.messages()[0]
+    assert key in job.messages()[0]
+    assert job.out == ""
+
+
+def test_a_keeper_that_fails_before_the_start_is_our_own_fault(tmp_path):
+    for name in ("src/saferun", "profiles"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc"))
+    keeper = tmp_path / "src" / "saferun" / "keeper" / "keeper_main.py"
+    text = keeper.read_text(encoding="utf-8").replace(
+        "    wake, notify = _set_up()\n", "    raise ValueError('planted')\n"
+    )
+    assert "planted" in text
+    keeper.write_text(text, encoding="utf-8")
+    argv = ["--set=launcher=python", AT_ONCE, RANK]
+    with run(tmp_path, *argv, env={"PYTHONPATH": inherited(str(tmp_path / "src"))}) as job:
+        assert job.end() == 70, job.err
+    assert "ValueError: planted" in job.err
+    assert "keeper failed before the job's start" in job.messages()[-1]
+    assert "killed" not in job.err
+    assert job.out == ""
+
+
+SPAWNED = """
+import os, sys
+pid = os.posix_spawn(sys.executable, [sys.executable, *sys.argv[1:]], os.environ)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("parent", [[], ["-c", SPAWNED]], ids=["forked", "spawned"])
+@pytest.mark.parametrize("ranks", ["spawn", "warm"])
+def test_a_job_ignores_the_signals_that_it_would_ignore_without_us(tmp_path, parent, ranks):
+    script = tmp_path / "ignored.py"
+    script.write_text(
+        "print(*(line for line in open('/proc/self/status') if line.startswith('SigIgn')))"
+    )
+    argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", str(script)]
+    with run(tmp_path, *argv, command=[sys.executable, *parent, "-m", "saferun"]) as job:
+        assert job.end() == 0, job.err
+    bare = [sys.executable, *parent, str(script)]
+    assert job.out == subprocess.run(bare, capture_output=True, text=True, check=True).stdout

@@ -243,7 +243,6 @@ NOT_HERE = {
     "cuda-devices-busy": "needs a GPU in exclusive mode, which not every machine may be put in",
     "study-storage-unreachable": "needs PostgreSQL: shown in tests/inject/test_optuna_postgres.py",
     "loss-not-finite": "only the watch sees it, no setting avoids it: tests/faults/test_loss.py",
-    "hooks-missing": "only the watch sees it: tests/faults/test_surroundings.py",
     "hang": "only the watch sees it, and no setting avoids it: tests/faults/test_hangs.py",
     "keeper-killed": "saferun's own failure: shown in tests/faults/test_keeper_loss.py",
     "node-lost": "needs hosts: shown in tests/nodes",

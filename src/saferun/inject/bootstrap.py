@@ -180,10 +180,12 @@ def start_agent(argv: "Sequence[str]") -> None:
 
 
 def _come_first_later() -> None:
-    """Come first before ranks are started: a usercustomize or a .pth file may act after us."""
+    """Come first again before ranks are started, where a usercustomize may act after us."""
     if _AGENT_API in sys.modules:  # a warm agent
         come_first()
-    else:
+    elif getattr(sys.modules.get("site"), "ENABLE_USER_SITE", False) and any(
+        os.path.isfile(os.path.join(entry, "usercustomize.py")) for entry in sys.path
+    ):
         finder.watch((_AGENT_API,), lambda name, module: come_first())
 
 

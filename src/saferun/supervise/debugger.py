@@ -103,8 +103,8 @@ def run_here(command: Sequence[str], env: Mapping[str, str], *, is_agent: bool) 
         while trace and trace.tb_next and _is_ours(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
-    sys.exit(0)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+    raise SystemExit(0)
 
 
 def _is_ours(file: str) -> bool:

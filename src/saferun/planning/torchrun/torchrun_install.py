@@ -102,17 +102,15 @@ def _own_launcher(ours: set[str], environ: Mapping[str, str]) -> Launcher | None
 
 def _runs_saferun() -> bool:
     """Return whether this process was started as saferun, and does not only import it."""
-    started = sys.argv[0] if sys.argv else ""
-    return started != "" and os.path.realpath(paths.absolute(started)) in _own_files()
+    return bool(sys.argv) and _real(sys.argv[0]) in _own_files()
 
 
 def _is_on_path(environ: Mapping[str, str]) -> bool:
     """Return whether a shell finds our environment's programs by their names."""
-    beside = os.path.realpath(os.path.dirname(sys.executable))
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
-    if any(os.path.realpath(paths.absolute(folder)) == beside for folder in folders):
+    if _real(os.path.dirname(sys.executable)) in map(_real, folders):
         return True
-    return not _own_files().isdisjoint(map(os.path.realpath, on_path("saferun", environ)))
+    return not _own_files().isdisjoint(map(_real, on_path("saferun", environ)))
 
 
 def _own_module() -> Launcher:
@@ -179,9 +177,7 @@ def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
 def _own_programs() -> set[str]:
     """Return the real paths under which saferun itself can be found."""
     started = sys.argv[0] if sys.argv else ""
-    return _own_files() | (
-        {os.path.realpath(paths.absolute(started))} if os.path.exists(started) else set()
-    )
+    return _own_files() | ({_real(started)} if os.path.exists(started) else set())
 
 
 def _own_files() -> set[str]:
@@ -189,7 +185,13 @@ def _own_files() -> set[str]:
         os.path.join(os.path.dirname(sys.executable), "saferun"),
         os.path.join(paths.PACKAGE, "__main__.py"),
     )
-    return {os.path.realpath(paths.absolute(name)) for name in names if os.path.exists(name)}
+    return {_real(name) for name in names if os.path.exists(name)}
+
+
+def _real(path: str) -> str:
+    """Return a path without links; a relative one unchanged if the directory was deleted."""
+    path = paths.absolute(path)
+    return os.path.realpath(path) if os.path.isabs(path) else path
 
 
 def _read_head(path: str) -> bytes:
