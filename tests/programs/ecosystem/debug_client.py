@@ -73,10 +73,9 @@ class Session:
         elif event == "stopped":
             self._stopped(body["threadId"], body["reason"])
         elif event == "output" and body["category"] in ("stdout", "stderr"):
-            show(body["output"].rstrip("\n"))
-        elif event == "exited":
+            os.write(1, body["output"].encode())
+        elif event == "exited" and self._is_first:
             show(f"exited {body['exitCode']}")
-        elif event == "terminated" and self._is_first:
             over.set()
 
     def _stopped(self, thread, reason):
@@ -93,7 +92,9 @@ def show(text):
 
 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 adapter = subprocess.Popen([sys.executable, "-m", "debugpy.adapter"], **pipes)
-Session(adapter.stdout, adapter.stdin, "launch", launch)
-assert over.wait(LIMIT_S), "the program does not end"
-adapter.stdin.close()
-adapter.wait(LIMIT_S)
+try:
+    Session(adapter.stdout, adapter.stdin, "launch", launch)
+    assert over.wait(LIMIT_S), "the program does not end"
+finally:
+    adapter.kill()  # it waits for another client
+    adapter.wait(LIMIT_S)
