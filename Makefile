@@ -121,7 +121,7 @@ $(TENSORFLOW)/.ready: constraints-tensorflow.txt
 
 $(ECOSYSTEM)/.ready: pyproject.toml constraints-ecosystem.txt
 	$(PYTHON) -m venv $(ECOSYSTEM)
-	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx uv
+	$(ECOSYSTEM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-ecosystem.txt -e . ipykernel nbclient submitit pipx uv debugpy viztracer opentelemetry-distro
 	touch $(ECOSYSTEM)/.ready
 
 $(RAY)/.ready: pyproject.toml constraints-ecosystem.txt

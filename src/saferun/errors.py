@@ -59,3 +59,9 @@ class BusyError(SaferunError):
     """Another run has the GPUs (exit 75)."""
 
     code = EXIT_BUSY
+
+
+class FaultError(SaferunError):
+    """A part of saferun itself has failed (exit 70)."""
+
+    code = EXIT_SOFTWARE

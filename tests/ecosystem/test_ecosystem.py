@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import MARK, living, until
@@ -70,6 +72,66 @@ def test_a_notebook_shows_the_output_and_its_stop_button_ends_the_run(place):
     assert first[-1]["data"]["text/plain"] == "0"
     assert third[0]["data"]["text/plain"] == "'still alive'"
     until(lambda: not living(mark), "processes are left")
+
+
+def beside_torch(place: Path, *argv: object, **environ: str) -> str:
+    """Run a program of torch's Python, which also finds the packages of that environment."""
+    (packages,) = APART.parent.glob("lib/python*/site-packages")
+    return ran(place, sys.executable, *argv, PYTHONPATH=str(packages), **environ)
+
+
+def launch_json() -> dict[str, Any]:
+    """Return the configuration for VS Code in docs/tools.md."""
+    text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```json\n(.*?launch.*?)```", text, re.DOTALL)
+    (found,) = json.loads(block)["configurations"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("disable", ["", "1"], ids=["supervised", "disabled"])
+def test_an_editor_stops_at_a_breakpoint_in_a_rank_and_steps_over_it(place, disable):
+    script = place / "train.py"
+    script.write_text("import os\nvalue = int(os.environ['RANK'])\nvalue += 10\nprint('end')\n")
+    launch = {**launch_json(), "cwd": str(place), "console": "internalConsole"}
+    launch["args"] = [word.replace("${file}", str(script)) for word in launch["args"]]
+    client = PROGRAMS / "ecosystem" / "debug_client.py"
+    environ = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "SAFERUN_DISABLE": disable}
+    out = beside_torch(place, client, json.dumps(launch), script, 3, **environ)
+    lines = out.splitlines()
+    assert lines[-1] == "exited 0", out
+    stops = [line for line in lines if line.endswith("rank '1'")]
+    assert stops == ["breakpoint train.py:3 rank '1'", "step train.py:4 rank '1'"]
+    assert lines.count("end") == 2
+
+
+@pytest.mark.parametrize("name", ["torchrun", "saferun"])
+def test_viztracer_has_the_traces_of_the_ranks(place, name):
+    (place / "rank.py").write_text("def of_the_rank(): pass\nof_the_rank()\n")
+    options = ["--quiet", "-o", "trace.json", "--include_files", str(place / "rank.py"), "--"]
+    program = [TORCH / name, "--nproc-per-node=2", str(place / "rank.py")]
+    beside_torch(place, "-m", "viztracer", *options, *program)
+    events = json.loads((place / "trace.json").read_text())["traceEvents"]
+    seen = {one["pid"] for one in events if "of_the_rank" in one["name"]}
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+def test_hooks_run_in_ranks_that_opentelemetry_instruments(place, inside):
+    otel = "opentelemetry.instrumentation.auto_instrumentation"
+    (place / "rank.py").write_text(
+        "import os, sys\n"
+        f"seen = '_saferun_inject' in sys.modules, {otel!r} in sys.modules\n"
+        "os.write(1, f'{seen}\\n'.encode())\n"
+    )
+    instrument = ["-c", f"from {otel} import run; run()"]
+    run = ["--set=hooks.required=true", "--nproc-per-node=2"]
+    if inside:
+        start = ["-m", "saferun", *run, "--no-python", sys.executable, *instrument, sys.executable]
+    else:
+        start = [*instrument, TORCH / "saferun", *run]
+    none = {f"OTEL_{name}_EXPORTER": "none" for name in ("TRACES", "METRICS", "LOGS")}
+    out = beside_torch(place, *start, "rank.py", **none)
+    assert out.splitlines() == ["(True, True)"] * 2
 
 
 def test_submitit_runs_the_command_and_the_function(place):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,31 @@ def test_reloading_the_users_sitecustomize_reloads_the_users(interpreters: Inter
     script = "import importlib, sitecustomize; importlib.reload(sitecustomize)"
     ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, site))
     assert ran.out == "user\nuser\n"
+
+
+LATE = """
+import os
+os.environ["PYTHONPATH"] = os.pathsep.join(["/another", os.environ["PYTHONPATH"]])
+"""
+AGENT = "import os, torch.distributed.elastic.agent.server.api; print(os.environ['PYTHONPATH'])"
+
+
+def test_an_agent_hands_its_ranks_our_directory_first_after_a_usercustomize(
+    interpreters: Interpreters,
+) -> None:
+    site = user_site(interpreters.folder, "")
+    (site / "usercustomize.py").write_text(LATE)
+    folder = interpreters.folder / "torch"
+    for name in ("distributed", "elastic", "agent", "server"):
+        folder = folder / name
+    folder.mkdir(parents=True)
+    for package in (folder, *list(folder.parents)[:4]):
+        (package / "__init__.py").touch()
+    (folder / "api.py").touch()
+    agent = interpreters.folder / "torchrun"
+    agent.write_text(AGENT)
+    path = both(SITE, site)
+    # A virtual environment has no usercustomize.
+    python = os.path.realpath(sys.executable)
+    ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent),), python=python, PYTHONPATH=path)
+    assert ran.out == both(SITE, "/another", site) + "\n", ran.err

@@ -142,3 +142,46 @@ def test_python_exec_is_the_workers_interpreter(tmp_path):
     environ = {"PYTHON_EXEC": "python9", **path_of(tmp_path)}
     assert worker_interpreter(launcher, environ) == str(python)
     assert worker_interpreter(launcher, {"PYTHON_EXEC": "python8", "PATH": ""}) is None
+
+
+BIN = Path(sys.executable).parent  # of the environment that has saferun, torch and torchrun
+OTHER = "#!/opt/other/bin/python3\n" + TORCHRUN
+HAS_TORCHRUN = pytest.mark.skipif(
+    not (BIN / "torchrun").exists() or not (BIN / "saferun").exists(), reason="no console scripts"
+)
+
+
+@HAS_TORCHRUN
+@pytest.mark.parametrize("start", [["saferun"], ["python", "-m", "saferun"]], ids=["path", "-m"])
+@pytest.mark.parametrize(
+    ("text", "path", "runs_own", "said"),
+    [
+        (OTHER, "{other}", True, "saferun was started by its path"),
+        ("#!/bin/sh\nexec a-shim\n", "{other}", True, "saferun was started by its path"),
+        (OTHER, "{other}:{bin}", False, "it is the first on PATH"),
+        (OTHER, "{other}:{link}", False, "it is the first on PATH"),
+        ("#!/bin/sh\nexec a-shim\n", "{other}:{bin}", False, ""),
+        (OTHER, "{bin}:{other}", True, ""),
+        ("#!{python}\n" + TORCHRUN, "{other}", False, ""),
+        (None, "{other}", True, ""),
+    ],
+    ids=["other", "shim", "before", "link", "shim before", "behind", "same", "none"],
+)
+def test_which_of_two_environments_is_meant(start, text, path, runs_own, said, tmp_path):
+    other, link = tmp_path / "other" / "torchrun", tmp_path / "links" / "saferun"
+    if text:
+        program(other, text.replace("{python}", sys.executable))
+    link.parent.mkdir()
+    link.symlink_to(BIN / "saferun")
+    named = {"other": other.parent, "bin": BIN, "link": link.parent}
+    done = subprocess.run(
+        [BIN / start[0], *start[1:], "plan", "train.py"],
+        env={**os.environ, "PATH": path.format(**named) + ":/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = done.stdout + done.stderr
+    assert f"{BIN / 'torchrun' if runs_own else other} train.py" in shown
+    assert ("starts the job: " in shown) == bool(said)
+    assert said in shown

@@ -32,7 +32,7 @@ class NoNumber(NamedTuple):
 class Hang(NamedTuple):
     """Why a watch ended an attempt: silence, different first steps, a loss that is not a number."""
 
-    kind: str  # "hang", "collective-mismatch", "ranks-differ", "loss-not-finite"
+    kind: str  # "hang", "collective-mismatch", "ranks-differ", "loss-not-finite", "hooks-missing"
     rank: int | None  # the rank that is elsewhere; None if unknown
     line: str  # where that rank is
     known_from: str = "the watch for silence"

@@ -18,6 +18,7 @@ from .targets import TARGETS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any, NoReturn
 
 _AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _AGENT_FILES = ("torchrun", "torch/distributed/run.py", "torch/distributed/launch.py")
@@ -25,6 +26,9 @@ _HELPER_CODE = ("from multiprocessing.resource_tracker ", "from multiprocessing.
 _ATTEMPT = "SAFERUN_ATTEMPT"  # set only if saferun stays beside the job
 _WORKER = "SAFERUN_WORKER"  # set only with plain python, for which a scheduler may export RANK
 _COMPILE_WORKER = "torch._inductor.compile_worker"
+
+_AGENT_API = "torch.distributed.elastic.agent.server.api"
+_SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 _text = ""  # SAFERUN_INJECT at the start
 
@@ -41,7 +45,7 @@ def start() -> None:
     argv = _original_argv()
     kind = kind_of(argv)
     if kind == "agent":
-        _start_agent(argv)
+        start_agent(argv)
     if kind != "job":
         return
     if has_rank and agent.started_this_process():
@@ -54,13 +58,52 @@ def start() -> None:
 def settle() -> None:
     """Do the work that must follow the user's own sitecustomize.
 
-    Modules that were imported before are hooked. In processes that the launcher started, a crash
-    will write its Python stack. A rank also writes its first receipt and takes sys.excepthook,
-    which Ubuntu's sitecustomize replaces without calling the previous one.
+    That one may have put itself first in PYTHONPATH and may load no other, as OpenTelemetry's does
+    (https://github.com/open-telemetry/opentelemetry-python-contrib/pull/4469); the ranks need us
+    first. Modules that were imported before are hooked. In processes that the launcher started, a
+    crash will write its Python stack. A rank also writes its first receipt and takes
+    sys.excepthook, which Ubuntu's sitecustomize replaces without calling the previous one.
     """
+    come_first()
     _settle_rank()
     if any(name in sys.modules for name in TARGETS):
         _hook_late_imports()
+
+
+def come_first() -> None:
+    """Put our directory first in PYTHONPATH again, before what else stands there."""
+    given = os.environ.get("PYTHONPATH", "")
+    ordered = _ordered(given)
+    if given != ordered:
+        os.environ["PYTHONPATH"] = ordered
+
+
+def _ordered(given: str) -> str:
+    if given == _SITE or given.startswith(_SITE + os.pathsep):
+        return given
+    others = [entry for entry in given.split(os.pathsep) if entry != _SITE] if given else []
+    return os.pathsep.join([_SITE, *others])
+
+
+def _come_first_after_exec() -> None:
+    """Let a rank's program that this Python is replaced by load us first, too.
+
+    `torchrun --no-python … opentelemetry-instrument python train.py` puts OpenTelemetry's directory
+    first in PYTHONPATH and executes python.
+    """
+    execv, execve = os.execv, os.execve
+
+    def execv_with_hooks(path: "Any", argv: "Any") -> "NoReturn":
+        if contract.VARIABLE in os.environ:
+            come_first()
+        execv(path, argv)
+
+    def execve_with_hooks(path: "Any", argv: "Any", env: "Any") -> "NoReturn":
+        if isinstance(env, dict) and env.get(contract.VARIABLE):
+            env = {**env, "PYTHONPATH": _ordered(env.get("PYTHONPATH", ""))}
+        execve(path, argv, env)
+
+    os.execv, os.execve = execv_with_hooks, execve_with_hooks
 
 
 def _settle_rank() -> None:
@@ -83,6 +126,7 @@ def _settle_rank() -> None:
         receipts.write_bootstrap(_text, contract.APPLIED)
     if not rank.is_rank_process():
         return
+    _come_first_after_exec()
     import atexit
 
     atexit.register(_write_last_states)
@@ -110,7 +154,7 @@ def _write_last_states() -> None:
             hook_runner.at_exit(found)
 
 
-def _start_agent(argv: "Sequence[str]") -> None:
+def start_agent(argv: "Sequence[str]") -> None:
     """Name this agent to its ranks, and skip the garbage collection at its end.
 
     Over all objects that `import torch` made, that collection takes 0.25 s and more, which is most
@@ -129,8 +173,20 @@ def _start_agent(argv: "Sequence[str]") -> None:
     if "SAFERUN_NODES" in os.environ:
         from .node import node_agent
 
-        node_agent.start()
+        node_agent.start(come_first)
+    else:
+        _come_first_later()
     atexit.register(gc.freeze)
+
+
+def _come_first_later() -> None:
+    """Come first again before ranks are started, where a usercustomize may act after us."""
+    if _AGENT_API in sys.modules:  # a warm agent
+        come_first()
+    elif getattr(sys.modules.get("site"), "ENABLE_USER_SITE", False) and any(
+        os.path.isfile(os.path.join(entry, "usercustomize.py")) for entry in sys.path
+    ):
+        finder.watch((_AGENT_API,), lambda name, module: come_first())
 
 
 def _original_argv() -> "list[str]":

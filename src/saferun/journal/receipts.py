@@ -228,8 +228,8 @@ def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
     present = {receipt.rank for receipt in receipts if receipt.rank is not None}
     if not present:
         line = (
-            "the hooks did not run in any rank: was Python started with -I, -E or -S, or is it "
-            "another program? the job ran unguarded"
+            "the hooks did not run in any rank: was Python started with -I, -E or -S, does it load "
+            "another sitecustomize, or is it another program? the job ran unguarded"
         )
         return () if no_python else (line,)
     silent = _expected(receipts) - present
@@ -237,7 +237,8 @@ def _missing(receipts: tuple[Receipt, ...], no_python: bool) -> tuple[str, ...]:
         return ()
     line = (
         f"the hooks did not run in {ranks_text(silent)}, though in others: was Python started with "
-        "-I, -E or -S there, or is it another program? that part of the job ran unguarded"
+        "-I, -E or -S there, does it load another sitecustomize, or is it another program? that "
+        "part of the job ran unguarded"
     )
     return (line,)
 

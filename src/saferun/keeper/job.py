@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from saferun.keeper import process_tree, protocol
+from saferun.keeper import libc_signals, process_tree, protocol
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 # Signals that a keeper ignores; the job ignores only those of `Start.ignored`.
@@ -70,6 +70,7 @@ def _execute(
     for number in (*KEEPER_IGNORES, signal.SIGCHLD):
         ignored = number in program.ignored
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    libc_signals.restore(program.ignored)
     if program.nofile:
         _raise_open_files(program.nofile)
     process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))

@@ -106,8 +106,9 @@ def gather(
         SaferunError: the user made a mistake, whose fix the message names, or there is no torchrun.
     """
     if disabled(environ):
-        facts = MachineFacts(launcher=_launcher(environ, starting).argv)
-        return RunInputs(request, None, facts, environ, Identity(""))
+        launcher = _launcher(environ, starting)
+        facts = MachineFacts(launcher=launcher.argv)
+        return RunInputs(request, None, facts, environ, Identity(""), launcher=launcher)
     gathered = assemble(request, choose(request, environ, cwd), environ, cwd, starting=starting)
     if not starting or gathered.profile is None:
         return gathered
@@ -179,6 +180,7 @@ def assemble(
     here = conditions(request, facts, named=chosen.named, starts_all=starts_all)
     profile = resolve(chosen.chain, sets, here, origin=chosen.origin)
     runs = paths.runs_dir(request.run_dir, environ, cwd)
+    which = launcher.remark if launcher else ""
     return RunInputs(
         request,
         profile,
@@ -187,7 +189,7 @@ def assemble(
         _identity(runs, starting),
         runs=runs,
         launcher=launcher,
-        remarks=tuple(filter(None, (paths.foreign_home(environ), *chosen.remarks))),
+        remarks=tuple(filter(None, (paths.foreign_home(environ), which, *chosen.remarks))),
     )
 
 

@@ -524,6 +524,7 @@ class _Run:
         followed = decision._replace(delay_s=round(decision.delay_s, 3))
         self._record.ended(ended, last._replace(decision=followed))
         # A run that a signal ended may have had no time to leave receipts.
+        ranks_ran = ranks_ran and not (looks and looks.told_of_hooks)
         problems = (
             () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
         )

@@ -13,6 +13,9 @@ from saferun.gpu.lock.gpu_locks import Held
 from saferun.model import LaunchPlan
 from saferun.planning import exec_limit
 from saferun.planning.inputs import RunInputs
+from saferun.planning.torchrun import torchrun_install
+from saferun.planning.torchrun.torchrun_install import Launcher
+from saferun.supervise import debugger
 from saferun.supervise.gpu_gate import GpuCare
 from saferun.system.paths import on_path
 
@@ -37,12 +40,29 @@ def check_size(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
         )
 
 
-def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
+def replace_process(
+    plan: LaunchPlan, environ: Mapping[str, str], launcher: Launcher | None = None
+) -> NoReturn:
     """Execute the job in this process; nothing of saferun remains beside it.
+
+    Where a debugger or tracer runs saferun in its own process, the job's Python program runs there.
+
+    Args:
+        plan: the plan of the only attempt.
+        environ: the user's environment.
+        launcher: torchrun; None if plain python starts the job.
 
     Raises:
         UnavailableError: the program cannot be executed.
     """
+    if debugger.around():
+        plan = plan._replace(command=_as_python(plan.command, launcher))
+        python, *rest = plan.command
+        rest = rest[rest[:1] == ["-P"] :]
+        runs_here = rest and (rest[0] == "-m" or not rest[0].startswith("-"))
+        if runs_here and torchrun_install.is_our_environment(python):
+            env = plan.environment(environ)
+            debugger.run_here(rest, env, is_agent=launcher is not None)
     program = plan.command[0]
     path = program if "/" in program else next(on_path(program, environ), None)
     for stream in (sys.stdout, sys.stderr):
@@ -54,6 +74,14 @@ def replace_process(plan: LaunchPlan, environ: Mapping[str, str]) -> NoReturn:
         raise UnavailableError(
             f"cannot start `{program}`: {error.strerror}", fix="check the program and its mode"
         ) from None
+
+
+def _as_python(command: tuple[str, ...], launcher: Launcher | None) -> tuple[str, ...]:
+    """Return a command with the Python of torchrun's first line, by which debuggers know it."""
+    if launcher is None or launcher.interpreter is None or len(launcher.argv) > 1:
+        return command
+    flags = (f"-{launcher.flags}",) if launcher.flags else ()
+    return (launcher.interpreter, *flags, *command)
 
 
 def become_job(gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare) -> int:
@@ -78,4 +106,5 @@ def become_job(gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare)
     if test and not test.granted:
         return EXIT_UNAVAILABLE
     held.inheritable()
-    return replace_process(plan, {**gathered.environ, **held.environ()})
+    environ = {**gathered.environ, **held.environ()}
+    return replace_process(plan, environ, gathered.launcher)

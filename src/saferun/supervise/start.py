@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 
-from saferun.errors import UsageError
+from saferun.errors import UnavailableError, UsageError
 from saferun.model import LaunchPlan
 from saferun.planning import inputs
 from saferun.planning.inputs import RunInputs
 from saferun.planning.other_launchers import hint
+from saferun.planning.own_variables import OF_ATTEMPT, needed_beside
 from saferun.planning.torchrun.torchrun_args import COMMANDS, advice
 from saferun.planning.view import announcement
+from saferun.supervise import debugger
 from saferun.supervise.attempt.end_requests import restore_child_ends
 from saferun.supervise.changes.resumption import first_plan
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.replace import become_job, check_size, replace_process
+from saferun.system import procfs
 from saferun.system.paths import on_path
 from saferun.system.spelling import nearest
 from saferun.system.stderr import say
@@ -90,11 +93,16 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
     request, environ = gathered.request, gathered.environ
     if request.line.refusal is not None or "help" in request.line.given:
         say(advice(request.line))
-        return replace_process(gathered.plan(), environ)
+        return replace_process(gathered.plan(), environ, gathered.launcher)
     if inputs.disabled(environ):
-        return replace_process(gathered.plan(), environ)
+        return replace_process(gathered.plan(), environ, gathered.launcher)
     restore_child_ends()
     check_script(gathered, cwd)
+    if gathered.supervised and (why := _unsupervised(gathered)):
+        plan = first_plan(gathered, say)
+        say(why)
+        env = {name: value for name, value in plan.env.items() if name not in OF_ATTEMPT}
+        return _become(gathered, plan._replace(env=env))
     if gathered.profile is not None and gathered.profile.settings.workers > 1:
         from saferun.supervise.workers import worker_pool  # only for several workers
 
@@ -105,6 +113,30 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
         return supervise(gathered, say)
 
     return _become(gathered, first_plan(gathered, say))
+
+
+def _unsupervised(gathered: RunInputs) -> str:
+    """Return why a run must do without supervision, as a line for the user; "" if it need not.
+
+    Raises:
+        UnavailableError: a key needs what is missing.
+    """
+    assert gathered.profile is not None
+    keys = ", ".join(needed_beside(gathered.profile.settings))
+    if missing := procfs.missing():
+        what = f"{missing}, by which saferun finds a job's processes"
+        if keys:
+            raise UnavailableError(
+                what, where=f"needed for {keys}", fix="mount /proc, or leave that setting out"
+            )
+        return f"{what}: the job is not supervised, and there is one attempt"
+    if tool := debugger.follower():
+        lost = f"; this does not hold: {keys}" if keys else ""
+        return (
+            f"{tool} runs saferun and follows the processes that it starts, so the job runs in "
+            f"this process, not supervised, and there is one attempt{lost}"
+        )
+    return ""
 
 
 def _become(gathered: RunInputs, plan: LaunchPlan) -> int:

@@ -94,6 +94,13 @@ def _hidden(pid: int) -> bool | None:
     return None
 
 
+def missing() -> str:
+    """Return why a process cannot find its descendants by /proc; "" if it can."""
+    if not os.path.exists("/proc/self/stat"):
+        return "there is no /proc"
+    return "" if _is_our_proc() else "/proc shows another pid namespace"
+
+
 def _is_our_proc() -> bool:
     """Return whether /proc shows our pid namespace; `unshare --pid` alone keeps the outer one."""
     try:

@@ -35,5 +35,5 @@ facts = {"host": "h0", "attempt": 1, "mitigations": [], "report": None}
 facts.update(saferun="1", torch="2", nnodes="1", script="job.py")
 given = {"facts": facts, "directory": directory, "rejoin_s": 60}
 os.environ[node_agent.VARIABLE] = json.dumps(given)
-node_agent.start()
+node_agent.start(lambda: None)
 main(arguments)

@@ -65,15 +65,24 @@ LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # those with a store of torch's own
 
 
-def start() -> None:
-    """Read SAFERUN_NODES, which the ranks do not get, and hook present and future imports."""
+def start(come_first: Callable[[], None]) -> None:
+    """Read SAFERUN_NODES, which the ranks do not get, and hook present and future imports.
+
+    Args:
+        come_first: puts our directory first in PYTHONPATH, before ranks are started.
+    """
     text = os.environ.pop(VARIABLE, "")
     if not text:
         return
     party = NodeParticipant(json.loads(text))
+
+    def hook_agent(module: ModuleType) -> None:
+        come_first()
+        party.hook_agent(module.SimpleElasticAgent)
+
     hooks: dict[str, Callable[[ModuleType], None]] = {
         REGISTRY: party.hook_registry,
-        AGENT_API: lambda module: party.hook_agent(module.SimpleElasticAgent),
+        AGENT_API: hook_agent,
     }
     for name, hook in hooks.items():
         if name in sys.modules:

@@ -45,10 +45,15 @@ class Launcher(NamedTuple):
     interpreter: str | None = None  # the Python of its first line; None if it is a shim
     flags: str = ""  # that Python's own flags, as letters: "sP" for `python3 -sP`
     prefix: str | None = None  # that Python's sys.prefix; None without an interpreter
+    remark: str = ""  # says which of two environments is meant, and why
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher:
-    """Find the user's torchrun: the first on PATH that is not saferun itself.
+    """Find the user's torchrun.
+
+    It is the first on PATH that is not saferun itself. If saferun was started by its path, from an
+    environment with torch whose programs are not on PATH (cron, an IDE), it is the one beside
+    saferun.
 
     Args:
         environ: the user's environment; only PATH is read.
@@ -61,12 +66,54 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
         UnavailableError: neither exists, or that torch is incomplete.
     """
     ours = _own_programs()
-    for path in on_path("torchrun", environ):
-        head = _read_head(path)
-        if os.path.realpath(path) in ours or _wraps_us(head):
-            continue
-        interpreter, flags = _interpreter(head, path, environ)
-        return Launcher((path,), interpreter, flags, _prefix(interpreter))
+    found = filter(None, (_launcher(path, ours, environ) for path in on_path("torchrun", environ)))
+    first, own = next(found, None), _own_launcher(ours, environ)
+    if first is None:
+        return own or _own_module()
+    if own is None or is_our_environment(first.interpreter):
+        return first
+    if _is_on_path(environ):
+        if first.prefix is None:  # a shim, which may lead to our environment
+            return first
+        why = f"it is the first on PATH; {own.argv[0]} beside saferun's own torch is not meant"
+        return first._replace(remark=f"{first.argv[0]} starts the job: {why}")
+    why = f"saferun was started by its path, and so {first.argv[0]} on PATH is not meant"
+    return own._replace(remark=f"{own.argv[0]} starts the job: {why}")
+
+
+def _launcher(path: str, ours: set[str], environ: Mapping[str, str]) -> Launcher | None:
+    """Return a program as the launcher; None if it is saferun itself, or starts it."""
+    head = _read_head(path)
+    if os.path.realpath(path) in ours or _wraps_us(head):
+        return None
+    interpreter, flags = _interpreter(head, path, environ)
+    return Launcher((path,), interpreter, flags, _prefix(interpreter))
+
+
+def _own_launcher(ours: set[str], environ: Mapping[str, str]) -> Launcher | None:
+    """Return the torchrun of the environment whose saferun runs; None if it has none."""
+    program = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    if not _runs_saferun() or not os.access(program, os.X_OK):
+        return None
+    found = _launcher(program, ours, environ)
+    has_torch = found and is_our_environment(found.interpreter) and _torch_in(sys.path)
+    return found if has_torch else None
+
+
+def _runs_saferun() -> bool:
+    """Return whether this process was started as saferun, and does not only import it."""
+    return bool(sys.argv) and _real(sys.argv[0]) in _own_files()
+
+
+def _is_on_path(environ: Mapping[str, str]) -> bool:
+    """Return whether a shell finds our environment's programs by their names."""
+    folders = environ.get("PATH", os.defpath).split(os.pathsep)
+    if _real(os.path.dirname(sys.executable)) in map(_real, folders):
+        return True
+    return not _own_files().isdisjoint(map(_real, on_path("saferun", environ)))
+
+
+def _own_module() -> Launcher:
     safe = bool(getattr(sys.flags, "safe_path", False))
     folder = _torch_in(sys.path if safe else sys.path[1:])  # [0] is the program's directory
     if sys.executable and folder:
@@ -91,6 +138,12 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
 def of_python(program: str) -> Launcher:
     """Return a Python as the launcher of the job; the packages behind a shim are not known."""
     return Launcher((program,), program, "", _prefix(program))
+
+
+def is_our_environment(interpreter: str | None) -> bool:
+    """Return whether a Python is that of saferun's own environment."""
+    prefix = _prefix(interpreter)
+    return prefix is not None and os.path.realpath(prefix) == os.path.realpath(sys.prefix)
 
 
 def worker_interpreter(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
@@ -129,12 +182,22 @@ def torch_version(launcher: Launcher, environ: Mapping[str, str]) -> str | None:
 
 def _own_programs() -> set[str]:
     """Return the real paths under which saferun itself can be found."""
-    names = [
-        sys.argv[0] if sys.argv else "",
+    started = sys.argv[0] if sys.argv else ""
+    return _own_files() | ({_real(started)} if os.path.exists(started) else set())
+
+
+def _own_files() -> set[str]:
+    names = (
         os.path.join(os.path.dirname(sys.executable), "saferun"),
         os.path.join(paths.PACKAGE, "__main__.py"),
-    ]
-    return {os.path.realpath(paths.absolute(name)) for name in names if os.path.exists(name)}
+    )
+    return {_real(name) for name in names if os.path.exists(name)}
+
+
+def _real(path: str) -> str:
+    """Return a path without links; a relative one unchanged if the directory was deleted."""
+    path = paths.absolute(path)
+    return os.path.realpath(path) if os.path.isabs(path) else path
 
 
 def _read_head(path: str) -> bytes:

@@ -81,6 +81,7 @@ class AttemptLife(StateMachine):
         self._asked_at: float | None = None  # time of the last signal for the job
         self._ended_at: float | None = None
         self.keeper_was_stopped = False  # the keeper was ended because it was stopped (SIGSTOP)
+        self.keeper_failed = False  # the keeper ended with an error of its own
         self.launcher = 0  # the launcher's pid
         self.exact = True  # no output is lost if the keeper is killed
         self.status: int | None = None  # the launcher's status, once the keeper has reported it

@@ -14,7 +14,7 @@ import select
 import signal
 import time
 
-from saferun.errors import EXIT_UNAVAILABLE, UnavailableError
+from saferun.errors import EXIT_UNAVAILABLE, FaultError, UnavailableError
 from saferun.inject import contract
 from saferun.keeper import process_tree, protocol
 from saferun.supervise.attempt import keeper_loss
@@ -141,14 +141,23 @@ def _last_report(
 
     Raises:
         UnavailableError: the command could not be started.
+        FaultError: the keeper failed before that.
     """
     report = life.report
     lingers = isinstance(report, protocol.Ended) and report.lingers
     if not lingers:  # otherwise it stays, for processes that the job left behind on purpose
         with contextlib.suppress(ChildProcessError):  # if SIGCHLD is ignored
-            os.waitpid(standby.pid, 0)
+            status = os.waitpid(standby.pid, 0)[1]
+            life.keeper_failed = os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
     if report is None:
-        return keeper_loss.take_over(life, standby, observer, signals)
+        ended = keeper_loss.take_over(life, standby, observer, signals)
+        if life.keeper_failed and not life.launcher:
+            raise FaultError(
+                "saferun's keeper failed before the job's start, a fault of saferun's own",
+                where="its traceback stands above",
+                fix="please report it; SAFERUN_DISABLE=1 runs torchrun without saferun",
+            )
+        return ended
     if isinstance(report, protocol.Failed):
         if report.reason in _REFUSED:
             line = f"cannot start `{report.program}`: {report.reason}\n".encode()
@@ -179,6 +188,7 @@ def _keepers_fate(life: AttemptLife) -> str:
     """Return what happened to the keeper, for people; "" if it did not fail."""
     if life.ended_by != "keeper":
         return ""
-    what = "was stopped and had to be killed" if life.keeper_was_stopped else "was killed"
+    what = "has failed" if life.keeper_failed else "was killed"
+    what = "was stopped and had to be killed" if life.keeper_was_stopped else what
     lost = "" if life.exact else "; the last output may be missing"
     return f"saferun's keeper {what}{lost}"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from saferun.keeper import output_ends, protocol
+from saferun.keeper import libc_signals, output_ends, protocol
 from saferun.keeper.output_ends import OutputPipes
 from saferun.keeper.process_tree import read_stat
 from saferun.supervise.ready import warm_start
@@ -24,6 +24,7 @@ from saferun.system import cgroup, paths
 
 FREE_BYTES = 4 << 30  # a warm agent takes up to 0.6 GB, and the job's own growth comes first
 _LOOK_S = 0.005  # between two checks whether it has ended: some 10 ms, which delay the run's end
+_IGNORED_OF_LIBC = libc_signals.ignored()  # now: glibc handles 33 once there is a thread
 END_S = 5.0  # for the end of a keeper that is not needed
 
 # A keeper that is imported uses cached byte code, which halves its start time. saferun's directory
@@ -139,7 +140,8 @@ def ignored_signals() -> list[int]:
     """Return the signals that this process, and so the job, ignores."""
     ours = (signal.SIGPIPE, signal.SIGXFSZ)  # Python itself ignores these
     numbers = [n for n in range(1, signal.SIGRTMIN) if n not in ours]
-    return [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN]
+    ignored = [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN]
+    return [*ignored, *_IGNORED_OF_LIBC]
 
 
 class KeeperPool:

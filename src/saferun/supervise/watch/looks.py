@@ -9,13 +9,14 @@ from saferun.diagnosis.evidence import Hang
 from saferun.supervise.attempt.attempt_values import Ended
 from saferun.supervise.watch.first_steps import FirstSteps
 from saferun.supervise.watch.hang_watch import HangWatch
+from saferun.supervise.watch.hooks_seen import HooksSeen
 from saferun.supervise.watch.loss_watch import LossWatch
 from saferun.supervise.watch.running_job import NEVER_S, RunningJob
 from saferun.supervise.watch.slow_watch import SlowWatch
 
 # Each has `check_job`, which returns the seconds until the next look, and `cause`, which ends the
 # job.
-Watch: TypeAlias = "HangWatch | FirstSteps | LossWatch | SlowWatch"
+Watch: TypeAlias = "HangWatch | FirstSteps | HooksSeen | LossWatch | SlowWatch"
 _AFTER_FAULT_S = 10.0
 
 
@@ -29,11 +30,12 @@ class Looks:
     def __init__(self, job: RunningJob) -> None:
         self._record = job.record
         policy = job.plan.settings.watch
+        self._hooks = HooksSeen(job)
         self._first_steps = FirstSteps(job)
         self._hangs = HangWatch(job) if policy.mode != "off" else None
         self._slow = SlowWatch(job, self._hangs) if self._hangs else None
         loss = LossWatch(job) if policy.loss != "off" else None
-        found = (self._first_steps, self._hangs, self._slow, loss)
+        found = (self._hooks, self._first_steps, self._hangs, self._slow, loss)
         self._next_s: dict[Watch, float] = {watch: 0.0 for watch in found if watch}
 
     @property
@@ -45,6 +47,11 @@ class Looks:
     def stall(self) -> Hang | None:
         """Return the rank that others waited for when the attempt ended."""
         return self._hangs.stall if self._hangs else None
+
+    @property
+    def told_of_hooks(self) -> bool:
+        """Return whether the user knows already that hooks do not run in some ranks."""
+        return self._hooks.told
 
     def ask(self) -> None:
         """Request a report of where the ranks are at the next look."""

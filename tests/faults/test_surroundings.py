@@ -1,0 +1,196 @@
+"""What people put around a run and inside it: other sitecustomize files, debuggers, tracers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repo import ROOT
+from runs import AT_ONCE, Run, program, run
+
+RANK = program("surroundings_rank")
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+# As OpenTelemetry's: it puts itself first for every process that follows, and chains to nobody.
+FIRST = """
+import os, sys
+sys.other_was_here = True
+here = os.path.dirname(os.path.abspath(__file__))
+path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != here]
+os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, path)])
+"""
+COMPILE_OFF = "--set=hooks.compile.enabled=off"
+REQUIRED = "--set=hooks.required=true"
+
+
+def another(folder: Path, text: str = FIRST, name: str = "sitecustomize") -> str:
+    """Make another sitecustomize below a folder; return its directory."""
+    place = folder / "another one"
+    place.mkdir()
+    (place / f"{name}.py").write_text(text, encoding="utf-8")
+    return str(place)
+
+
+def inherited(place: str) -> str:
+    return os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
+
+
+def ranks(job: Run) -> list[str]:
+    """Return the lines of the ranks."""
+    return sorted(line for line in job.out.splitlines() if line.startswith("hooks="))
+
+
+@pytest.mark.parametrize("retries", ["0", "2"])
+def test_hooks_run_in_ranks_though_another_sitecustomize_puts_itself_first(tmp_path, retries):
+    place = another(tmp_path)
+    argv = [f"--retries={retries}", REQUIRED, COMPILE_OFF, "--nproc-per-node=2", RANK]
+    with run(tmp_path, *argv, env={"PYTHONPATH": inherited(place)}) as job:
+        assert job.end() == 0, job.err
+    attempt = None if retries == "0" else "1"
+    assert ranks(job) == [f"hooks=True other=True followed=False attempt={attempt}"] * 2
+
+
+def test_hooks_run_in_a_program_that_a_rank_executes_behind_another_sitecustomize(tmp_path):
+    place = another(tmp_path, "import sys; sys.other_was_here = True")
+    wrapper = tmp_path / "instrument.py"
+    wrapper.write_text(
+        "import os, sys\n"
+        f"os.environ['PYTHONPATH'] = {place!r} + os.pathsep + os.environ['PYTHONPATH']\n"
+        "os.execl(sys.executable, sys.executable, *sys.argv[1:])\n"
+    )
+    argv = [REQUIRED, COMPILE_OFF, "--no-python", sys.executable, str(wrapper), RANK]
+    with run(tmp_path, *argv) as job:
+        assert job.end() == 0, job.err
+    assert ranks(job) == ["hooks=True other=True followed=False attempt=1"]
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
+def test_a_rank_behind_another_sitecustomize_is_named_before_it_meets_others(tmp_path, required):
+    place = another(tmp_path)
+    line = (
+        f'PYTHONPATH={shlex.quote(place)}:$PYTHONPATH {shlex.quote(sys.executable)} "$@"; exit $?'
+    )
+    argv = [*([REQUIRED] if required else []), AT_ONCE, COMPILE_OFF, "--nproc-per-node=2"]
+    argv += ["--no-python", "bash", "-c", line, "-", RANK, "meet"]
+    with run(tmp_path, *argv) as job:
+        status = job.end()
+    said = [text for text in job.messages() if "does not run in rank" in text]
+    assert len(said) == 1
+    assert f"{place}/sitecustomize.py is loaded in its place" in said[0]
+    if required:
+        assert status != 0
+        assert "met" not in job.out
+        assert [event["kind"] for event in job.events("ended")] == ["hooks-missing"]
+    else:
+        assert status == 0, job.err
+        assert job.out.count("met") == 2
+
+
+@pytest.mark.parametrize("tool", ["popen", "fork_exec"])
+@pytest.mark.parametrize("argv", [[], ["--retries=0"]], ids=["supervised", "one attempt"])
+def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
+    command = [sys.executable, program("follower"), tool, str(TORCHRUN.with_name("saferun"))]
+    with run(tmp_path, *argv, "--nproc-per-node=2", RANK, command=command) as job:
+        assert job.end() == 0, job.err
+    assert ranks(job) == ["hooks=True other=False followed=True attempt=None"] * 2
+    assert job.out.endswith("the tool sees the end\n")
+    said = [line for line in job.messages() if "not supervised" in line]
+    assert len(said) == (0 if argv else 1)
+
+
+@pytest.mark.parametrize("tool", ["popen", "fork_exec", "none"])
+def test_a_disabled_saferun_is_equal_to_torchrun_under_a_tool(tmp_path, tool):
+    ways = []
+    for name, environ in (("torchrun", {}), ("saferun", {"SAFERUN_DISABLE": "1"})):
+        command = [sys.executable, program("follower"), tool, str(TORCHRUN.with_name(name))]
+        with run(tmp_path, RANK, "fail", command=command, env=environ) as job:
+            status = job.end()
+        ways.append((status, job.out, job.messages(), "ChildFailedError" in job.err))
+    assert ways[0] == ways[1]
+    assert ways[0][0] == 1
+    assert ways[0][1].endswith("the tool sees the end\n")
+
+
+def test_under_a_tool_that_follows_nobody_the_run_is_supervised(tmp_path):
+    command = [sys.executable, program("follower"), "none", str(TORCHRUN.with_name("saferun"))]
+    with run(tmp_path, RANK, command=command) as job:
+        assert job.end() == 0, job.err
+    assert ranks(job) == ["hooks=True other=False followed=False attempt=1"]
+
+
+WITHOUT_PROC = ["unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "-"]
+NEEDS_MOUNTS = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run([*WITHOUT_PROC, "true"], capture_output=True).returncode,
+    reason="needs root, and to unmount /proc in a namespace of its own",
+)
+
+
+@NEEDS_MOUNTS
+def test_without_proc_torchrun_runs_unsupervised_and_a_line_says_so(tmp_path):
+    command = [*WITHOUT_PROC, sys.executable, "-m", "saferun"]
+    with run(tmp_path, RANK, command=command) as job:
+        assert job.end() == 0, job.err
+    assert ranks(job) == ["hooks=True other=False followed=False attempt=None"]
+    assert [line for line in job.messages() if "there is no /proc" in line] == job.messages()[:1]
+    assert "keeper" not in job.err
+
+
+@NEEDS_MOUNTS
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["--set=watch.mode=end"], "watch.mode: end"),
+        (["--set=launcher=python", "--set=workers=2"], "workers: 2"),
+    ],
+    ids=["watch", "workers"],
+)
+def test_without_proc_a_key_that_needs_supervision_is_refused(tmp_path, argv, key):
+    command = [*WITHOUT_PROC, sys.executable, "-m", "saferun"]
+    with run(tmp_path, *argv, RANK, command=command) as job:
+        assert job.end() == 69, job.err
+    assert "there is no /proc" in job.messages()[0]
+    assert key in job.messages()[0]
+    assert job.out == ""
+
+
+def test_a_keeper_that_fails_before_the_start_is_our_own_fault(tmp_path):
+    for name in ("src/saferun", "profiles"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.pyc"))
+    keeper = tmp_path / "src" / "saferun" / "keeper" / "keeper_main.py"
+    text = keeper.read_text(encoding="utf-8").replace(
+        "    wake, notify = _set_up()\n", "    raise ValueError('planted')\n"
+    )
+    assert "planted" in text
+    keeper.write_text(text, encoding="utf-8")
+    argv = ["--set=launcher=python", AT_ONCE, RANK]
+    with run(tmp_path, *argv, env={"PYTHONPATH": inherited(str(tmp_path / "src"))}) as job:
+        assert job.end() == 70, job.err
+    assert "ValueError: planted" in job.err
+    assert "keeper failed before the job's start" in job.messages()[-1]
+    assert "killed" not in job.err
+    assert job.out == ""
+
+
+SPAWNED = """
+import os, sys
+pid = os.posix_spawn(sys.executable, [sys.executable, *sys.argv[1:]], os.environ)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("parent", [[], ["-c", SPAWNED]], ids=["forked", "spawned"])
+@pytest.mark.parametrize("ranks", ["spawn", "warm"])
+def test_a_job_ignores_the_signals_that_it_would_ignore_without_us(tmp_path, parent, ranks):
+    script = tmp_path / "ignored.py"
+    script.write_text(
+        "print(*(line for line in open('/proc/self/status') if line.startswith('SigIgn')))"
+    )
+    argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", str(script)]
+    with run(tmp_path, *argv, command=[sys.executable, *parent, "-m", "saferun"]) as job:
+        assert job.end() == 0, job.err
+    bare = [sys.executable, *parent, str(script)]
+    assert job.out == subprocess.run(bare, capture_output=True, text=True, check=True).stdout
