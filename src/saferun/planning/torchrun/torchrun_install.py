@@ -110,7 +110,9 @@ def _is_on_path(environ: Mapping[str, str]) -> bool:
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
     if _real(os.path.dirname(sys.executable)) in map(_real, folders):
         return True
-    return not _own_files().isdisjoint(map(_real, on_path("saferun", environ)))
+    names = ("saferun", os.path.basename(sys.argv[0]))  # a link `torchrun` may lead to us
+    found = (path for name in names for path in on_path(name, environ))
+    return not _own_files().isdisjoint(map(_real, found))
 
 
 def _own_module() -> Launcher:
