@@ -66,6 +66,25 @@ def test_a_rank_that_waits_for_what_never_comes_is_said_with_its_line(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_sleeps_is_said_with_the_key_that_shows_more_and_next_time_later(tmp_path):
+    with stalling(tmp_path, "sleep", "take_lock", settings=[]) as job:
+        job.wait_for_message(f" in sleep, 2 {LOUD}")
+        (tmp_path / "0").touch()
+        job.wait_for_message(f" in take_lock, 2 {LOUD}")
+        with open(tmp_path / "1.fifo", "w"):
+            pass
+        assert job.end() == 0
+        assert len(stalls(job)) == 4
+    first, second = said(job)
+    assert first.startswith(f"saferun: rank 0 is at {program('stalling')}:")
+    assert " in sleep, 2 ranks wait for it in all_reduce (" in first
+    assert first.endswith("; Ctrl-\\ (SIGQUIT) shows where all ranks are")
+    took_s = [float(line.rpartition("all_reduce (")[2].partition(" s)")[0]) for line in said(job)]
+    assert took_s[0] >= 6
+    assert took_s[1] >= 2 * took_s[0]
+
+
+@pytest.mark.slow
 def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     """The first evaluation has nothing to be compared with, however long it takes."""
     with stalling(tmp_path, "evaluate", "evaluate", settings=[]) as job:

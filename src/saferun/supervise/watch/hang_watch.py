@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
@@ -145,6 +145,8 @@ class _Stall:
     noted: Look  # the look after it was noted
     used: Used  # resources that these used until then
     functions: set[str]  # functions in which these are
+    since_s: float  # when the silence began
+    works: bool = False  # these were seen to work when the stall could have been said
 
 
 class HangWatch:
@@ -236,6 +238,9 @@ class HangWatch:
         if self._stall is not None and self._last_stall is not None:
             if not self._silence.has_slept:  # otherwise its length is unknown
                 self._job.longest.waited_at |= self._stall.functions
+                if not self._stall.works:
+                    waited_s = at_s - self._stall.since_s
+                    self._job.longest.wait_s = max(self._job.longest.wait_s, waited_s)
             self._stall, self._last_stall = None, (self._last_stall[0], at_s)
             self._job.record.stall("")
 
@@ -293,7 +298,7 @@ class HangWatch:
             self._job.say(f"  all stacks, those of C++ too: {path}")
 
     def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
-        """Note who waits for whom; report it on stderr if it is the longest stall in this run.
+        """Note who waits for whom; report it on stderr if it lasts for longer than ever.
 
         A rank that works is reported only if others have waited for a rank in the same function
         before: the first evaluation of a healthy job may take an hour.
@@ -311,7 +316,8 @@ class HangWatch:
             self._job.record.stall(line, now.at_s - asked.since.at_s, found.places)
             self._last_stall = found.stalled(line), float("inf")
             used = work_signs.used(odd)
-            self._stall = _Stall(odd, now, used, silence.functions(found.places))
+            functions = silence.functions(found.places)
+            self._stall = _Stall(odd, now, used, functions, asked.since.at_s)
             self._traffic.is_more(now.at_s, work_signs.everyone(odd))
         if silent_s < self._loud_s:
             return
@@ -319,8 +325,14 @@ class HangWatch:
         never_s = self._job.longest.loud_s(works=True) if is_known else float("inf")
         self._loud_s = min(2 * silent_s, never_s if silent_s < never_s else float("inf"))
         if line and is_same and (silent_s >= never_s or not self._works(found, asked.before)):
-            self._job.say(line)
+            self._job.say(f"{line}{self._key()}")
             self._loud_s = float("inf")
+
+    def _key(self) -> str:
+        """Return the key that shows more, as a clause; "" where the job itself would get it."""
+        is_ours = self._job.plan.settings.launcher == "torchrun"
+        is_ours = is_ours and not self._job.plan.options.no_python
+        return "; Ctrl-\\ (SIGQUIT) shows where all ranks are" if is_ours else ""
 
     def _works(self, found: _Found, now: Look) -> bool:
         """Return whether the awaited ranks have worked since the stall was noted."""
@@ -330,7 +342,9 @@ class HangWatch:
         moves = self._traffic.is_more(now.at_s, work_signs.everyone(self._stall.odd))
         used = work_signs.used(self._stall.odd)
         used = used._replace(cpu_s=used.cpu_s - self._stall.used.cpu_s)
-        return silence.works(found.places, self._stall.noted, now, used) or moves
+        works = silence.works(found.places, self._stall.noted, now, used) or moves
+        self._stall = replace(self._stall, works=works)
+        return works
 
 
 def _found(asked: _Asked) -> _Found:
