@@ -535,7 +535,10 @@ class _Run:
         change = self._mitigations.describe([*added, *self._mitigations.beside])
         path, history = self._record.path, self._history
         host, diagnosis = (self._nodes.host, self._nodes.diagnosis) if self._nodes else ("", None)
-        lines = report.attempt_lines(history, decision, change, path, host, diagnosis)
+        resumes = self._resumption.is_set
+        lines = report.attempt_lines(
+            history, decision, change, path, host, diagnosis, resumes=resumes
+        )
         if self._nodes and self._nodes.is_telling(decision):
             lines = []
         report.show(self._say, ended, [*problems, *lines])

@@ -67,6 +67,11 @@ class Resumption:
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
 
+    @property
+    def is_set(self) -> bool:
+        """Return whether a setting says what a later attempt goes on from."""
+        return bool(self._policy.checkpoints or self._first.settings.retry.resume_args)
+
     def _begin(self) -> None:
         args, environ = self._gathered.request.line.script_args, self._gathered.environ
         try:
