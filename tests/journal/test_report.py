@@ -468,3 +468,9 @@ def test_a_journal_of_any_version_makes_a_report(tmp_path, value):
     file = tmp_path / "r" / "events.jsonl"
     file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])  # cut
     assert read(tmp_path).headline
+
+
+def test_a_wait_for_what_did_not_come_is_no_useful_time(tmp_path):
+    waited = {"s": 0.0, "steps": 0, "gpu_hours": 0.0, "checkpoint": "ck/80", "idle_s": 42.0}
+    run = run_report(tmp_path, *attempt(1, 0, 100, lost_work=waited), *ok(2, 100), end(150))
+    assert whole(run) == (108, 0, 42)

@@ -80,9 +80,7 @@ _LISTED = re.compile(
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\(?:\r?\n|.))+")
 _HOLDS = re.compile(r"(?<![\w./-])torchrun(?![\w./-])")
 # A function with torchrun's name, and, outside shell scripts, a line that gives a variable a value.
-_FUNCTION = re.compile(
-    r"(?m)(?:^|[;{])[ \t]*(?:function[ \t]+torchrun\b|torchrun[ \t]*\([ \t]*\))"
-)
+_FUNCTION = re.compile(r"(?m)(?:^|[;{])[ \t]*(?:function[ \t]+torchrun\b|torchrun[ \t]*\([ \t]*\))")
 _VALUE = re.compile(r"(?m)^[ \t]*(?:(?:export|ENV|ARG)[ \t]+)?(\w+)[ \t]*[:?+]{0,3}=[^\n#]*")
 _IN_PYTHON = re.compile(
     r"""["'](?:torchrun["']\s*,\s*(?:f?["']-|\*)|torchrun\s+[-{]|[^"'\n]*torch\.distributed\.(?:run|launch)\b)"""
@@ -102,8 +100,8 @@ _LOCAL_RANK = (
 _ARGUMENT_OF = "is an argument of another program, which may start torchrun itself"
 _HELD = "holds the word torchrun: write saferun there, if a job is started by it"
 _NAMED = (
-    "a function has torchrun's name, and commands that called it now start saferun without it: give "
-    "it another name, or write in its place what it adds"
+    "a function has torchrun's name, and what called it now starts saferun without it: give it "
+    "another name, or write in its place what it adds"
 )
 _COMPARED = "is compared or passed on, not started here"
 _PROCESSES = "looks for processes by name: write saferun there too, else the run tries again"

@@ -82,9 +82,12 @@ def _of_attempts(
         kept_at = max([ready, *(trial.at for trial in mine)]) if finished else None
         again_s, why = _done_again(run, one, after, ready, end, kept_at)
         again_s, waited_s = min(again_s, end - ready), max(0.0, begun - since)
-        useful_s = end - ready - again_s
+        lost = one.outcome.lost_work
+        idle_s = min(lost.idle_s, end - ready - again_s) if lost else 0.0
+        useful_s = end - ready - again_s - idle_s
         lost_s = again_s if after is None and run.outcome != RUNNING else 0.0
-        found.append(Spent(useful_s, again_s, waited_s + ready - begun, waited_s, why, lost_s))
+        starts_s = waited_s + ready - begun + idle_s
+        found.append(Spent(useful_s, again_s, starts_s, waited_s, why, lost_s))
     return tuple(found)
 
 

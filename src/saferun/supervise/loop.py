@@ -504,7 +504,7 @@ class _Run:
             last = self._watch.diagnosed(last, ended, cause, lost, stall)
         if looks:
             self._record.harmlessly(lambda: looks.ended(ended))
-        last = self._resumption.judged(last, plan, ended)
+        last = self._resumption.judged(last, plan, ended, looks.idle if looks else ())
         self._history.append(last)
         ranks = {receipt.rank for receipt in found if receipt.rank is not None}
         self._record.harmlessly(lambda: self._parts.note(last, ranks))

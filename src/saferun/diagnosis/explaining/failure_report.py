@@ -14,9 +14,7 @@ from saferun.inject.durations import seconds
 LINE_CHARS = 200  # longer lines of the job's output are cut; the journal has them in full
 
 
-def between(
-    last: AttemptOutcome, decision: Decision, change: str = "", begins: str = ""
-) -> str:
+def between(last: AttemptOutcome, decision: Decision, change: str = "", begins: str = "") -> str:
     """Return the line that says why another attempt starts.
 
     Args:

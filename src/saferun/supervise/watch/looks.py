@@ -46,6 +46,11 @@ class Looks:
         """Return the rank that others waited for when the attempt ended."""
         return self._hangs.stall if self._hangs else None
 
+    @property
+    def idle(self) -> tuple[tuple[float, float], ...]:
+        """Return when all ranks only waited, from and until, in seconds since the epoch."""
+        return self._hangs.idle if self._hangs else ()
+
     def ask(self) -> None:
         """Request a report of where the ranks are at the next look."""
         if self._hangs:
