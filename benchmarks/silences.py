@@ -129,7 +129,9 @@ class Program:
         controller, terminal = pty.openpty()
         at_terminal = "person" in self.name
         if self.path.startswith("/") and "pipe" not in self.name:
-            filling = threading.Thread(target=fill, args=[self.path, self.seconds + 5], daemon=True)
+            filling = threading.Thread(
+                target=fill, args=[self.path, self.seconds + 60], daemon=True
+            )
             filling.start()
         with (
             open(self.errors, "wb") as errors,

@@ -54,6 +54,7 @@ SHELL = {
     "parallel torchrun ::: a.py b.py": "parallel saferun ::: a.py b.py",
     "ls | parallel -j2 torchrun": "ls | parallel -j2 saferun",
     "parallel 'torchrun {}' ::: a b": "parallel 'saferun {}' ::: a b",
+    "ssh h 'parallel torchrun ::: a.py'": "ssh h 'parallel saferun ::: a.py'",
     "sem -j2 torchrun {} t": "sem -j2 saferun {} t",
     "xargs -n1 torchrun < l": "xargs -n1 saferun < l",
     "declare -r T=torchrun\n$T t.py": "declare -r T=saferun\n$T t.py",
