@@ -224,11 +224,12 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
         found.append(("useful", seconds(spent.useful_s)))
     why = f" ({spent.why})" if spent.why else ""
     least_s = 1 if spent.why in ("", *UNSAVED) else 0.1
+    has_steps = spent.why[:1].isdigit() and not spent.done_again_s  # they took no time
     for label, part_s in (
         ("done again", spent.done_again_s - spent.lost_s),
         ("lost", spent.lost_s),
     ):
-        if part_s >= least_s:
+        if part_s >= least_s or (has_steps and label == "done again"):
             found.append((label, f"{seconds(part_s)}{why}"))
     if spent.starts_and_waits_s >= 1:
         found.append(("starts and waits", seconds(spent.starts_and_waits_s)))

@@ -122,7 +122,7 @@ class Resumption:
                 self._before.pop(one.checkpoint.path, None)
 
     def _cost(self) -> str:
-        if not self._lost or self._lost[-1].s == 0:
+        if not self._lost or not (self._lost[-1].s or self._lost[-1].steps):
             return ""
         last = self._lost[-1]
         steps = f"{last.steps} steps, " if last.steps else ""  # a job may print few of its steps
