@@ -7,7 +7,8 @@ long as 40 minutes are, divided by the factor; so are the watch's limits (600 s;
 of one that is said 60 s), the time between its looks (10 s) and between questions to nvidia-smi.
 Rates (of CPU time, of bytes) are not divided. With `--peer` each is rank 0 of two, and rank 1 waits
 for it in a barrier. Prints a table, and ends with 1 where an ordinary program was reported, or was
-said to be waited for, or a hang was not reported (with `--peer`: nor noted as a stall).
+said to be waited for, or a hang was not reported (with `--peer`: nor noted as a stall). One that
+only sleeps is to be said then: nobody can tell it from a hang.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from saferun.__main__ import main
 sys.exit(main())
 """
 WAITS = ("waits for it in", "wait for it in")  # of a line about a rank that others wait for
+SLEEPS = ("one long sleep", "polling for a file")
 AT_ONCE = 2  # programs; as many as there are cores
 
 
@@ -127,7 +129,9 @@ class Program:
         controller, terminal = pty.openpty()
         at_terminal = "person" in self.name
         if self.path.startswith("/") and "pipe" not in self.name:
-            filling = threading.Thread(target=fill, args=[self.path, self.seconds + 5], daemon=True)
+            filling = threading.Thread(
+                target=fill, args=[self.path, self.seconds + 60], daemon=True
+            )
             filling.start()
         with (
             open(self.errors, "wb") as errors,
@@ -204,7 +208,8 @@ def main() -> int:
                 )
                 hangs = name.startswith("hang")
                 is_found = bool(minutes) or (hangs and options.peer and bool(stalls))
-                if is_found != hangs or (said and not hangs) or one["status"]:
+                sleeps = options.peer and name in SLEEPS
+                if is_found != hangs or (said and not (hangs or sleeps)) or one["status"]:
                     wrong.append(f"{name} (status {one['status']}, {said})")
                 if not name.startswith("hang"):
                     total.append(lasted)

@@ -45,6 +45,8 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
     ({"KMP_AFFINITY": "compact"}, "note", "Intel's and LLVM's OpenMP only"),
     ({"TORCH_USE_CUDA_DSA": "1"}, "problem", "switch of torch's build"),
     ({"NCCL_TIMEOUT": "1800"}, "note", "init_process_group"),
+    ({"FI_EFA_USE_DEVICE_RDMA": "1"}, "note", "has no RDMA read"),
+    ({"TRANSFORMERS_CACHE": "/c"}, "note", "export HF_HOME"),
     ({"NCCL_SOME_THING": "1"}, "note", "not known to us"),
     ({"TORCHINDUCTOR_USE_CUDAGRAPHS": "0"}, "note", "a similar name: TORCHINDUCTOR_CUDAGRAPHS"),
     ({"TORCHINDUCTOR_DISABLE": "1"}, "problem", "TORCH_COMPILE_DISABLE=1"),
@@ -104,6 +106,7 @@ FINE: tuple[dict[str, str], ...] = (
     {"NCCL_DEBUG": "warn", "NCCL_P2P_LEVEL": "5", "NCCL_NET_GDR_LEVEL": "SYS"},
     {"OMP_STACKSIZE": "64M", "OMP_PROC_BIND": "close"},
     {"TF_GPU_ALLOCATOR": "cuda_malloc_async"},
+    {"FI_PROVIDER": "efa", "NVIDIA_TF32_OVERRIDE": "0", "WANDB_MODE": "offline"},
 )
 
 

@@ -51,6 +51,14 @@ SHELL = {
     "L='python -m torch.distributed.run --x'\n$L t.py": "L='saferun --x'\n$L t.py",
     "python -m torch.distributed.launch --use_env --x t.py": "saferun --x t.py",
     "python -W ignore -m torch.distributed.launch \\\n  --use-env \\\n  t.py": "saferun \\\n  t.py",
+    "parallel torchrun ::: a.py b.py": "parallel saferun ::: a.py b.py",
+    "ls | parallel -j2 torchrun": "ls | parallel -j2 saferun",
+    "parallel 'torchrun {}' ::: a b": "parallel 'saferun {}' ::: a b",
+    "ssh h 'parallel torchrun ::: a.py'": "ssh h 'parallel saferun ::: a.py'",
+    "sem -j2 torchrun {} t": "sem -j2 saferun {} t",
+    "xargs -n1 torchrun < l": "xargs -n1 saferun < l",
+    "declare -r T=torchrun\n$T t.py": "declare -r T=saferun\n$T t.py",
+    "for l in torchrun p; do $l t.py; done": "for l in saferun p; do $l t.py; done",
     "# torchrun --x t.py": "",
     "echo 'run: torchrun --x t.py'": "",
     "cat <<E\nUsage: torchrun --x t.py\nE\n": "",
@@ -74,6 +82,11 @@ LEFT = {
     'L=torchrun\nif [[ "$L" == "torchrun" ]]; then :; fi; $L t.py': "compared or passed on",
     "export BACKEND=torchrun": "compared or passed on",
     "pkill -f torchrun": "processes by name",
+    "alias tr=torchrun": "alias tr holds the word torchrun",
+    "alias a=ls b='torchrun --x'": "alias b holds the word torchrun",
+    'L="$BEFORE torchrun"; $L t.py': "L holds the word torchrun",
+    "torchrun() { srun python t.py; }": "a function has torchrun's name",
+    "function torchrun { srun python t.py; }": "a function has torchrun's name",
     "accelerate launch t.py": "starts the ranks itself",
     "deepspeed --num_gpus 2 t.py": "starts the ranks itself",
 }
@@ -114,6 +127,13 @@ def test_what_cannot_be_changed_for_certain_is_left_and_named(text: str):
 def test_other_files_are_looked_at_line_by_line(name: str):
     before, after = OTHER[name]
     assert adopt(before, name).text == after
+
+
+def test_a_variable_of_a_makefile_that_holds_torchrun_is_named_with_its_line():
+    text = "X = 1\nL := torchrun\nall:\n\t$(L) --x t.py\n\ttorchrun --x t.py\n"
+    done = adopt(text, "Makefile")
+    assert done.text == text.replace("\ttorchrun", "\tsaferun")
+    assert [(line, remark[:7]) for line, remark in done.remarks] == [(2, "L holds")]
 
 
 def test_python_is_not_changed_and_each_start_is_named():

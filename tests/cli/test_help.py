@@ -73,12 +73,20 @@ def test_every_listed_word_has_an_entry(home: Path):
         ("saferun_retries", ["As the option --retries N: attempts after the first"]),
         ("SAFERUN_VERDICT_FILE", ["SAFERUN_VERDICT_FILE=FILE gets the verdict on a run"]),
         ("TORCHINDUCTOR_DISABLE", ["Has no effect: there is no such variable", "compiling; fix:"]),
+        ("FI_PROVIDER", ["libfabric's providers", "Read by libfabric, for NCCL"]),
+        ("TRANSFORMERS_CACHE", ["Read by transformers before 5.", "fix: export HF_HOME"]),
         ("NCCL_DEBUG", ["The value TRACE: every call of every rank is written; fix: NCCL_DEBUG="]),
     ],
 )
 def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
     text = ask(home, word)
     assert [line for line in shown if line not in text] == []
+
+
+def test_the_name_that_is_spelt_so_comes_before_others_that_differ_in_case(home: Path):
+    assert ask(home, "NCCL_TIMEOUT").startswith("NCCL_TIMEOUT: variable")
+    assert "\nnccl-timeout: kind" in ask(home, "NCCL_TIMEOUT")
+    assert ask(home, "nccl-timeout").startswith("nccl-timeout: kind of failure")
 
 
 def test_every_word_that_saferun_prints_or_takes_is_explained(home: Path):

@@ -41,6 +41,8 @@ def test_between_attempts_one_line_says_what_failed_where_and_what_comes():
     change = "autotune-off (compile.autotune=off; cost: a few percent)"
     line = failure_report.between(failed, Decision(AGAIN, "x"), change)
     assert f"; with {change}: attempt 2 starts" in line
+    line = failure_report.between(failed, Decision(AGAIN, "x"), begins=" at the beginning")
+    assert line.endswith("; x: attempt 2 starts at the beginning")
 
 
 def test_success_is_one_line_after_a_failure_and_none_at_once():

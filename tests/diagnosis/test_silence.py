@@ -371,13 +371,14 @@ def test_only_what_the_awaited_rank_does_is_its_work():
     assert worked(runs=True)
     assert worked(state="D")
     assert worked(state="t")
-    assert worked(waits_in="hrtimer_nanosleep")
     assert worked(waits_in="do_wait")
+    assert worked(waits_in="request_wait_answer"), "a mounted bucket takes a checkpoint"
+    assert not worked(waits_in="hrtimer_nanosleep"), "whoever sleeps moves nothing"
     assert worked(naps=True)
     assert worked(beside=60 << 20)
 
 
-def test_a_stall_is_told_on_stderr_where_it_is_twice_as_long_as_any_silence_before():
+def test_a_stall_is_told_on_stderr_where_no_rank_was_waited_for_half_as_long():
     longest = Longest()
     assert longest.loud_s() == longest.loud_s(works=True) == 60.0
     silence = Silence(None, longest)
@@ -386,7 +387,10 @@ def test_a_stall_is_told_on_stderr_where_it_is_twice_as_long_as_any_silence_befo
         stalls = silence.stalls(look(float(at), work))
         assert (stalls is not None) == (at == 40)
     assert longest.silence_s == 40.0
-    assert (longest.loud_s(), longest.loud_s(works=True)) == (80.0, 400.0)
+    assert longest.loud_s() == 60.0, "in that silence nobody was waited for"
+    assert longest.loud_s(works=True) == 400.0
+    longest.wait_s = 45.0
+    assert (longest.loud_s(), longest.loud_s(works=True)) == (90.0, 400.0)
     again = Silence(None, longest)  # that of the next attempt
     for at in (0, 10, 20):
         again.take(look(float(at), at // 20), 10.0)

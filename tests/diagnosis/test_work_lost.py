@@ -30,6 +30,23 @@ def test_lost_is_what_came_after_the_checkpoint(checkpoint, s, steps):
     assert found.gpu_hours == round(found.gpu_hours, 4)
 
 
+END = 1600.0
+IDLE = {  # when all ranks only waited; the seconds that are lost of 120, and those of waiting
+    "until the end, seen a look late": ([(1488.0, float("inf"))], 0.0, 112.0),
+    "since before the checkpoint": ([(1400.0, float("inf"))], 0.0, 120.0),
+    "a while of it": ([(1500.0, 1540.0), (1100.0, 1200.0)], 80.0, 40.0),
+}
+
+
+@pytest.mark.parametrize(("idle", "s", "idle_s"), IDLE.values(), ids=IDLE)
+def test_a_wait_for_what_does_not_come_is_no_work(idle, s, idle_s):
+    found = lost(130, 1000.0, END - 1000, Checkpoint("ck-130", 130, 1480.0), 8, idle)
+    assert (found.s, found.idle_s) == (s, idle_s)
+    assert found.gpu_hours == pytest.approx(s * 8 / 3600, abs=1e-4)
+    later = lost(133, 1000.0, END - 1000, Checkpoint("ck-130", 130, 1480.0), 8, idle)
+    assert later.s == 120 - idle_s, "steps came after the checkpoint"
+
+
 def test_the_best_interval_is_near_youngs_and_never_longer_than_the_time_between_failures():
     assert interval_s(60.0, 86400.0) == pytest.approx((2 * 60 * 86400) ** 0.5, rel=0.03)
     assert interval_s(100.0, 100.0) == pytest.approx(82.6, abs=0.1)

@@ -66,6 +66,44 @@ def test_a_rank_that_waits_for_what_never_comes_is_said_with_its_line(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_sleeps_is_said_with_the_key_that_shows_more_and_next_time_later(tmp_path):
+    with stalling(tmp_path, "sleep", "take_lock", settings=[]) as job:
+        job.wait_for_message(f" in sleep, 2 {LOUD}")
+        (tmp_path / "0").touch()
+        job.wait_for_message(f" in take_lock, 2 {LOUD}")
+        with open(tmp_path / "1.fifo", "w"):
+            pass
+        assert job.end() == 0
+        assert len(stalls(job)) == 4
+    first, _ = said(job)
+    assert first.startswith(f"saferun: rank 0 is at {program('stalling')}:")
+    assert " in sleep, 2 ranks wait for it in all_reduce (" in first
+    assert first.endswith("; Ctrl-\\ (SIGQUIT) shows where all ranks are")
+    took_s = [float(line.rpartition("all_reduce (")[2].partition(" s)")[0]) for line in said(job)]
+    assert took_s[0] >= 6
+    assert took_s[1] >= 2 * took_s[0]
+
+
+@pytest.mark.slow
+def test_the_wait_for_a_rank_that_did_nothing_is_no_work_that_is_done_again(tmp_path):
+    """As where a node is gone for good: no step came after the checkpoint, but a long silence."""
+    resume = ["--set", f"retry.resume.checkpoints={tmp_path}/step-*.bin"]
+    resume += ["--set", "retry.resume.args=['{step}']", "--set=retry.backoff_s=[0, 0]"]
+    with stalling(tmp_path, "sleep", settings=resume) as job:
+        job.wait_for_message(f" in sleep, 2 {LOUD}")
+        (saved := tmp_path / "step-13.bin").write_bytes(bytes(4096))
+        (stall,) = stalls(job)
+        began_s = stall["at"] - stall["silent_s"]
+        os.utime(saved, (began_s, began_s))
+        os.kill(job.ranks()[0], signal.SIGKILL)
+        assert job.end() == 0
+        lost = job.events("ended")[0]["lost_work"]
+    assert (lost["s"], lost["steps"], lost["checkpoint"]) == (0.0, 0, str(saved)), job.err
+    assert lost["idle_s"] >= 6
+    assert f"saferun: attempt 2 goes on from {saved} (step 13)" in job.messages()
+
+
+@pytest.mark.slow
 def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     """The first evaluation has nothing to be compared with, however long it takes."""
     with stalling(tmp_path, "evaluate", "evaluate", settings=[]) as job:

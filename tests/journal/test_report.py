@@ -104,6 +104,23 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
     assert f"\ntime      {text}\n" in shown
 
 
+def test_work_that_no_attempt_has_done_again_is_lost(tmp_path):
+    first, stop = attempt(1, 0, 100, lost_work=LOST), {"action": "stop"}
+    alone = [*attempt(1, 0, 100, lost_work=LOST, **stop), end(100, 1)]
+    both = [*first, *attempt(2, 100, 50, **stop), end(150, 1)]
+    again = [*first, *ok(2, 100), end(150)]
+    for name, events, shown, label in (
+        ("a", alone, "useful 1 min 28 s; lost 12 s", "lost"),
+        ("b", both, "useful 1 min 28 s; done again 12 s; lost 50 s", "done again or lost"),
+        ("c", again, "useful 2 min 18 s; done again 12 s", "done again"),
+    ):
+        journal(tmp_path, name, *events, plan=PLAN)
+        run = reader.named(str(tmp_path), name, NOW)
+        times = time_spent.read(run, attempts(run), NOW)
+        assert "; ".join(" ".join(one) for one in runs_view.time_parts(times.whole)) == shown
+        assert label in dict(report_text.three_parts(report.read_report(run, NOW)))
+
+
 CRASHED = "A process crashed in compiled code (segfault on rank 1)"
 STOPPED = attempt(1, 0, 100, action="stop", root_rank=1)
 KEPT = attempt(2, 130, 50, action="stop", lost_work={"s": 12.5, "checkpoint": "ckpt/7"})
@@ -111,10 +128,10 @@ HEADLINES = {  # how it ends, by the run's events
     "Finished at attempt 2; 1 min 40 s of 3 min done again after segfault": (
         [*attempt(1, 0, 100), *ok(2, 130), end(180)]
     ),
-    f"Failed at the first attempt: {CRASHED}; 1 min 40 s of 1 min 40 s to be done again": (
+    f"Failed at the first attempt: {CRASHED}; 1 min 40 s of 1 min 40 s lost": (
         [*STOPPED, end(100, 1)]
     ),
-    "; 1 min 40 s of 3 min done again, another 12 s to be done again": (
+    "; 1 min 40 s of 3 min done again, another 12 s lost": (
         [*attempt(1, 0, 100), *KEPT, end(180, 1)]
     ),
 }
@@ -461,3 +478,9 @@ def test_a_journal_of_any_version_makes_a_report(tmp_path, value):
     file = tmp_path / "r" / "events.jsonl"
     file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])  # cut
     assert read(tmp_path).headline
+
+
+def test_a_wait_for_what_did_not_come_is_no_useful_time(tmp_path):
+    waited = {"s": 0.0, "steps": 0, "gpu_hours": 0.0, "checkpoint": "ck/80", "idle_s": 42.0}
+    run = run_report(tmp_path, *attempt(1, 0, 100, lost_work=waited), *ok(2, 100), end(150))
+    assert whole(run) == (108, 0, 42)

@@ -63,7 +63,7 @@ def findings(
         for one in conflicts.findings(environ, facts, known.effects, adapters)
     ]
     conflicting = " ".join(finding.what for finding in found)
-    for name in audited(environ):
+    for name in sorted({*audited(environ), *(environ.keys() & known.effects.keys())}):
         one = _about(name, environ[name], known)
         if one.level == PROBLEM or name not in conflicting:
             found.append(one)

@@ -110,11 +110,11 @@ class Reference:
         """Return all entries with this name; [] if there is none.
 
         Case, leading dashes, and the choice of blank, dash or underscore between words do not
-        matter.
+        matter; the name that is spelt so comes first.
         """
         plain = _plain(word)
         named = self._named.get(plain) or self._named.get(re.sub("-?s$", "", plain), [])
-        names = dict.fromkeys((*named, word, word.lower(), word.upper()))
+        names = dict.fromkeys((word, *named, word.lower(), word.upper()))
         return list(dict.fromkeys(entry for name in names for entry in self._called(name)))
 
     def _called(self, name: str) -> Iterator[Entry]:
@@ -314,6 +314,8 @@ def _plain(name: str) -> str:
 def _effect(effect: effects.Effect) -> Iterator[str]:
     if effect.does:
         yield _sentence(effect.does)
+    if effect.reader:
+        yield f"Read by {effect.reader}."
     if effect.dead:
         yield _sentence(f"has no effect: {_fixed(effect.dead, effect.fix)}")
     if effect.newer:

@@ -22,8 +22,8 @@ LEAST_S = 600.0  # smallest limit, if none is given
 STALL_S = 30.0
 _LEAST_STALL_S = 10.0  # if half of the given limit is less, the end comes soon enough
 LOUD_S = 60.0  # shortest stall that is reported on stderr
-# For that report it must also be this many times longer than the run's longest silence: for a rank
-# that does nothing, and for one that works.
+# For that report it must also be this many times longer: for a rank that does nothing than the
+# run's longest wait for such a rank, and for one that works than its longest silence.
 _LOUDER, _LOUDER_WORKING = 2, 10
 GONE_S = 120.0  # length of a stall for a vanished rank after which the attempt is ended
 _GAPS = 10  # times the longest ordinary gap, if no limit is given
@@ -32,7 +32,11 @@ _NEAR = 0.5  # from this part of the limit on, more costly weaker signs are chec
 _CORES = 0.1  # a rank that uses more is computing
 RATE = 64 * 1024  # bytes/s; more than libraries exchange to keep in contact
 TERMINAL = "a read from the terminal"
-_OWN_TIME = re.compile(r"nanosleep|^(?:do_wait|wait4|waitid)$")  # a sleep, or a wait for a child
+_FOR_CHILD = re.compile(r"^(?:do_wait|wait4|waitid)$")
+_OWN_TIME = re.compile(rf"nanosleep|{_FOR_CHILD.pattern}")  # a sleep, or a wait for a child
+# Waits for a file system in user space, such as a bucket that is mounted: their state is S, since a
+# signal may end them (fs/fuse/dev.c, `request_wait_answer`).
+_FOR_FILE = re.compile(r"^(?:request_wait_answer|fuse_\w+)")
 STOPPED, UNINTERRUPTIBLE = "Tt", "D"
 DEBUGGED = "t"  # in a debugger, whose user may take any time
 _HELD = (*STOPPED, *UNINTERRUPTIBLE)  # such a process takes part in nothing
@@ -111,11 +115,12 @@ class Longest:
 
     Attributes:
         silence_s: length of the longest silence, in seconds.
+        wait_s: length of the longest wait for a rank that was not seen to work, in seconds.
         waited_at: functions in which ranks were while others waited for them.
     """
 
     def __init__(self) -> None:
-        self.silence_s = 0.0
+        self.silence_s = self.wait_s = 0.0
         self.waited_at: set[str] = set()
 
     def loud_s(self, *, works: bool = False) -> float:
@@ -124,7 +129,7 @@ class Longest:
         Args:
             works: whether the rank that others wait for shows signs of work.
         """
-        return max(LOUD_S, (_LOUDER_WORKING if works else _LOUDER) * self.silence_s)
+        return max(LOUD_S, _LOUDER_WORKING * self.silence_s if works else _LOUDER * self.wait_s)
 
 
 class Silence:
@@ -347,7 +352,8 @@ def functions(found: Sequence[Place]) -> set[str]:
 def works(found: Sequence[Place], before: Look, now: Look, used: Used) -> bool:
     """Return whether the ranks that others wait for show a weaker sign of work between looks.
 
-    The waiting ranks' activity does not count: with NCCL, waiting keeps a core and a GPU busy.
+    A sleep is none: it moves nothing, and the others wait for it all the same. The waiting ranks'
+    activity does not count: with NCCL, waiting keeps a core and a GPU busy.
 
     Args:
         found: the result of `places`.
@@ -363,7 +369,10 @@ def works(found: Sequence[Place], before: Look, now: Look, used: Used) -> bool:
     pids = {place.pid for place in found if place.odd}
     return any(place.odd and place.what == _AT_GPU for place in found) or any(
         one.pid in pids
-        and (one.state in (*UNINTERRUPTIBLE, DEBUGGED) or bool(_OWN_TIME.search(one.waits_in)))
+        and (
+            one.state in (*UNINTERRUPTIBLE, DEBUGGED)
+            or bool(_FOR_CHILD.search(one.waits_in) or _FOR_FILE.search(one.waits_in))
+        )
         for one in now.ranks
     )
 

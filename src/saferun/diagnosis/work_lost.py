@@ -17,6 +17,7 @@ from saferun.model import Checkpoint
 
 ENOUGH = 3  # failures; an interval from fewer would be a guess
 _NAMED = 200  # most checkpoints of one attempt
+_SEEN_S = 10.0  # the watch sees to within so much when a silence began
 _WORTH = 1.5  # the factor by which the present interval must differ to be reported
 
 
@@ -27,6 +28,7 @@ class WorkLost(NamedTuple):
     steps: int | None  # None if the steps or the checkpoint's number are unknown
     gpu_hours: float
     checkpoint: str  # the newest complete one; "" if there is none
+    idle_s: float = 0.0  # since then all ranks waited for so long, for what did not come
 
 
 class Saved(NamedTuple):
@@ -54,8 +56,9 @@ def lost(
     worked_s: float,
     checkpoint: Checkpoint | None,
     gpus: int,
+    idle: Sequence[tuple[float, float]] = (),
 ) -> WorkLost:
-    """Return the work that an attempt has lost.
+    """Return the work that an attempt has lost. Time in which its ranks only waited is none.
 
     Args:
         last_step: the last step in its output; None without one.
@@ -63,6 +66,7 @@ def lost(
         worked_s: seconds from then to its end.
         checkpoint: the run's newest complete checkpoint; None if there is none.
         gpus: number of this machine's GPUs that it used.
+        idle: when all ranks only waited, from and until, in seconds since the epoch.
     """
     since = worked_s
     if checkpoint is not None:  # a file server's clock may differ from ours
@@ -71,8 +75,14 @@ def lost(
     steps = None
     if last_step is not None and saved is not None and saved <= last_step:
         steps = last_step - saved
+    end = began_at + worked_s
+    idle_s = sum(max(0.0, min(until, end) - max(at, end - since)) for at, until in idle)
+    since -= idle_s
+    if idle_s and steps == 0 and since <= _SEEN_S:
+        since = 0.0
     path = checkpoint.path if checkpoint else ""
-    return WorkLost(round(since, 1), steps, round(since * gpus / 3600, 4), path)
+    hours = round(since * gpus / 3600, 4)
+    return WorkLost(round(since, 1), steps, hours, path, round(idle_s, 1))
 
 
 def _step(checkpoint: Checkpoint) -> int | None:

@@ -41,7 +41,7 @@ _ASSIGNED = re.compile(r"""(\w+)(?:\[[^]]*\])?\+?=(.*)""", re.DOTALL)
 _VARIABLE = re.compile(r"""["']?\$\{?(\w+)(?:\[[@*]\])?(?::?[-=][^}]*)?\}?["']?""")
 _BEFORE = (  # words after which a command or an assignment stands
     *("if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "command", "env"),
-    *("export", "declare", "local", "readonly", "typeset"),
+    *(_DECLARES := ("export", "declare", "local", "readonly", "typeset")),
 )
 _OTHERS = re.compile(r"accelerate launch|deepspeed .+")  # other launchers
 _TESTS = ("[", "[[", "test", "case", "for", "select")
@@ -57,12 +57,13 @@ _RUNS_CODE = re.compile(r"(?:.*/)?(?:python[\d.]*|perl|node|ruby)")
 _STARTERS = re.compile(
     r"srun|mpirun|mpiexec|nohup|exec|env|time|timeout|sudo|setsid|stdbuf|nice|ionice|numactl|taskset"
     r"|uv|poetry|pipenv|pdm|pixi|conda|mamba|micromamba|singularity|apptainer|docker|podman|enroot"
-    r"|nsys|ncu|ssh|pdsh|xargs|eval|(?:.*/)?(?:ba|z|k|da)?sh|command|sbatch|kubectl|tmux|screen"
+    r"|nsys|ncu|ssh|pdsh|xargs|(?:env_)?parallel|sem|eval|(?:.*/)?(?:ba|z|k|da)?sh|command|sbatch|kubectl|tmux|screen"
 )
 # Options whose value is the name of a launcher, or of anything else.
 _ASKS = re.compile(r"--?[\w-]*(?:launch|backend|driver|engine|runner|mode|strategy|method|type)\w*")
 _NAMES = re.compile(r"--[\w-]*(?:name|title|session|tag)|-[sJt]")
-_ARGUMENT = re.compile(r"""["'\\]{0,8}(?:[-$]|\S*\.py\b)""")
+_ARGUMENT = re.compile(r"""["'\\]{0,8}(?:[-$]|\S*\.py\b)|:{3,4}\+?$|\S*\{[^}\s]*\}""")
+_FEEDS = re.compile(r"xargs|(?:env_)?parallel")  # the command's arguments come from their input
 _TAKES = {name for one in OPTIONS if not one.flag for name in one.strings}
 _USE_ENV = re.compile(r"--use[_-]env\b")
 # A pattern of a `case`.
@@ -77,6 +78,10 @@ _LISTED = re.compile(
     r"""|(?m:^)[ \t]*- +["']?(torchrun)["']?[ \t]*(?=\n[ \t]*- +["']?-)"""
 )
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\(?:\r?\n|.))+")
+_HOLDS = re.compile(r"(?<![\w./-])torchrun(?![\w./-])")
+# A function with torchrun's name, and, outside shell scripts, a line that gives a variable a value.
+_FUNCTION = re.compile(r"(?m)(?:^|[;{])[ \t]*(?:function[ \t]+torchrun\b|torchrun[ \t]*\([ \t]*\))")
+_VALUE = re.compile(r"(?m)^[ \t]*(?:(?:export|ENV|ARG)[ \t]+)?(\w+)[ \t]*[:?+]{0,3}=[^\n#]*")
 _IN_PYTHON = re.compile(
     r"""["'](?:torchrun["']\s*,\s*(?:f?["']-|\*)|torchrun\s+[-{]|[^"'\n]*torch\.distributed\.(?:run|launch)\b)"""
 )
@@ -93,6 +98,11 @@ _LOCAL_RANK = (
     "known: let it read LOCAL_RANK, add --use_env here, and adopt again"
 )
 _ARGUMENT_OF = "is an argument of another program, which may start torchrun itself"
+_HELD = "holds the word torchrun: write saferun there, if a job is started by it"
+_NAMED = (
+    "a function has torchrun's name, and what called it now starts saferun without it: give it "
+    "another name, or write in its place what it adds"
+)
 _COMPARED = "is compared or passed on, not started here"
 _PROCESSES = "looks for processes by name: write saferun there too, else the run tries again"
 _IN_CODE = (
@@ -138,6 +148,7 @@ def adopt(text: str, name: str) -> Adoption:
     work = _Work(text)
     if shell or ending in SHELL_ENDINGS or not (ending or name in _NO_SCRIPTS):
         work.walk(0, len(text), _Place())
+        work.remarks |= {found.start(): _NAMED for found in _FUNCTION.finditer(text)}
     else:
         work.lines()
     return Adoption(work.edited(), _by_line(text, work.remarks.items()))
@@ -157,6 +168,9 @@ class _Work:
         self.values: dict[str, list[tuple[int, int]]] = {}  # variable -> where it is torchrun
         self.used: set[str] = set()  # variables that are started as commands
         self.compared: set[str] = set()
+        self.looped: set[tuple[str, int]] = set()  # variable of a loop, where torchrun stands
+        # What holds torchrun in a way that only a person can follow: where, and its name.
+        self.held: list[tuple[int, int, str]] = []
         self.pythons: dict[str, bool] = {}  # variable -> whether it is PATH's first python
 
     def edited(self) -> str:
@@ -167,6 +181,12 @@ class _Work:
                     self.edits[start] = (end, OURS)
                 else:
                     self.remarks[start] = f"{name} is torchrun, which {_COMPARED}"
+        for name, start in self.looped:
+            if name in self.used - self.compared:
+                self.edits[start] = (start + len("torchrun"), OURS)
+        for start, end, name in self.held:
+            if not any(start <= at < end for at in (*self.edits, *self.remarks)):
+                self.remarks[start] = f"{name} {_HELD}"
         parts, at = list[str](), 0
         for start, (end, new) in sorted(self.edits.items()):
             parts += [self.text[at:start], new]
@@ -179,6 +199,8 @@ class _Work:
             marked = _MARK.match(self.text, line.start(), line.end())
             assert marked is not None, "a mark may be empty"
             self.walk(marked.end(), line.end(), _Place(strict=True))
+        for value in _VALUE.finditer(self.text):
+            self._hold(value[1], value.start(1), value.end())
         for found in _LISTED.finditer(self.text):
             group = found.lastindex or 1
             self.edits[found.start(group)] = (found.end(group), OURS)
@@ -198,11 +220,18 @@ class _Work:
 
     def _command(self, command: Command, place: _Place) -> None:
         words, at = command.words, 0
-        while at < len(words) and (words[at].text in _BEFORE or self._assignment(words[at], place)):
+        while at < len(words) and (
+            words[at].text in _BEFORE
+            or (at and words[at].text[0] == "-" and words[at - 1].text in _DECLARES)
+            or self._assignment(words[at], place)
+        ):
             at += 1
         head = words[at].plain if at < len(words) else ""
         self._inside(command, at, place)
-        if head in _TESTS:
+        if head == "alias":
+            for word in words[at + 1 :]:
+                self._hold(f"alias {word.text.partition('=')[0]}", word.start, word.end)
+        elif head in _TESTS:
             self._test(words)
         elif head == ":":  # : "${LAUNCHER:=torchrun}"
             for word in words:
@@ -216,9 +245,21 @@ class _Work:
             for index in range(at, len(words)):
                 self._word(words, index, at, place)
 
+    def _hold(self, name: str, start: int, end: int) -> None:
+        """Remember what holds torchrun; whether that is changed is known only at the end."""
+        if _HOLDS.search(self.text, start, end):
+            self.held.append((start, end, name))
+
     def _test(self, words: Sequence[Word]) -> None:
-        """Remember variables that are compared with torchrun."""
+        """Remember variables that are compared with torchrun, or that a loop sets to it."""
         plain = [word.plain for word in words]
+        if plain[0] in ("for", "select"):
+            self.looped |= {
+                (plain[1], word.start + word.text.index("torchrun"))
+                for word in words[2:]
+                if word.plain == "torchrun"
+            }
+            return
         if "torchrun" in plain or (plain[0] == "case" and _PATTERN.search(self.text)):
             self.compared |= {m[1] for word in words if (m := _VARIABLE.fullmatch(word.text))}
 
@@ -259,6 +300,7 @@ class _Work:
         if found is None:
             return False
         name, value = found.groups()
+        self._hold(name, word.start, word.end)
         if launcher := _launcher(value):
             self._value(name, word.start + found.start(2), launcher)
             return True
@@ -314,6 +356,8 @@ class _Work:
             alone = place.array and not following
             return alone or (bool(following) and not place.strict and not place.array)
         if index == head:
+            return True
+        if _FEEDS.fullmatch(words[head].plain) and not following:
             return True
         is_behind = _STARTERS.fullmatch(words[head].plain) is not None
         option_before = words[index - 1].text.startswith("-")

@@ -133,6 +133,7 @@ class Cost:
     useful: Amount
     done_again: Amount
     starts_and_waits: Amount
+    lost: Amount  # the part of `done_again` that no attempt has done again
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,7 @@ def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: No
         useful=amount(times.whole.useful_s),
         done_again=amount(times.whole.done_again_s),
         starts_and_waits=amount(times.whole.starts_and_waits_s),
+        lost=amount(times.whole.lost_s),
     )
 
 
@@ -356,23 +358,20 @@ def _headline(
         return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")
     after = f" after {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
-    left_s = 0.0
-    if run.outcome not in (OK, RUNNING):
-        alone = last is not None and last.worker is None
-        left_s = kept[-1][1].done_again_s if alone else cost.done_again.s
-    return f"{text}; {_again(cost, left_s)}{after}"
+    return f"{text}; {_again(cost)}{after}"
 
 
-def _again(cost: Cost, left_s: float) -> str:
-    """Return the work that was repeated, and the work that still must be."""
-    done_s, used = cost.done_again.s - left_s, seconds(cost.used.s)
+def _again(cost: Cost) -> str:
+    """Return the work that was repeated, and the work that is lost."""
+    lost_s, used = cost.lost.s, seconds(cost.used.s)
+    done_s = cost.done_again.s - lost_s
     if cost.done_again.s < _SHOWN_S:
-        return "no work done again"
-    if left_s < _SHOWN_S:
+        return "no work lost"
+    if lost_s < _SHOWN_S:
         return f"{seconds(done_s)} of {used} done again"
     if done_s < _SHOWN_S:
-        return f"{seconds(left_s)} of {used} to be done again"
-    return f"{seconds(done_s)} of {used} done again, another {seconds(left_s)} to be done again"
+        return f"{seconds(lost_s)} of {used} lost"
+    return f"{seconds(done_s)} of {used} done again, another {seconds(lost_s)} lost"
 
 
 def _sentence(kind: str, last: Attempt | None, library: Library) -> str:

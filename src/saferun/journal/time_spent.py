@@ -1,6 +1,7 @@
 """How the time of a run was spent: useful work, repeated work, starts and waits.
 
-Repeated work is what a failure cost, whether or not a later attempt has done it again. The three
+Repeated work is what a failure cost, whether or not a later attempt has done it again; where none
+has, it is lost. The three
 parts of an attempt add up to the time since the end of the previous one; those of a run to the
 run's duration.
 """
@@ -29,6 +30,7 @@ class Spent:
     starts_and_waits_s: float = 0.0
     waited_s: float = 0.0  # the part of these before the attempt
     why: str = ""  # how the repeated work is known
+    lost_s: float = 0.0  # the part of the repeated work that no attempt has repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ def read(run: Run, every: Sequence[Attempt], now_s: float) -> Times:
     workers = len({one.worker for one in every}) or 1  # the workers share the run's time
     useful_s = min(took_s, sum(part.useful_s for part in parts) / workers)
     again_s = min(took_s - useful_s, sum(part.done_again_s for part in parts) / workers)
-    return Times(took_s, Spent(useful_s, again_s, took_s - useful_s - again_s), parts)
+    lost_s = min(again_s, sum(part.lost_s for part in parts) / workers)
+    rest_s = took_s - useful_s - again_s
+    return Times(took_s, Spent(useful_s, again_s, rest_s, lost_s=lost_s), parts)
 
 
 def _of_attempts(
@@ -78,8 +82,12 @@ def _of_attempts(
         kept_at = max([ready, *(trial.at for trial in mine)]) if finished else None
         again_s, why = _done_again(run, one, after, ready, end, kept_at)
         again_s, waited_s = min(again_s, end - ready), max(0.0, begun - since)
-        useful_s = end - ready - again_s
-        found.append(Spent(useful_s, again_s, waited_s + ready - begun, waited_s, why))
+        lost = one.outcome.lost_work
+        idle_s = min(lost.idle_s, end - ready - again_s) if lost else 0.0
+        useful_s = end - ready - again_s - idle_s
+        lost_s = again_s if after is None and run.outcome != RUNNING else 0.0
+        starts_s = waited_s + ready - begun + idle_s
+        found.append(Spent(useful_s, again_s, starts_s, waited_s, why, lost_s))
     return tuple(found)
 
 

@@ -504,7 +504,7 @@ class _Run:
             last = self._watch.diagnosed(last, ended, cause, lost, stall)
         if looks:
             self._record.harmlessly(lambda: looks.ended(ended))
-        last = self._resumption.judged(last, plan, ended)
+        last = self._resumption.judged(last, plan, ended, looks.idle if looks else ())
         self._history.append(last)
         ranks = {receipt.rank for receipt in found if receipt.rank is not None}
         self._record.harmlessly(lambda: self._parts.note(last, ranks))
@@ -536,7 +536,10 @@ class _Run:
         change = self._mitigations.describe([*added, *self._mitigations.beside])
         path, history = self._record.path, self._history
         host, diagnosis = (self._nodes.host, self._nodes.diagnosis) if self._nodes else ("", None)
-        lines = report.attempt_lines(history, decision, change, path, host, diagnosis)
+        resumes = self._resumption.is_set
+        lines = report.attempt_lines(
+            history, decision, change, path, host, diagnosis, resumes=resumes
+        )
         if self._nodes and self._nodes.is_telling(decision):
             lines = []
         report.show(self._say, ended, [*problems, *lines])

@@ -89,9 +89,10 @@ def costs(report: RunReport) -> Labelled:
 def three_parts(report: RunReport) -> list[tuple[str, Amount]]:
     """Return the parts of the run's time, by label; their sum is the whole time."""
     cost = report.cost
+    again = "done again or lost" if cost.lost.s else "done again"
     return [
         ("useful", cost.useful),
-        ("done again", cost.done_again),
+        ("lost" if cost.lost.s >= cost.done_again.s > 0 else again, cost.done_again),
         ("starts and waits", cost.starts_and_waits),
     ]
 

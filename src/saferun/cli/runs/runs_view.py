@@ -210,7 +210,10 @@ def ending_events(outcome: AttemptOutcome) -> list[str]:
 
 
 def _time(spent: Spent) -> str:
-    """Return text such as "useful 50 s; done again 12 s (3 steps, since ck/7)"."""
+    """Return text such as "useful 50 s; done again 12 s (3 steps, since ck/7)".
+
+    Work that no attempt has done again is called lost.
+    """
     return "; ".join(f"{label} {text}" for label, text in time_parts(spent))
 
 
@@ -220,8 +223,14 @@ def time_parts(spent: Spent) -> list[tuple[str, str]]:
     if spent.useful_s >= 1:
         found.append(("useful", seconds(spent.useful_s)))
     why = f" ({spent.why})" if spent.why else ""
-    if spent.done_again_s >= 1 or spent.why not in ("", *UNSAVED):
-        found.append(("done again", f"{seconds(spent.done_again_s)}{why}"))
+    least_s = 1 if spent.why in ("", *UNSAVED) else 0.1
+    has_steps = spent.why[:1].isdigit() and not spent.done_again_s  # they took no time
+    for label, part_s in (
+        ("done again", spent.done_again_s - spent.lost_s),
+        ("lost", spent.lost_s),
+    ):
+        if part_s >= least_s or (has_steps and label == "done again"):
+            found.append((label, f"{seconds(part_s)}{why}"))
     if spent.starts_and_waits_s >= 1:
         found.append(("starts and waits", seconds(spent.starts_and_waits_s)))
     return found

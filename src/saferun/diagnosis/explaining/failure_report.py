@@ -14,13 +14,14 @@ from saferun.inject.durations import seconds
 LINE_CHARS = 200  # longer lines of the job's output are cut; the journal has them in full
 
 
-def between(last: AttemptOutcome, decision: Decision, change: str = "") -> str:
+def between(last: AttemptOutcome, decision: Decision, change: str = "", begins: str = "") -> str:
     """Return the line that says why another attempt starts.
 
     Args:
         last: the attempt that failed.
         decision: to start another one, with the delay in seconds.
         change: what the next attempt changes, as one clause; "" for nothing.
+        begins: where the next attempt begins, as a clause; "" where another line says it.
     """
     wait = f" in {seconds(decision.delay_s)}" if decision.delay_s >= 1 else ""
     why = f"with {change}" if change else decision.reason
@@ -29,7 +30,7 @@ def between(last: AttemptOutcome, decision: Decision, change: str = "") -> str:
     return (
         f"attempt {last.number} failed after {seconds(last.lived_s)}: "
         f"{_what(last.diagnosis)}{f' ({stated})' if stated else ''}; "
-        f"{why}: attempt {last.number + 1} starts{wait}"
+        f"{why}: attempt {last.number + 1} starts{wait}{begins}"
     )
 
 

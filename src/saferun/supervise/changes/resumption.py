@@ -67,6 +67,11 @@ class Resumption:
         if self._policy.checkpoints:
             self._harmlessly(self._begin)
 
+    @property
+    def is_set(self) -> bool:
+        """Return whether a setting says what a later attempt goes on from."""
+        return bool(self._policy.checkpoints or self._first.settings.retry.resume_args)
+
     def _begin(self) -> None:
         args, environ = self._gathered.request.line.script_args, self._gathered.environ
         try:
@@ -117,14 +122,19 @@ class Resumption:
                 self._before.pop(one.checkpoint.path, None)
 
     def _cost(self) -> str:
-        if not self._lost:
+        if not self._lost or not (self._lost[-1].s or self._lost[-1].steps):
             return ""
-
         last = self._lost[-1]
         steps = f"{last.steps} steps, " if last.steps else ""  # a job may print few of its steps
         return f"; {steps}{seconds(last.s)} of work are done again"
 
-    def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
+    def judged(
+        self,
+        last: AttemptOutcome,
+        plan: LaunchPlan,
+        ended: Ended,
+        idle: Sequence[tuple[float, float]] = (),
+    ) -> AttemptOutcome:
         """Return an attempt with its checkpoints, and, if it failed, with what they allow.
 
         The record then has whether it came further than all earlier attempts, whether an older
@@ -135,12 +145,19 @@ class Resumption:
             last: the attempt.
             plan: the attempt's plan.
             ended: how the attempt ended.
+            idle: when its ranks only waited, from and until, in seconds since the epoch.
         """
         if not self._pattern:
             return last
-        return self._harmlessly(lambda: self._judged(last, plan, ended)) or last
+        return self._harmlessly(lambda: self._judged(last, plan, ended, idle)) or last
 
-    def _judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
+    def _judged(
+        self,
+        last: AttemptOutcome,
+        plan: LaunchPlan,
+        ended: Ended,
+        idle: Sequence[tuple[float, float]],
+    ) -> AttemptOutcome:
         found = [one.checkpoint for one in self._find()]
         last = last._replace(saved=work_lost.saved_in(ended.started_at, ended.lived_s, found))
         if not ended.exit_code:
@@ -165,7 +182,7 @@ class Resumption:
         ready = min(end, max(ended.started_at, receipts.met_at(left) or 0.0))
         if not left and last.first_step is None and plan.launcher == "torchrun":
             ready = end  # no rank of it began to work
-        lost = work_lost.lost(last.last_step, ready, end - ready, checkpoint, gpus)
+        lost = work_lost.lost(last.last_step, ready, end - ready, checkpoint, gpus, idle)
         self._lost.append(lost)
         if checkpoint is not None and self._is_further(checkpoint, plan.checkpoint):
             last = last._replace(progressed=True)

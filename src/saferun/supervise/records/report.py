@@ -39,6 +39,8 @@ def attempt_lines(
     journal: str | None,
     host: str = "",
     diagnosis: Diagnosis | None = None,
+    *,
+    resumes: bool = False,
 ) -> list[str]:
     """Return the messages after an attempt.
 
@@ -49,6 +51,7 @@ def attempt_lines(
         journal: the run's directory; None if there is none.
         host: the host where the failure began; "" for this one.
         diagnosis: of the run, where it does not end of what its last attempt failed of.
+        resumes: a setting says what a later attempt goes on from.
     """
     if not history:  # a node that joined a run shortly before its end
         return [f"the run ends: {decision.reason}"]
@@ -58,7 +61,8 @@ def attempt_lines(
     if last.replaced and not last.asked:
         return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
-        return [failure_report.between(last, decision, change)]
+        begins = "" if resumes else _begins(history, journal)
+        return [failure_report.between(last, decision, change, begins)]
     if last.asked:
         return []
     host = host or os.uname().nodename
@@ -66,6 +70,20 @@ def attempt_lines(
     return failure_report.failure(
         history, diagnosis or last.diagnosis, decision, host=host, journal=journal, search=search
     )
+
+
+def _begins(history: Sequence[AttemptOutcome], journal: str | None) -> str:
+    """Return where the next attempt begins, as a clause, with how to change that, once.
+
+    It is "" of a search, whose trials are not done again, and of a script that has gone on by
+    itself.
+    """
+    steps = [one.first_step for one in history if one.first_step is not None]
+    if _search(history, journal) or (steps and steps[-1] > steps[0]):
+        return ""
+    failures = sum(bool(one.exit_code) and not one.replaced for one in history)
+    how = "; `saferun help retry.resume` says how to go on from one" if failures == 1 else ""
+    return f" at the beginning: no checkpoint is known{how}"
 
 
 def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:

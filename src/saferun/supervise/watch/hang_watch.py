@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
@@ -52,6 +52,7 @@ class _Asked:
         flight: the request to torch's flight recorder.
         ras: the request to NCCL.
         environ: the user's environment.
+        used: what the awaited ranks had used before anybody was asked; None without a stall.
         is_stall: the job is not considered hung, so py-spy, which stops ranks, is not asked.
     """
 
@@ -64,8 +65,10 @@ class _Asked:
         ras: RasQuery,
         environ: Mapping[str, str],
         *,
+        used: Used | None,
         is_stall: bool,
     ) -> None:
+        self.used = used
         self.since, self.before, self.files = since, before, files
         self.flight, self.ras = flight, ras
         self.helpers: list[Helper] = work_signs.helpers(one.pid for one in before.ranks)
@@ -119,6 +122,13 @@ class _Found:
         gone = self.by_ras.gone if self.by_ras else ()
         return tuple(rank for rank in gone if rank in awaited and rank not in self.stopped)
 
+    @property
+    def wait(self) -> bool:
+        """Return whether all ranks of this machine wait for others."""
+        by_record = self.finding is not None or (self.by_ras is not None and self.by_ras.call != "")
+        are_in = by_record or all(place.collective for place in self.places)
+        return are_in and not any(place.odd for place in self.places)
+
     def cause(self) -> Hang:
         if self.gone and self.by_ras:
             return Hang("hang", self.gone[0], self.by_ras.line)
@@ -145,6 +155,8 @@ class _Stall:
     noted: Look  # the look after it was noted
     used: Used  # resources that these used until then
     functions: set[str]  # functions in which these are
+    since_s: float  # when the silence began
+    works: bool = False  # these were seen to work when the stall could have been said
 
 
 class HangWatch:
@@ -178,8 +190,18 @@ class HangWatch:
         self._loud_s = self._gone_s = float("inf")
         # The last stall, and when it ended.
         self._last_stall: tuple[Hang, float] | None = None
+        # When all ranks only waited, from and until: the present time, and those that are over.
+        self._idle_since_s: float | None = None
+        self._idle: list[tuple[float, float]] = []
         self.is_wanted = False
         self.cause: Hang | None = None
+
+    @property
+    def idle(self) -> tuple[tuple[float, float], ...]:
+        """Return when all ranks only waited, from and until, in seconds since the epoch."""
+        present = [] if self._idle_since_s is None else [(self._idle_since_s, float("inf"))]
+        since_s = time.time() - time.monotonic()
+        return tuple((since_s + at, since_s + until) for at, until in [*self._idle, *present])
 
     @property
     def stall(self) -> Hang | None:
@@ -233,9 +255,15 @@ class HangWatch:
 
     def _end_stall(self, at_s: float) -> None:
         self._loud_s = self._gone_s = float("inf")
+        if self._idle_since_s is not None:
+            self._idle.append((self._idle_since_s, at_s))
+            self._idle_since_s = None
         if self._stall is not None and self._last_stall is not None:
             if not self._silence.has_slept:  # otherwise its length is unknown
                 self._job.longest.waited_at |= self._stall.functions
+                if not self._stall.works:
+                    waited_s = at_s - self._stall.since_s
+                    self._job.longest.wait_s = max(self._job.longest.wait_s, waited_s)
             self._stall, self._last_stall = None, (self._last_stall[0], at_s)
             self._job.record.stall("")
 
@@ -252,10 +280,13 @@ class HangWatch:
         return now
 
     def _ask(self, began: Look, now: Look, *, is_stall: bool) -> _Asked:
+        # An answer with the stacks of C++ takes a rank seconds of a core, which are no work.
+        used = work_signs.used(self._stall.odd) if self._stall else None
         flight = FlightDumps(now.ranks, now.at_s)
         ras = RasQuery(began.ranks, now.at_s, is_wanted=bool(self._gpus))
         files = self._ask_ranks(now)
-        return _Asked(began, now, files, flight, ras, self._job.environ, is_stall=is_stall)
+        environ = self._job.environ
+        return _Asked(began, now, files, flight, ras, environ, used=used, is_stall=is_stall)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return each rank's file, and the file's size before.
@@ -288,17 +319,20 @@ class HangWatch:
         self._job.say("\n".join([*lines, *ras]))
         if self._ends and not wanted:
             self.cause = found.cause()
+            self._idle_since_s = asked.since.at_s
         path = self._job.record.hang(found.places, round(silent_s, 1), found.native, asked=wanted)
         if path:
             self._job.say(f"  all stacks, those of C++ too: {path}")
 
     def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
-        """Note who waits for whom; report it on stderr if it is the longest stall in this run.
+        """Note who waits for whom; report it on stderr if it lasts for longer than ever.
 
         A rank that works is reported only if others have waited for a rank in the same function
         before: the first evaluation of a healthy job may take an hour.
         """
         silent_s = asked.before.at_s - asked.since.at_s
+        if found.wait:
+            self._idle_since_s = asked.since.at_s
         if self._ends and silent_s >= silence.GONE_S and found.gone:
             self._report_hang(found, asked, now)
             return
@@ -311,26 +345,37 @@ class HangWatch:
             self._job.record.stall(line, now.at_s - asked.since.at_s, found.places)
             self._last_stall = found.stalled(line), float("inf")
             used = work_signs.used(odd)
-            self._stall = _Stall(odd, now, used, silence.functions(found.places))
+            functions = silence.functions(found.places)
+            self._stall = _Stall(odd, now, used, functions, asked.since.at_s)
             self._traffic.is_more(now.at_s, work_signs.everyone(odd))
         if silent_s < self._loud_s:
             return
         is_known = bool(self._job.longest.waited_at & silence.functions(found.places))
         never_s = self._job.longest.loud_s(works=True) if is_known else float("inf")
         self._loud_s = min(2 * silent_s, never_s if silent_s < never_s else float("inf"))
-        if line and is_same and (silent_s >= never_s or not self._works(found, asked.before)):
-            self._job.say(line)
+        if line and is_same and (silent_s >= never_s or not self._works(found, asked)):
+            self._job.say(f"{line}{self._key()}")
+            self._idle_since_s = asked.since.at_s
             self._loud_s = float("inf")
 
-    def _works(self, found: _Found, now: Look) -> bool:
-        """Return whether the awaited ranks have worked since the stall was noted."""
+    def _key(self) -> str:
+        """Return the key that shows more, as a clause; "" where the job itself would get it."""
+        is_ours = self._job.plan.settings.launcher == "torchrun"
+        is_ours = is_ours and not self._job.plan.options.no_python
+        return "; Ctrl-\\ (SIGQUIT) shows where all ranks are" if is_ours else ""
+
+    def _works(self, found: _Found, asked: _Asked) -> bool:
+        """Return whether the awaited ranks worked from when the stall was noted to the question."""
         assert self._stall is not None
+        assert asked.used is not None, "it was noted before"
+        now = asked.before
         if not self._stall.odd:  # it is on another machine, so its work is unknown
             return not (found.by_ras and found.by_ras.gone)
         moves = self._traffic.is_more(now.at_s, work_signs.everyone(self._stall.odd))
-        used = work_signs.used(self._stall.odd)
-        used = used._replace(cpu_s=used.cpu_s - self._stall.used.cpu_s)
-        return silence.works(found.places, self._stall.noted, now, used) or moves
+        used = asked.used._replace(cpu_s=asked.used.cpu_s - self._stall.used.cpu_s)
+        works = silence.works(found.places, self._stall.noted, now, used) or moves
+        self._stall = replace(self._stall, works=works)
+        return works
 
 
 def _found(asked: _Asked) -> _Found:

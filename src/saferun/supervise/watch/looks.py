@@ -53,6 +53,11 @@ class Looks:
         """Return whether the user knows already that hooks do not run in some ranks."""
         return self._hooks.told
 
+    @property
+    def idle(self) -> tuple[tuple[float, float], ...]:
+        """Return when all ranks only waited, from and until, in seconds since the epoch."""
+        return self._hangs.idle if self._hangs else ()
+
     def ask(self) -> None:
         """Request a report of where the ranks are at the next look."""
         if self._hangs:
