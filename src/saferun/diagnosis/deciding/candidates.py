@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from saferun.diagnosis.deciding import exit_codes, matches, refinements
+from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
@@ -38,6 +38,7 @@ _WRAPPERS = frozenset(
      "WorkerCrashedError", "SubprocessError", "EngineDeadError", "ProcessException",
      "ActorUnavailableError", "OwnerDiedError", "LocalRayletDiedError", "CheckpointException")
 )  # fmt: skip
+_NO_CAUSE = ("unknown", "child-failed-no-root", "interrupted")  # kinds of such, of cuts, of Ctrl-C
 _ENDED_ELSEWHERE = re.compile(
     r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
     r"died with <Signals|is detected by the operating system|-- Tracebacks above this line|"
@@ -141,7 +142,8 @@ def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator
                 Raised(rows[0], failure.rank, failure.type, rows, failure.message, headed=True)
             ]
         if traceback:
-            yield matches.Text(name, traceback, order, more=raised, log=log)
+            bases = {failure.type: failure.bases}
+            yield matches.Text(name, traceback, order, more=raised, log=log, bases=bases)
 
 
 def _states_exception(lines: Sequence[Line]) -> bool:
@@ -218,6 +220,8 @@ def _of_unknown(
 ) -> Candidate:
     """Return the candidate for an exception that no sign fits."""
     kind, weight = _by_class(root, knowledge)
+    outside = outside_faults.row_of(root, knowledge.outside) if kind not in _NO_CAUSE else None
+    kind = outside.before if outside else kind
     why: tuple[str, ...] = ()
     if not root.type or root.is_thrown:
         why = ("the traceback is cut before its exception",)
@@ -227,8 +231,7 @@ def _of_unknown(
         kind, weight, root.at, root.rank, root.text, text.source,
         by="exception", raised=root, generic=True, why=why,
     )  # fmt: skip
-    lost = kind == "user-exception" and known.is_lost_server(one)
-    return one.as_kind("hub-unavailable") if lost else one
+    return one.as_kind(outside.kind) if outside and known.has_begun(one) else one
 
 
 def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:

@@ -79,6 +79,11 @@ def innermost(lines: Iterable[Line]) -> str:
     return "  ".join(found)
 
 
+def is_users(frame: str) -> bool:
+    """Return whether a frame, with or without its source line, is in the user's code."""
+    return bool(_users(frame.partition("\n")[0]))
+
+
 def _is_frame(text: str) -> bool:
     return 'File "' in text or (".py:" in text and _BOXED.search(text) is not None)
 
