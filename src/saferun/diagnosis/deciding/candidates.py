@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
+from saferun.diagnosis.process_end import signal_of
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
 from saferun.diagnosis.reading.log_lines import Line
@@ -165,10 +166,6 @@ def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
     return weighed
 
 
-# A program that ends itself after a SIGTERM, such as Lightning, has this status by convention.
-_ENDED_BY_REQUEST = 143  # 128 + SIGTERM
-
-
 def _of_exit_signs(
     exits: exit_codes.Exits, text: matches.Text, known: refinements.KindRefinement
 ) -> Iterator[Candidate]:
@@ -183,7 +180,7 @@ def _of_exit_status(evidence: Evidence, known: refinements.KindRefinement) -> It
     """Yield what the launcher's exit status means."""
     # torchrun returns 1 whatever happened.
     code = evidence.exit_code
-    if evidence.exited and code and code != _ENDED_BY_REQUEST:
+    if evidence.exited and code and not signal_of(code):
         code = 1  # a status that the script chose
     if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
