@@ -53,6 +53,7 @@ class Evidence(NamedTuple):
     """Everything that is known about a failed attempt."""
 
     log: Log = Log()
+    stderr_from: int | None = None  # number of the log's first line of stderr; None: not apart
     exit_code: int | None = None  # of the whole command; negative or 128+n for a signal
     failures: tuple[RankFailure, ...] = ()
     age_s: float | None = None  # how long it ran

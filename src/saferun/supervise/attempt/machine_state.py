@@ -55,9 +55,9 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
         if " " in message.partition(":")[0]:  # a sentence; `classify` has read exceptions
             source = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
             yield Observation(source, message.splitlines()[0], "user-exception")
-    silent = not any(line.text.strip() for line in seen.log.lines)
     # torchrun, which returns 1 for every failure, is never silent.
-    if silent and (seen.exit_code == 1 or seen.exited):
+    silent = not any(line.text.strip() for line in seen.log.lines)
+    if seen.exited or (silent and seen.exit_code == 1):
         yield Observation(f"exit status {seen.exit_code}", "", "child-failed-no-root")
 
 
