@@ -10,7 +10,9 @@ _ENDED = re.compile(
     r"exitcode\s{0,4}:\s{0,3}(?P<code>-?\d{1,3})\b\)?"
     r"(?:\s{1,3}local_rank:\s{0,3}\d{1,6})?(?:\s{1,3}\(pid:\s{0,3}(?P<pid>\d{1,9})\))?"
 )
-_SHELLS = 128  # a shell, and a program that handles a signal, ends with this and the signal's number
+_SHELLS = (
+    128  # a shell, and a program that handles a signal, ends with this and the signal's number
+)
 _LAST_OF_SHELLS = 31
 # These end no process: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH
 # (https://man7.org/linux/man-pages/man7/signal.7.html). So a script chose a status made of them.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
-from saferun.diagnosis.process_end import signal_of
 from saferun.diagnosis.evidence import Evidence, RankFailure
+from saferun.diagnosis.process_end import signal_of
 from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised

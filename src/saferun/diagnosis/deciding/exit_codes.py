@@ -319,5 +319,5 @@ def _code(text: str) -> int | None:
 
 
 def _number(name: str) -> int:
-    """Return the number of a signal; that of SIGTERM for a name that is none that ends a process."""
+    """Return a signal's number; that of SIGTERM where the name is of none that ends a process."""
     return signal_of(-int(getattr(signal, name.upper(), 0))) or _TERM
