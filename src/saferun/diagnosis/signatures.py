@@ -82,7 +82,7 @@ class Sign(NamedTuple):
 
 
 class Outside(NamedTuple):
-    """One row of outside_faults.yaml: what an exception of this form is. Empty conditions always hold."""
+    """One row of outside_faults.yaml. Empty conditions always hold."""
 
     kind: str
     before: str  # the kind before the first steps

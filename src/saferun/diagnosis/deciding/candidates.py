@@ -46,6 +46,7 @@ _ENDED_ELSEWHERE = re.compile(
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
 _WRAPPED = re.compile(r"\bRayTaskError\((\w{1,80})\)")
+_OF_A_CRASH = frozenset({"nccl-ib-error"})  # what the other end of a connection sees of it
 _OF_CUT = {  # for a traceback without its last line
     "own": ("user-exception", WEIGHTS["process"]),
     "likely": ("user-exception", WEIGHTS["hint"] + 1),
@@ -172,7 +173,10 @@ def _of_exit_signs(
     """Yield the meanings of the exit codes and signals that lines report."""
     for sign in exits.signs:
         words = " ".join(line.text for line in text.lines[sign.at : sign.at + 2])
-        one = Candidate(sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code")
+        one = Candidate(
+            sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code",
+            explains=_OF_A_CRASH if sign.is_crash else frozenset(),
+        )  # fmt: skip
         yield one.as_kind(known.of_signal(one))
 
 

@@ -195,7 +195,10 @@ def _of_lines(
         )
         return Reading(collected, steps, half)
     line, by = root_line(best, knowledge), known_from.named(best, evidence)
-    diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text, by=by)
+    alike = (one.text for one in collected.found if one.kind == best.kind)
+    numbers = knowledge.kinds[best.kind].numbers  # another line of the kind may have them
+    text = next((text for text in (best.text, *alike) if re.search(numbers, text)), best.text)
+    diagnosis = _diagnosis(best.kind, knowledge, line, rank, text, by=by)
     diagnosis = diagnosis._replace(
         stack=crash_stack(evidence.log.lines, rank),
         user_frame=_frame(best.raised, best.source.raised) if best.raised is not None else "",

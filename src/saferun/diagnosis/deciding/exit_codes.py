@@ -123,6 +123,11 @@ class ExitSign:
     rank: int | None
     code: int  # negative for a signal
 
+    @property
+    def is_crash(self) -> bool:
+        """Return whether a signal ended the process that no launcher sends to all of them."""
+        return bool(signal_of(self.code)) and self.weight > _ECHO
+
 
 @dataclass(frozen=True, slots=True)
 class Exits:
@@ -254,7 +259,7 @@ class _Reader:
     def add(self, sign: ExitSign) -> None:
         """Store a sign."""
         self.signs.setdefault(replace(sign, at=0), sign)
-        if signal_of(sign.code) and sign.weight > _ECHO:
+        if sign.is_crash:
             self._crashes.append((sign, self._moment))
 
 

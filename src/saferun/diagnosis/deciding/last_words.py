@@ -38,7 +38,8 @@ _COMPLAINS = re.compile(
 _EXPLAINS = re.compile(
     _COMPLAINS.pattern
     + r"|error|exception|fail|fatal|abort|denied|cannot|can't|could not|unable to"
-    r"|\b(?:bad|illegal|wrong|refused|please|requires?d?|needs?|needed|does not|doesn't|not enough)\b"
+    r"|\b(?:bad|illegal|wrong|refused|please|required?|requires|needs?|needed|not enough)\b"
+    r"|\b(?:does not|doesn't)\b"
     r"|\bno (?:\w{1,30} ){1,4}(?:in|for|at|found|given|set)\b|\bnot (?:found|set|given|exist)"
     r"|\btoo (?:few|many|large|small)\b|\bexit(?:ing)?\b|\bgiving up\b",
     re.I,

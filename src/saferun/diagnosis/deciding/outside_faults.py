@@ -1,7 +1,7 @@
 """Pure: whether an exception is a fault of the world outside the job, by what it is.
 
-The table knowledge/outside_faults.yaml decides: by error numbers, classes, answers of servers and the
-path in the message, whatever library raised the exception.
+The table knowledge/outside_faults.yaml decides: by error numbers, classes, answers of servers and
+the path in the message, whatever library raised the exception.
 """
 
 from __future__ import annotations

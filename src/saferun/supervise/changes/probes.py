@@ -140,7 +140,7 @@ def fresh_id() -> str:
 
 
 def raisable(limit: int) -> str | None:
-    """Return the hard value of a limit (`resource.RLIMIT_…`) if the soft one is lower, else None."""
+    """Return a limit's hard value (`resource.RLIMIT_…`) if the soft one is lower, else None."""
     soft, hard = resource.getrlimit(limit)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20
