@@ -161,8 +161,10 @@ def _by_last_words(found: Reading, knowledge: Knowledge, stderr_from: int | None
     """
     if found.diagnosis.kind not in _TELLS_NOTHING:
         return found
-    lines = found.collected.log.lines
-    at = last_words.of_rank(lines, stderr_from) if found.is_known else last_words.stated(lines)
+    log = found.collected.log
+    lines, skip = log.lines, log.framed | log.by_row.keys()
+    said = last_words.of_rank(lines, stderr_from, skip) if found.is_known else None
+    at = said if found.is_known else last_words.stated(lines)
     if at is None:
         return found
     line = lines[at].raw.strip()[:ROOT_CHARS]

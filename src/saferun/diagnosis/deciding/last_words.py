@@ -10,7 +10,7 @@ Go's `panic:` is none: only `foreign` reads other languages' exceptions.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from saferun.diagnosis.deciding.matches import is_information
 from saferun.diagnosis.reading import progress
@@ -45,7 +45,7 @@ _EXPLAINS = re.compile(
     re.I,
 )
 # torchrun's own lines, and those with which it begins to report the end of a rank.
-_LAUNCHER = re.compile(r"\s{0,4}[EWI]\d{4} \d\d:\d\d:\S{1,20} \d{1,9} torch/|\*{20}")
+_LAUNCHER = re.compile(r"\b[EWI]\d{4} \d\d:\d\d:\S{1,20} \d{1,9} torch/|\*{20}")
 _REPORTS = re.compile(r"failed \(exitcode: -?\d|Sending process \d{1,9} closing signal")
 _REPORT_LINES = 400  # length of such a report of many ranks
 _BAR = re.compile(r".{0,200}\d{1,3}%\|")
@@ -86,7 +86,9 @@ def stated(lines: Sequence[Line]) -> int | None:
     return None
 
 
-def of_rank(lines: Sequence[Line], stderr_from: int | None) -> int | None:
+def of_rank(
+    lines: Sequence[Line], stderr_from: int | None, skip: Container[int] = ()
+) -> int | None:
     """Return the index of the line with which a rank explained its exit; None if there is none.
 
     `sys.exit("text")`, and what is written before `os._exit(3)`, is the last of it before the
@@ -96,6 +98,7 @@ def of_rank(lines: Sequence[Line], stderr_from: int | None) -> int | None:
         lines: the lines of a log in which a rank ended with a status of its own.
         stderr_from: number of the first line of stderr, on which a program explains itself; None
             where the log does not have it apart: only a line that complains counts then.
+        skip: indices of the lines of exceptions, which peers print.
     """
     reports = [at for at, line in enumerate(lines) if _REPORTS.search(line.raw)]
     if not reports and stderr_from is None:
@@ -104,9 +107,10 @@ def of_rank(lines: Sequence[Line], stderr_from: int | None) -> int | None:
     rows = [
         at
         for at, line in enumerate(lines[:end])
-        if line.number >= (stderr_from or 0)
+        if at not in skip
+        and line.number >= (stderr_from or 0)
         and any(map(str.isalnum, line.text))
-        and not (_LAUNCHER.match(line.raw) or is_information(line))
+        and not (_LAUNCHER.search(line.raw[:_CHARS]) or is_information(line))
     ]
     for at in reversed(rows[-_LINES:]):
         text = lines[at].text[:_CHARS]

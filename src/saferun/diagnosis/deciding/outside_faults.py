@@ -16,7 +16,7 @@ from saferun.diagnosis.signatures import Outside
 _CHARS = 4000  # characters of a message that are searched
 # An object of a store: the path begins with a scheme. A link in a sentence is none.
 _REMOTE = re.compile(
-    r"(?:\A[\w.]{1,90}: |: ?|['\"(]|\bat |\bfile )(?!file:|sqlite)(?:[a-z][a-z\d+.-]{1,20}://)"
+    r"(?:\A[\w.]{1,90}: |['\"(]|\b(?:at|file|find|open|read|load) )(?!file:|sqlite)(?:[a-z][a-z\d+.-]{1,20}://)"
     r"|(?<![\w/.:-])(?!https?:|file:|sqlite)[a-z][a-z\d+.-]{1,20}://\S",
     re.I,
 )
