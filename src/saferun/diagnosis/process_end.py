@@ -17,7 +17,7 @@ _LAST_OF_SHELLS = 31
 # These end no process: SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH
 # (https://man7.org/linux/man-pages/man7/signal.7.html). So a script chose a status made of them.
 _HARMLESS = (17, 18, 19, 20, 21, 22, 23, 28)
-_KILL = 9
+_KILL, _TERM = 9, 15
 
 
 def signal_of(code: int) -> int:
@@ -65,3 +65,8 @@ def name_of(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def number_of(name: str) -> int:
+    """Return a signal's number; that of SIGTERM where the name is of none that ends a process."""
+    return signal_of(-int(getattr(signal, name.upper(), 0))) or _TERM

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from saferun.diagnosis.process_end import signal_of
+from saferun.diagnosis.process_end import number_of, signal_of
 from saferun.diagnosis.reading import digit_masks
 from saferun.diagnosis.reading.log_lines import Line
 
@@ -34,7 +33,7 @@ _BY_SIGNAL = {
 # For any other signal that ends a process, mainly SIGALRM. A SIGPIPE has a cause that other lines
 # report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
-_KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 9, 13, 15, 64
+_KILL, _SIGPIPE, _LAST_SIGNAL = 9, 13, 64
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {
@@ -305,9 +304,9 @@ def _code(text: str) -> int | None:
     if found := _EXITCODE.search(text):
         return int(found[1])
     if found := _AGENT_SIGNAL.search(text):
-        return -(_number(found[3]) if found[3] else int(found[1] or found[2]))
+        return -(number_of(found[3]) if found[3] else int(found[1] or found[2]))
     if found := _NAMED.search(text):
-        return -_number(found[0])
+        return -number_of(found[0])
     if found := _NUMBERED.search(text):
         return -int(found[1])
     if found := _CODE.search(text):
@@ -321,8 +320,3 @@ def _code(text: str) -> int | None:
         return None
     ended = found.groupdict()
     return -6 if ended["abrt"] else -15 if ended.get("term") else -9
-
-
-def _number(name: str) -> int:
-    """Return a signal's number; that of SIGTERM where the name is of none that ends a process."""
-    return signal_of(-int(getattr(signal, name.upper(), 0))) or _TERM
