@@ -111,6 +111,7 @@ class ProcessLimits(NamedTuple):
     """Changes that mitigations make to the launcher's process."""
 
     nofile: int | None = None  # soft limit of open files; the hard limit bounds it
+    nproc: int | None = None  # the same of processes and threads
     session: str = ""  # "new": a session of its own
     ignore: tuple[str, ...] = ()  # names of signals: "SIGHUP"
 

@@ -20,8 +20,11 @@ STATUSES = [  # kind and weight of an exit status; None where it says nothing
     (128, ("child-failed-no-root", 15)),
     (129, ("sighup-terminal-closed", 26)),
     (141, None),  # SIGPIPE has a cause that others report
-    (142, None),
-    (159, None),
+    (142, ("ended-by-signal", 21)),
+    (143, ("sigterm-preempted", 13)),
+    (145, ("child-failed-no-root", 15)),  # SIGCHLD ends no process: a status that a script chose
+    (146, ("child-failed-no-root", 15)),
+    (159, ("ended-by-signal", 21)),
     (160, ("child-failed-no-root", 15)),
     (-1, ("sighup-terminal-closed", 26)),
     (-13, None),

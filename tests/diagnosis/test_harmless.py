@@ -52,7 +52,7 @@ def test_a_failure_keeps_its_kind_before_all_that_is_said_after_it():
 
 
 def test_a_tracker_beside_an_exception_makes_no_server_of_it():
-    raised = f"{TRACEBACK}TimeoutError: read timed out\n"
+    raised = f"{TRACEBACK}TimeoutError: the loader had no batch\n"
     assert diagnose(raised + END, exit_code=1).verdict == "stop-user"
 
 

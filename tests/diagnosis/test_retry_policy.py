@@ -62,7 +62,21 @@ def case(*history: AttemptOutcome, **changes: object) -> tuple[list[AttemptOutco
     return list(history), allowing(**changes)
 
 
+OUTSIDE = {"group": "io-network", "waits": True}
+STORAGE = {**OUTSIDE, "kind": "stale-file-handle"}
 TRIED_AGAIN = {
+    "a fault of the outside that came twice": case(*attempts(2, **OUTSIDE), attempts=9),
+    "one that came three times, with a step between": case(
+        *attempts(2, **OUTSIDE), failed(3, last_step=7, **OUTSIDE), attempts=9
+    ),
+    "three faults of the outside that differ": case(
+        *attempts(2, **OUTSIDE), failed(3, fingerprint="k: other", **OUTSIDE), attempts=9
+    ),
+    "storage that did not answer once": case(failed(1, **STORAGE)),
+    "storage that failed again after a new checkpoint": case(
+        failed(1, **STORAGE), failed(2, progressed=True, **STORAGE)
+    ),
+    "another failure that waits, three times": case(*attempts(3, waits=True), attempts=9),
     "a loss that is no number may come of a bad batch": case(without_loss(1, 100)),
     "a loss that is no number later is another one": case(
         without_loss(1, 100), without_loss(2, 150)
@@ -129,6 +143,12 @@ TRIED_AGAIN = {
     ),
 }
 STOPPED = {
+    "a fault of the outside three times without a step between": case(
+        failed(1, last_step=500, **OUTSIDE),
+        *(failed(n, **OUTSIDE) for n in (2, 3)),
+        attempts=9,
+    ),
+    "storage that did not answer twice": case(*attempts(2, last_step=9, **STORAGE)),
     "such a loss at the same step comes again": case(without_loss(1, 100), without_loss(2, 115)),
     "a loss at the same step of the same epoch comes again": case(
         without_loss(1, 40, epoch=3), without_loss(2, 40, epoch=3)
@@ -210,6 +230,12 @@ STOPPED = {
 
 # What people read of it, as a table: the case, its reason.
 REASONS = {
+    "a fault of the outside three times without a step between": (
+        "the same without a step between 3 times: somebody has to look at it"
+    ),
+    "storage that did not answer twice": (
+        "its storage failed so 2 times: somebody has to look at it"
+    ),
     "such a loss at the same step comes again": "the loss is not a number at the same step again",
     "a user's mistake is never tried again": "the same command would fail again",
     "a passing failure is tried again": "it may be temporary",

@@ -35,6 +35,7 @@ OPTIONS = {
 }
 LIMITS = {
     "more-open-files": {"nofile": 65536},
+    "more-processes": {"nproc": 65536},
     "new-session": {"session": "new", "ignore": ("SIGHUP",)},
 }
 

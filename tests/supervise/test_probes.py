@@ -78,7 +78,7 @@ def test_open_files_are_answered_only_where_the_limit_can_be_raised(monkeypatch)
 
     for limits, answer in [((1024, 4096), "4096"), ((4096, 4096), None), ((-1, -1), None)]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert probes.open_files() == answer
+        assert probes.raisable(resource.RLIMIT_NOFILE) == answer
     plan = planned("more-open-files", answers={"open-files": "4096"})
     assert plan.limits == ProcessLimits(nofile=4096)
 

@@ -23,6 +23,7 @@ ANSWERS = {
     "free": "40123",
     "fresh": "saferun-id",
     "open-files": "1048576",
+    "processes": "1048576",
     "fresh-directory": "/tmp/fresh",
     "newest-ptxas": "/usr/local/cuda/bin/ptxas",
     "reachable-interface": "eth7",

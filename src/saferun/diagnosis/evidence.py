@@ -16,6 +16,7 @@ class RankFailure(NamedTuple):
     type: str = ""  # the exception's; "" where the error file does not tell it
     message: str = ""  # the exception's line, from the error file
     traceback: str = ""  # complete, from the error file
+    bases: tuple[str, ...] = ()  # the classes that the exception's own derives from
 
 
 class NoNumber(NamedTuple):
@@ -52,6 +53,7 @@ class Evidence(NamedTuple):
     """Everything that is known about a failed attempt."""
 
     log: Log = Log()
+    stderr_from: int | None = None  # number of the log's first line of stderr; None: not apart
     exit_code: int | None = None  # of the whole command; negative or 128+n for a signal
     failures: tuple[RankFailure, ...] = ()
     age_s: float | None = None  # how long it ran
@@ -89,6 +91,7 @@ def rank_failure(rank: int | None, content: str | None) -> RankFailure:
         rank=rank,
         time_s=_number(extra.get("time_s", extra.get("timestamp"))),
         type=str(extra.get("type", "")),
+        bases=tuple(map(str, extra.get("bases") or ())),
         message=str(message.get("message", "")),
         traceback="\n".join(str(text) for text in traceback if text),
     )

@@ -81,6 +81,17 @@ class Sign(NamedTuple):
         return self.weight >= WEIGHTS["cause"] and not around and self.only != "exception"
 
 
+class Outside(NamedTuple):
+    """One row of outside_faults.yaml. Empty conditions always hold."""
+
+    kind: str
+    before: str  # the kind before the first steps
+    type: str  # a pattern
+    says: str  # a pattern
+    path: str
+    not_own: bool
+
+
 # Keys of a sign with words of which one must (or must not) occur in some place.
 _WORDS = (
     *("near", "not_near", "own", "not_own", "not_above", "innermost"),
@@ -96,11 +107,16 @@ class Knowledge(NamedTuple):
     classes: Mapping[str, str]  # class of an exception -> kind
     phrases: tuple[tuple[Needle, str], ...]  # phrase -> kind, for exceptions of a general class
     numbers: Mapping[str, Mapping[int, str]]  # library -> number of an error -> its name
+    outside: tuple[Outside, ...] = ()  # the faults of the world outside the job
 
 
 def load() -> Knowledge:
-    """Return how failures look and what they mean (knowledge/failures.yaml)."""
-    return _kept[0] if _kept else parse(loader.load("failures.yaml"))
+    """Return how failures look and what they mean (failures.yaml, outside_faults.yaml)."""
+    if _kept:
+        return _kept[0]
+    known, table = parse(loader.load("failures.yaml")), loader.load("outside_faults.yaml")
+    rows = tuple(_outside(body, table["families"], known.kinds) for body in table["rows"])
+    return known._replace(outside=rows)
 
 
 def keep() -> None:
@@ -163,6 +179,24 @@ def _sign(body: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Sign:
         last=body.get("last", False) is True,
         explains=frozenset(_known(name, kinds) for name in _texts(body, "explains")),
     )
+
+
+def _outside(
+    body: Mapping[str, Any], families: Mapping[str, Any], kinds: Mapping[str, Kind]
+) -> Outside:
+    """Return a row of outside_faults.yaml, its numbers as patterns."""
+    _check_keys(body, (*Outside._fields, *families), "a row of outside_faults.yaml")
+    kind = _known(body["kind"], kinds) if "kind" in body else ""
+    says = list(_texts(body, "says"))
+    for name, family in families.items():
+        if numbers := list(map(str, body.get(name, ()))):
+            says += (form.replace("N", "|".join(numbers)) for form in family["forms"])
+            says += (words for words, of in family["names"].items() if {*map(str, of)} & {*numbers})
+    return Outside(
+        kind, _known(body["before"], kinds) if "before" in body else kind,
+        str(body.get("type", "")), "|".join(says),
+        body.get("path", ""), body.get("not_own", False),
+    )  # fmt: skip
 
 
 def _check_keys(body: Mapping[str, Any], known: Collection[str], where: str) -> None:

@@ -71,8 +71,8 @@ def _execute(
         ignored = number in program.ignored
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     libc_signals.restore(program.ignored)
-    if program.nofile:
-        _raise_open_files(program.nofile)
+    for name, most in program.limits.items():
+        _raise_limit(name, most)
     process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != keeper:
         os._exit(_NOT_EXECUTED)  # the keeper died before PDEATHSIG was set: no signal would come
@@ -80,13 +80,14 @@ def _execute(
     os.execvpe(program.argv[0], program.argv, program.env)  # noqa: S606 (no shell is what we want)
 
 
-def _raise_open_files(wanted: int) -> None:
+def _raise_limit(name: str, wanted: int) -> None:
     import resource  # only if a mitigation needs it
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = getattr(resource, f"RLIMIT_{name.upper()}")
+    soft, hard = resource.getrlimit(limit)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        resource.setrlimit(limit, (most, hard))
 
 
 def release_inherited() -> None:

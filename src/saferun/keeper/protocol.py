@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import marshal
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 HURRIED_DRAIN_S = 2.0  # longest wait of output for a slow reader once an end is requested
@@ -43,7 +43,8 @@ class Start(NamedTuple):
     own_group: bool  # it gets its own process group; otherwise it stays in saferun's
     ignored: Sequence[int] = ()  # signals that it ignores
     blocked: Sequence[int] = ()  # signals that it blocks
-    nofile: int | None = None  # soft limit of open files, raised up to the hard limit
+    # Soft limits by name ("nofile", as in resource.RLIMIT_NOFILE), raised up to the hard ones.
+    limits: Mapping[str, int] = {}
     cold: str = ""  # why no warm process may become the command; "" if one may
     mark: str = ""  # variable that tells the command why none did; "" for none
     tail_bytes: int = 0  # how many bytes of the end of each stream to keep

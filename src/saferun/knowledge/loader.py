@@ -15,7 +15,7 @@ from typing import Any
 from saferun.system import paths
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-_OF_A_RUN = ("failures.yaml", "mitigations.yaml", "cuda_errors.yaml")
+_OF_A_RUN = ("failures.yaml", "outside_faults.yaml", "mitigations.yaml", "cuda_errors.yaml")
 _held: dict[str, tuple[str, bool]] = {}  # results of `_read` by file name
 _kept: dict[str, dict[str, Any]] = {}  # parsed documents by file name
 

@@ -17,7 +17,8 @@ from saferun.model import ProcessLimits
 
 CUDAGRAPHS = "cudagraphs"  # the only value of `excludes` that is not a mitigation
 # Names in mitigations.yaml of values that supervise/changes/probes.py determines.
-FREE_PORT, FRESH_ID, OPEN_FILES = "free", "fresh", "open-files"
+FREE_PORT, FRESH_ID = "free", "fresh"
+LIMITS = {"nofile": "open-files", "nproc": "processes"}  # field of ProcessLimits -> its question
 
 
 class Mitigation(NamedTuple):
@@ -126,6 +127,7 @@ def sets(mitigation: Mitigation) -> str:
 
 
 def _process_limits(limits: ProcessLimits) -> list[str]:
-    found = [] if limits.nofile is None else [f"up to {limits.nofile} open files"]
+    named = ((limits.nofile, "open files"), (limits.nproc, "processes and threads"))
+    found = [f"up to {most} {what}" for most, what in named if most is not None]
     found += [f"a {limits.session} session"] if limits.session else []
     return found + ([f"{' '.join(limits.ignore)} ignored"] if limits.ignore else [])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Changes, CommandLine, LaunchPlan, ProcessLimits, Setting
-from saferun.planning.mitigation_catalog import CUDAGRAPHS, FREE_PORT, OPEN_FILES, Mitigation
+from saferun.planning.mitigation_catalog import CUDAGRAPHS, FREE_PORT, LIMITS, Mitigation
 from saferun.profile.schema import in_range
 from saferun.settings import HookSettings, with_values
 
@@ -64,7 +64,7 @@ def questions(mitigations: Mapping[str, Mitigation], names: Iterable[str]) -> tu
     for mitigation in (mitigations[name] for name in names if name in mitigations):
         found += [question.lstrip("=") for question in mitigation.computed.values()]
         found += mitigation.torchrun.values()
-        found += [OPEN_FILES] if mitigation.process.nofile is not None else []
+        found += [ask for name, ask in LIMITS.items() if getattr(mitigation.process, name)]
     return tuple(dict.fromkeys(found))
 
 
@@ -217,8 +217,9 @@ def _limits(
     limits: ProcessLimits, mitigation: Mitigation, answers: Mapping[str, str]
 ) -> ProcessLimits:
     process = mitigation.process
-    if process.nofile is not None and OPEN_FILES in answers:
-        limits = limits._replace(nofile=min(process.nofile, int(answers[OPEN_FILES])))
+    for name, question in LIMITS.items():
+        if (most := getattr(process, name)) and question in answers:
+            limits = limits._replace(**{name: min(most, int(answers[question]))})
     return limits._replace(
         session=process.session or limits.session, ignore=process.ignore or limits.ignore
     )

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from saferun.diagnosis.deciding import exit_codes, matches, refinements
+from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
+from saferun.diagnosis.process_end import signal_of
 from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
@@ -38,12 +39,14 @@ _WRAPPERS = frozenset(
      "WorkerCrashedError", "SubprocessError", "EngineDeadError", "ProcessException",
      "ActorUnavailableError", "OwnerDiedError", "LocalRayletDiedError", "CheckpointException")
 )  # fmt: skip
+_NO_CAUSE = ("unknown", "child-failed-no-root", "interrupted")  # kinds of such, of cuts, of Ctrl-C
 _ENDED_ELSEWHERE = re.compile(
     r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
     r"died with <Signals|is detected by the operating system|-- Tracebacks above this line|"
     r"[Ss]ee (?:the )?(?:root cause above|stack trace for root cause)"
 )
 _WRAPPED = re.compile(r"\bRayTaskError\((\w{1,80})\)")
+_OF_A_CRASH = frozenset({"nccl-ib-error"})  # what the other end of a connection sees of it
 _OF_CUT = {  # for a traceback without its last line
     "own": ("user-exception", WEIGHTS["process"]),
     "likely": ("user-exception", WEIGHTS["hint"] + 1),
@@ -141,7 +144,8 @@ def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator
                 Raised(rows[0], failure.rank, failure.type, rows, failure.message, headed=True)
             ]
         if traceback:
-            yield matches.Text(name, traceback, order, more=raised, log=log)
+            bases = {failure.type: failure.bases}
+            yield matches.Text(name, traceback, order, more=raised, log=log, bases=bases)
 
 
 def _states_exception(lines: Sequence[Line]) -> bool:
@@ -163,17 +167,16 @@ def _with_first_of_chains(found: Sequence[Candidate]) -> list[Candidate]:
     return weighed
 
 
-# A program that ends itself after a SIGTERM, such as Lightning, has this status by convention.
-_ENDED_BY_REQUEST = 143  # 128 + SIGTERM
-
-
 def _of_exit_signs(
     exits: exit_codes.Exits, text: matches.Text, known: refinements.KindRefinement
 ) -> Iterator[Candidate]:
     """Yield the meanings of the exit codes and signals that lines report."""
     for sign in exits.signs:
         words = " ".join(line.text for line in text.lines[sign.at : sign.at + 2])
-        one = Candidate(sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code")
+        one = Candidate(
+            sign.kind, sign.weight, sign.at, sign.rank, words, text.source, "exit code",
+            explains=_OF_A_CRASH if sign.is_crash else frozenset(),
+        )  # fmt: skip
         yield one.as_kind(known.of_signal(one))
 
 
@@ -181,7 +184,7 @@ def _of_exit_status(evidence: Evidence, known: refinements.KindRefinement) -> It
     """Yield what the launcher's exit status means."""
     # torchrun returns 1 whatever happened.
     code = evidence.exit_code
-    if evidence.exited and code and code != _ENDED_BY_REQUEST:
+    if evidence.exited and code and not signal_of(code):
         code = 1  # a status that the script chose
     if code not in (None, 1) and (meant := exit_codes.kind_of(code)):
         kind, weight = meant
@@ -218,6 +221,8 @@ def _of_unknown(
 ) -> Candidate:
     """Return the candidate for an exception that no sign fits."""
     kind, weight = _by_class(root, knowledge)
+    outside = outside_faults.row_of(root, knowledge.outside) if kind not in _NO_CAUSE else None
+    kind = outside.before if outside else kind
     why: tuple[str, ...] = ()
     if not root.type or root.is_thrown:
         why = ("the traceback is cut before its exception",)
@@ -227,8 +232,7 @@ def _of_unknown(
         kind, weight, root.at, root.rank, root.text, text.source,
         by="exception", raised=root, generic=True, why=why,
     )  # fmt: skip
-    lost = kind == "user-exception" and known.is_lost_server(one)
-    return one.as_kind("hub-unavailable") if lost else one
+    return one.as_kind(outside.kind) if outside and known.has_begun(one) else one
 
 
 def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:

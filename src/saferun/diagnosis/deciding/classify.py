@@ -114,7 +114,7 @@ def read(
                 second = _of_lines(evidence, again, knowledge, others)
                 if second.is_known:
                     return second
-        return found if found.is_known else _by_last_words(found, knowledge)
+        return _by_last_words(found, knowledge, evidence.stderr_from)
 
     log = evidence.log.lines
     start = last_run.last_start(log)
@@ -154,13 +154,17 @@ def recorded(found: Diagnosis, knowledge: Knowledge) -> Diagnosis | None:
     return whole._replace(stack=found.stack, user_frame=found.user_frame)
 
 
-def _by_last_words(found: Reading, knowledge: Knowledge) -> Reading:
-    """Return an unknown failure as the job's own if the program itself stated it last.
+def _by_last_words(found: Reading, knowledge: Knowledge, stderr_from: int | None) -> Reading:
+    """Return a failure without a known reason as the job's own if the program stated it last.
 
     The nearest kinds stay in it, since the line's meaning is not known.
     """
-    lines = found.collected.log.lines
-    at = last_words.stated(lines)
+    if found.diagnosis.kind not in _TELLS_NOTHING:
+        return found
+    log = found.collected.log
+    lines, skip = log.lines, log.framed | log.by_row.keys()
+    said = last_words.of_rank(lines, stderr_from, skip) if found.is_known else None
+    at = said if found.is_known else last_words.stated(lines)
     if at is None:
         return found
     line = lines[at].raw.strip()[:ROOT_CHARS]
@@ -193,7 +197,10 @@ def _of_lines(
         )
         return Reading(collected, steps, half)
     line, by = root_line(best, knowledge), known_from.named(best, evidence)
-    diagnosis = _diagnosis(best.kind, knowledge, line, rank, best.text, by=by)
+    alike = (one.text for one in collected.found if one.kind == best.kind)
+    numbers = knowledge.kinds[best.kind].numbers  # another line of the kind may have them
+    text = next((text for text in (best.text, *alike) if re.search(numbers, text)), best.text)
+    diagnosis = _diagnosis(best.kind, knowledge, line, rank, text, by=by)
     diagnosis = diagnosis._replace(
         stack=crash_stack(evidence.log.lines, rank),
         user_frame=_frame(best.raised, best.source.raised) if best.raised is not None else "",
@@ -222,7 +229,8 @@ def by_machine(
     if diagnosis.kind not in _TELLS_NOTHING and diagnosis.decided_by != _LAST_STATEMENT:
         return diagnosis
     for one in observed:
-        if kind := one.kind or _kind_of(one.text.lower(), knowledge):
+        kind = one.kind or _kind_of(one.text.lower(), knowledge)
+        if kind and not (diagnosis.decided_by and kind in _TELLS_NOTHING):
             rank, by = diagnosis.root_rank, (one.source,)
             found = _diagnosis(kind, knowledge, one.text, rank, one.text, by=by)
             return found._replace(stack=diagnosis.stack, gpu=one.gpu)

@@ -6,14 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.diagnosis.process_end import number_of, signal_of
 from saferun.diagnosis.reading import digit_masks
 from saferun.diagnosis.reading.log_lines import Line
 
-_SIGNALS = {
-    "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,
-    "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
-    "sigterm": 15, "sigxcpu": 24, "sigxfsz": 25,
-}  # fmt: skip
 # signal -> kind, weight. A kill or a crash is a cause unless an exception explains more. An abort
 # follows an error that the log should contain. A SIGTERM mostly comes from a launcher that ends the
 # other ranks.
@@ -37,7 +33,7 @@ _BY_SIGNAL = {
 # For any other signal that ends a process, mainly SIGALRM. A SIGPIPE has a cause that other lines
 # report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
-_SIGPIPE, _LAST_SIGNAL = 13, 64
+_KILL, _SIGPIPE, _LAST_SIGNAL = 9, 13, 64
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {
@@ -126,6 +122,11 @@ class ExitSign:
     rank: int | None
     code: int  # negative for a signal
 
+    @property
+    def is_crash(self) -> bool:
+        """Return whether a signal ended the process that no launcher sends to all of them."""
+        return bool(signal_of(self.code)) and self.weight > _ECHO
+
 
 @dataclass(frozen=True, slots=True)
 class Exits:
@@ -156,11 +157,10 @@ def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 def kind_of(code: int) -> tuple[str, int] | None:
     """Return the kind and weight of an exit status (negative or 128+n for a signal)."""
-    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
-    if number:
-        other = code < 0 and number != _SIGPIPE and number <= _LAST_SIGNAL
+    if number := signal_of(code):
+        other = number != _SIGPIPE and number <= _LAST_SIGNAL
         return _BY_SIGNAL.get(number, _BY_OTHER_SIGNAL if other else None)
-    return _BY_CODE.get(code, _BY_CODE[1]) if code else None
+    return _BY_CODE.get(code, _BY_CODE[1]) if code > 0 else None
 
 
 def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
@@ -200,12 +200,12 @@ def find(
             continue
         code = _code(text)
         killing = at if _KILL_ALL.search(text) else killing
-        if code is None or (code == -9 and killing < at < killing + _KILLING_LINES):
+        if code is None or (signal_of(code) == _KILL and killing < at < killing + _KILLING_LINES):
             continue
         if known := kind_of(code):
             kind, weight = known
             weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
-            weight = max(weight, _OF_ROOT) if code < 0 and reader.in_root(at) else weight
+            weight = max(weight, _OF_ROOT) if signal_of(code) and reader.in_root(at) else weight
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
     return Exits(tuple(reader.signs.values()), reader.root_rank)
 
@@ -258,7 +258,7 @@ class _Reader:
     def add(self, sign: ExitSign) -> None:
         """Store a sign."""
         self.signs.setdefault(replace(sign, at=0), sign)
-        if sign.code < 0 and sign.weight > _ECHO:
+        if sign.is_crash:
             self._crashes.append((sign, self._moment))
 
 
@@ -304,9 +304,9 @@ def _code(text: str) -> int | None:
     if found := _EXITCODE.search(text):
         return int(found[1])
     if found := _AGENT_SIGNAL.search(text):
-        return -(_SIGNALS.get(found[3], 15) if found[3] else int(found[1] or found[2]))
+        return -(number_of(found[3]) if found[3] else int(found[1] or found[2]))
     if found := _NAMED.search(text):
-        return -_SIGNALS[found[0]]
+        return -number_of(found[0])
     if found := _NUMBERED.search(text):
         return -int(found[1])
     if found := _CODE.search(text):

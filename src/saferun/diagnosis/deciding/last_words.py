@@ -10,7 +10,7 @@ Go's `panic:` is none: only `foreign` reads other languages' exceptions.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from saferun.diagnosis.deciding.matches import is_information
 from saferun.diagnosis.reading import progress
@@ -35,6 +35,20 @@ _COMPLAINS = re.compile(
     r"|\bis not (?:a|an|in|defined|supported|implemented|valid|found|installed)\b|\bno such\b",
     re.I,
 )
+_EXPLAINS = re.compile(
+    _COMPLAINS.pattern
+    + r"|error|exception|fail|fatal|abort|denied|cannot|can't|could not|unable to"
+    r"|\b(?:bad|illegal|wrong|refused|please|required?|requires|needs?|needed|not enough)\b"
+    r"|\b(?:does not|doesn't)\b"
+    r"|\bno (?:\w{1,30} ){1,4}(?:in|for|at|found|given|set)\b|\bnot (?:found|set|given|exist)"
+    r"|\btoo (?:few|many|large|small)\b|\bexit(?:ing)?\b|\bgiving up\b",
+    re.I,
+)
+# torchrun's own lines, and those with which it begins to report the end of a rank.
+_LAUNCHER = re.compile(r"\b[EWI]\d{4} \d\d:\d\d:\S{1,20} \d{1,9} torch/|\*{20}")
+_REPORTS = re.compile(r"failed \(exitcode: -?\d|Sending process \d{1,9} closing signal")
+_REPORT_LINES = 400  # length of such a report of many ranks
+_BAR = re.compile(r".{0,200}\d{1,3}%\|")
 # What another attempt may not meet: other machines and processes, devices, time, space.
 _LINK = re.compile(r"https?://\S{1,400}")  # mostly leads to the manual
 _MAY_PASS = re.compile(
@@ -69,4 +83,41 @@ def stated(lines: Sequence[Line]) -> int | None:
         if "warn" in text[:80].lower():
             continue
         return None if _MAY_PASS.search(_LINK.sub("", text)) else at
+    return None
+
+
+def of_rank(
+    lines: Sequence[Line], stderr_from: int | None, skip: Container[int] = ()
+) -> int | None:
+    """Return the index of the line with which a rank explained its exit; None if there is none.
+
+    `sys.exit("text")`, and what is written before `os._exit(3)`, is the last of it before the
+    launcher reports the rank's end.
+
+    Args:
+        lines: the lines of a log in which a rank ended with a status of its own.
+        stderr_from: number of the first line of stderr, on which a program explains itself; None
+            where the log does not have it apart: only a line that complains counts then.
+        skip: indices of the lines of exceptions, which peers print.
+    """
+    reports = [at for at, line in enumerate(lines) if _REPORTS.search(line.raw)]
+    if not reports and stderr_from is None:
+        return None
+    end = next((at for at in reports if at > reports[-1] - _REPORT_LINES), len(lines))
+    rows = [
+        at
+        for at, line in enumerate(lines[:end])
+        if at not in skip
+        and line.number >= (stderr_from or 0)
+        and any(map(str.isalnum, line.text))
+        and not (_LAUNCHER.search(line.raw[:_CHARS]) or is_information(line))
+    ]
+    for at in reversed(rows[-_LINES:]):
+        text = lines[at].text[:_CHARS]
+        says = _STATES.match(text) or _EXPLAINS.search(text)
+        silent = progress.step_in(text) is not None or _BAR.match(text) or "warn" in text.lower()
+        if silent or text[0].isspace() or GOES_ON.search(text.lower()):
+            continue
+        if says or stderr_from is not None:
+            return at
     return None

@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.reading import digit_masks, tracebacks
@@ -87,6 +89,7 @@ class Text:
         more: exceptions of other languages in the lines.
         log: for a rank's error file, which is written when the rank ends: the job's log. Words that
             may stand anywhere are searched in it, too, and its last lines are context of each line.
+        bases: what classes of exceptions derive from, where the rank told it.
     """
 
     def __init__(
@@ -96,11 +99,15 @@ class Text:
         order: int = LOG,
         more: Sequence[Raised] = (),
         log: Text | None = None,
+        bases: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         self.lines = lines
         self.alike = digit_masks.of(lines)
         exceptions = tracebacks.find(lines, self.alike, more).without_consequences()
-        self.raised = exceptions.raised
+        self.raised = tuple(
+            replace(one, bases=bases[one.name]) if one.name in bases else one
+            for one in exceptions.raised
+        )
         self.source = Source(name, order, lines, self.raised)
         self.whole = "\n".join([line.text for line in lines]).lower()
         self.lower = self.whole.split("\n")

@@ -61,34 +61,6 @@ _TIMED_OUT = re.compile(
 # The limit, or the time that the operation ran: the watchdog checks only periodically.
 _TIMEOUT_MS = re.compile(r"(?:Timeout\(ms\)=| ran for )(\d{1,10})")
 _FIRST_SEQUENCE = 3  # sequence numbers up to this one are the first collectives
-# A network exception, recognised by its class, by errno or by its words.
-_NETWORK_CLASS = re.compile(
-    r"Connection|Connect(?:Error|Timeout|or)|Timeout|TimedOut|Unreachable|Unavailable|Disconnect"
-    r"|^(?:URLError|IncompleteRead|BadStatusLine|gaierror|herror|timeout|(?:Remote)?ProtocolError"
-    r"|BrokenPipeError|ReadError|WriteError|NoBrokersAvailable|AutoReconnect|RpcError|SSHException"
-    r"|SSL(?:EOF|ZeroReturn|Syscall)?Error)$"
-)
-# These classes show a mistake, or concern a process of the job itself, whatever their words are.
-_NO_NETWORK_CLASS = re.compile(
-    r"^(?:Key|Value|Type|Attribute|Assertion|Index|Name|Import|ModuleNotFound|Lookup|NotImplemented"
-    r"|Syntax|ZeroDivision|Recursion|FileNotFound|Permission)Error$|^TimeoutExpired$|^Stop"
-)
-_NETWORK_WORDS = re.compile(
-    r"\[(?:Errno|WinError) (?:32|10[0-4]|11[0-3]|100(?:5[0134]|6[015]))\]"
-    r"|connection (?:was )?(?:refused|reset|aborted|timed out|closed|lost|broken|failed)"
-    r"|(?:network|host) is (?:unreachable|down)|no route to host|name resolution|timed? ?out\b"
-    r"|name or service not known|could not (?:connect|reach|resolve)|not resolve\b|can't resolve"
-    r"|remote end closed|unreachable"
-    r"|closed the connection|lost connection|broken pipe|violation of protocol"
-    r"|max retries exceeded|temporarily unavailable|service unavailable|bad gateway"
-    r"|statuscode\.unavailable|\bsocket (?:error|closed)",
-    re.I,
-)
-_NO_NETWORK = re.compile(
-    r"certificate.verify.failed|\b40[0-9]\b|unauthori[sz]ed|forbidden|not found"
-    r"|wrong.version.number|access denied|authentication|password",
-    re.I,
-)
 _COMMUNICATOR = re.compile(
     r"^(?P<host>[\w.-]{1,64}):\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL INFO .{0,200}?"
     r"\brank (?P<rank>\d{1,6}) nranks \d{1,6} .{0,80}?busId (?P<bus>\w{1,12})"
@@ -149,17 +121,8 @@ class KindRefinement:
         """Return a signal's kind, refined by the machine and by the job's progress."""
         return self._by_progress(by_machine(ended.kind, self._evidence), ended)
 
-    def is_lost_server(self, one: Candidate) -> bool:
-        """Return whether an exception of an unknown kind means that a server was lost.
-
-        Before its first steps a job may have a wrong address; after them the connection must have
-        broken.
-        """
-        name = one.raised.name if one.raised is not None else ""
-        if _NO_NETWORK_CLASS.search(name) or _NO_NETWORK.search(one.text):
-            return False
-        if not (_NETWORK_CLASS.search(name) or _NETWORK_WORDS.search(one.text)):
-            return False
+    def has_begun(self, one: Candidate) -> bool:
+        """Return whether the job had made its first steps before a failure."""
         if self._evidence.step:
             return True
         steps = progress.steps(self._lines, 0, one.at if one.in_log else len(self._lines))

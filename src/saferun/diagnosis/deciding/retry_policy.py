@@ -31,6 +31,11 @@ GUARDS = "debug-guards"  # the same for an index out of range on a GPU
 OURS = "keeper-killed"  # a failure of saferun itself
 _ASSERT = "device-side-assert"  # the kind of such an index
 
+# How often one fault of the world outside the job may come without a step between. Storage that
+# does not answer twice (EIO, ESTALE, EBUSY) needs somebody.
+_OUTSIDE, _TIMES, _TIMES_OF_STORAGE = "io-network", 3, 2
+_STORAGE = "stale-file-handle"
+
 AGAIN, STOP, DONE = "again", "stop", "done"
 
 
@@ -86,6 +91,8 @@ def _by_verdict(
     if last.diagnosis.verdict == "retry":
         if _loss_comes_again(history):
             return Decision(STOP, "the loss is not a number at the same step again")
+        if why := _stays(history):
+            return Decision(STOP, why)
         if not last.waits and _seen_before(history):
             return Decision(STOP, "the same failure after the same time: it would happen again")
         return Decision(AGAIN, "it may be temporary")
@@ -151,6 +158,25 @@ def _seen_before(history: Sequence[AttemptOutcome]) -> bool:
         and _is_same_age(earlier, last)
         for earlier in history[begun:-1]
     )
+
+
+def _stays(history: Sequence[AttemptOutcome]) -> str:
+    """Return why the last fault of the world outside does not pass; "" if it may.
+
+    It came so often without a step between. An attempt that made steps may begin such a row, since
+    its fault came after them. For storage only a new checkpoint counts, which it had to hold.
+    """
+    last, times = history[-1], 1
+    storage = last.kind == _STORAGE
+    for one, after in zip(history[-2::-1], history[:0:-1], strict=True):
+        between = after.progressed if storage else after.last_step is not None
+        if between or one.fingerprint != last.fingerprint:
+            break
+        times += 1
+    if last.diagnosis.group != _OUTSIDE or times < (_TIMES_OF_STORAGE if storage else _TIMES):
+        return ""
+    what = "its storage failed so" if storage else "the same without a step between"
+    return f"{what} {times} times: somebody has to look at it"
 
 
 def _loss_comes_again(history: Sequence[AttemptOutcome]) -> bool:

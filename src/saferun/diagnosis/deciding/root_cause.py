@@ -94,7 +94,7 @@ def _standing(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
             item
             for item in found
             if item.at >= 0
-            and (item.position < best.position or not best.in_log)
+            and (item.position < best.position or item.by == "exit code" or not best.in_log)
             and (best.kind in item.explains or (without and _NO_GPU in item.explains))
         ),
         None,

@@ -34,7 +34,9 @@ def root_line(best: Candidate, knowledge: Knowledge) -> str:
         row = _own_row(raised, lines, row)
     line = lines[row].raw.strip()
     if raised is not None and _goes_on_below(line):
-        rest = (lines[at].text.strip() for at in raised.rows if at > row)
+        # A cause of its own, as of a compiler's back end, begins with its exception's name.
+        below = [at for at in raised.rows if at > row] or range(row + 1, min(row + 3, len(lines)))
+        rest = (lines[at].text.strip() for at in below)
         line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
     return line[:ROOT_CHARS]
 

@@ -23,6 +23,7 @@ class Raised:
     link: str = ""  # relation to the previous exception: "", "cause", "context"
     background: bool = False  # in a thread, or at the interpreter's exit: the process continued
     headed: bool = False  # a complete traceback stands before it
+    bases: tuple[str, ...] = ()  # the classes that its own derives from, where the rank told them
 
     @property
     def name(self) -> str:

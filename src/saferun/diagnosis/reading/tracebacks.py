@@ -45,7 +45,7 @@ _OTHER = re.compile(
     r"|wandb: |srun: |slurmstepd: |Failures:|Root Cause|Traceback|  File \"|E\d{4} "
     r"|Process finished with |Error: Process completed|command terminated with |FATAL: "
     r"|'\(\w{1,80}Error\(|During handling|The above exception"
-    r"|\S{1,200}:\d{1,6}: "
+    r"|\S{1,200}:\d{1,6}: |  (?:time|host|rank|exitcode|error_file|traceback) {1,6}: "
     r"|(?:Killed|Terminated|Aborted|Hangup|Quit|Segmentation fault|Bus error)(?: \(core dumped\))?$"
 )
 # The last output of another process. It continues a message only if that has the same subject.

@@ -19,6 +19,8 @@ _SOURCE = re.compile(
 # Installed code, the interpreter's own, a launcher's, and our hooks.
 _OTHERS = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
+    r"|/torch/(?:(?:_\w{1,30}|serialization|storage|functional|hub|library)\.py$"  # its sources
+    r"|(?:_\w{1,30}|nn|distributed|cuda|utils|optim|autograd|multiprocessing|jit|fx|export)/)"
 )
 # Code that may stand below the last complete frame of a cut traceback. Calls to a device, other
 # ranks, a compiler or a server can fail for reasons outside the script.
@@ -77,6 +79,11 @@ def innermost(lines: Iterable[Line]) -> str:
             place.append(source["code"])
             del waiting[line.rank]
     return "  ".join(found)
+
+
+def is_users(frame: str) -> bool:
+    """Return whether a frame, with or without its source line, is in the user's code."""
+    return bool(_users(frame.partition("\n")[0]))
 
 
 def _is_frame(text: str) -> bool:

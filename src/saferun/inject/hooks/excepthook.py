@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     ]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_BASES = 9  # classes that an exception's own derives from, at most one fewer
 _TRACEBACK_CHARS = 4000  # characters kept from the end of a thread's traceback
 _WORKERS = "torch.utils.data._utils.signal_handling"
 _watcher: "Watcher | None" = None
@@ -271,6 +272,7 @@ def _error_file(value: BaseException, trace: "TracebackType | None", context_err
         "py_callstack": "".join(traceback.format_exception(type(value), value, trace)),
         "timestamp": str(int(now)),  # torch reads it with int()
         "type": type(value).__name__,  # ours, as what follows is
+        "bases": [base.__name__ for base in type(value).__mro__[1:_BASES]],
         "time_s": now,  # orders ranks that fail within one second
         **({"cuda_context": context_error} if context_error else {}),
     }

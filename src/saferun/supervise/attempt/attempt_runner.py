@@ -81,7 +81,8 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
     changed = [int(signal.Signals[name]) for name in spec.limits.ignore]
     blocked = [int(number) for number in signals.blocked_before - spec.unblocked]
     warm, cold = standby.warm, ""
-    if changed or blocked or spec.limits.nofile or (warm and warm.own_group != spec.own_group):
+    limits = {n: most for n in ("nofile", "nproc") if (most := getattr(spec.limits, n))}
+    if changed or blocked or limits or (warm and warm.own_group != spec.own_group):
         cold = "its limits or signals are others"  # it was started already, and cannot change them
     elif warm:
         cold = warm_start.difference(warm, spec.argv, spec.env)
@@ -93,7 +94,7 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
         mark="" if spec.own_group else contract.START,
         ignored=[*keeper_pool.ignored_signals(), *changed],
         blocked=blocked,
-        nofile=spec.limits.nofile,
+        limits=limits,
         tail_bytes=spec.tail_bytes,
         gpu_prefix=spec.gpu_prefix,
     )

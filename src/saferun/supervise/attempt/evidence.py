@@ -41,6 +41,7 @@ def evidence(
     log = log_reader.read((out, b"\n", err))
     return Evidence(
         log=log,
+        stderr_from=out.count(b"\n") + 2 if err else None,  # a terminal has both in one
         exit_code=ended.exit_code,
         failures=rank_files.failures(receipts, attempt),
         age_s=ended.lived_s,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from saferun.diagnosis.deciding import known_from
 from saferun.diagnosis.evidence import Evidence, Observation
+from saferun.diagnosis.process_end import signal_of
 from saferun.gpu import nvml
 from saferun.model import Gpu
 from saferun.system import gpus, kernellog
@@ -54,9 +55,9 @@ def observed(seen: Evidence, scene: Scene) -> Iterator[Observation]:
         if " " in message.partition(":")[0]:  # a sentence; `classify` has read exceptions
             source = "error file" if failure.rank is None else f"error file of rank {failure.rank}"
             yield Observation(source, message.splitlines()[0], "user-exception")
-    silent = not any(line.text.strip() for line in seen.log.lines)
     # torchrun, which returns 1 for every failure, is never silent.
-    if silent and (seen.exit_code == 1 or seen.exited):
+    silent = not any(line.text.strip() for line in seen.log.lines)
+    if seen.exited or (silent and seen.exit_code == 1):
         yield Observation(f"exit status {seen.exit_code}", "", "child-failed-no-root")
 
 
@@ -119,7 +120,7 @@ def _gpus(scene: Scene) -> Iterator[Observation]:
 
 def _signal(seen: Evidence, scene: Scene) -> Iterator[Observation]:
     """Yield the signal that ended the launcher, or the script below it, as a shell reports it."""
-    number = scene.signal or (0 if seen.exited else (seen.exit_code or 0) - 128)
+    number = scene.signal or signal_of(seen.exit_code or 0)
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -68,7 +68,8 @@ class Probes:
         ways: dict[str, tuple[bool, Callable[[], str | None]]] = {
             "free": (True, free_port),
             "fresh": (True, fresh_id),
-            "open-files": (False, open_files),
+            "open-files": (False, lambda: raisable(resource.RLIMIT_NOFILE)),
+            "processes": (False, lambda: raisable(resource.RLIMIT_NPROC)),
             "fresh-directory": (False, self._fresh_directory),
             "newest-ptxas": (False, lambda: newest_ptxas(self._environ, self._prefix)),
             "reachable-interface": (False, lambda: reachable_interface(host, nodes)),
@@ -138,9 +139,9 @@ def fresh_id() -> str:
     return f"saferun-{os.urandom(8).hex()}"
 
 
-def open_files() -> str | None:
-    """Return the hard limit of open files if the soft one is lower, else None."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def raisable(limit: int) -> str | None:
+    """Return a limit's hard value (`resource.RLIMIT_…`) if the soft one is lower, else None."""
+    soft, hard = resource.getrlimit(limit)
     if hard == resource.RLIM_INFINITY:
         hard = 1 << 20
     return str(hard) if soft != resource.RLIM_INFINITY and soft < hard else None

@@ -1,0 +1,74 @@
+"""Exceptions of the world outside the job: what passes is tried again, and a mistake is not."""
+
+from __future__ import annotations
+
+from cases import check_cases
+from job_logs import KNOWN, TRACEBACK, diagnose, output, table
+
+from saferun.diagnosis.evidence import RankFailure
+
+STEPS = output(500)
+LOCAL = f"{TRACEBACK}  File \"/w/push.py\", line 3, in push\n    c = connect('127.0.0.1', 6379)\n"
+ROWS = [
+    (raised, *group["verdicts"], group.get("kind"))
+    for group in table("outside")
+    for raised in group["raised"]
+]
+REFUSED = "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>"
+
+
+def holds(raised: str, before: str, after: str, kind: str | None) -> None:
+    assert diagnose(f"{LOCAL}{raised}\n").verdict == before
+    assert diagnose(f"step 0 loss 2.5\n{LOCAL}{raised}\n", step=None).verdict == before
+    late = diagnose(f"{STEPS}{LOCAL}{raised}\n")
+    assert late.verdict == after
+    live = RankFailure(rank=1, traceback=f"{LOCAL}{raised}")
+    assert diagnose("", failures=(live,), step=499).verdict == after
+    assert kind is None or late.kind == kind
+
+
+def test_what_an_exception_is_decides_before_the_first_steps_and_after_them():
+    check_cases(ROWS, holds)
+
+
+def test_no_row_of_the_table_is_without_use():
+    """Each row that names a kind decides for some exception of the records."""
+    from saferun.diagnosis.deciding import outside_faults
+    from saferun.diagnosis.reading import tracebacks
+    from saferun.diagnosis.reading.log_reader import of_text
+
+    used = set()
+    for raised, *_ in ROWS:
+        for found in tracebacks.find(of_text(f"{LOCAL}{raised}").lines).raised:
+            used.add(outside_faults.row_of(found, KNOWN.outside))
+    assert [row for row in KNOWN.outside if row.kind and row not in used] == []
+
+
+def test_a_time_limit_of_the_scripts_own_is_told_by_who_raised_it():
+    own = f'{TRACEBACK}  File "/w/train.py", line 9, in f\n    raise TimeoutError("timed out")\n'
+    deep = (
+        f'{TRACEBACK}  File "/e/lib/python3.11/ssl.py", line 9, in f\n    raise TimeoutError(x)\n'
+    )
+    raised = "TimeoutError: timed out\n"
+    assert diagnose(STEPS + own + raised).verdict == "stop-user"
+    assert diagnose(STEPS + deep + raised).verdict == "retry"
+
+
+def test_a_class_of_the_scripts_own_counts_as_what_it_derives_from():
+    live = RankFailure(
+        rank=1,
+        type="FeedGone",
+        message="FeedGone: shard 7",
+        traceback=f"{LOCAL}feed.FeedGone: shard 7",
+        bases=("FeedGone", "ConnectionResetError", "ConnectionError", "OSError"),
+    )
+    assert diagnose("", failures=(live,)).kind == "hub-unavailable"
+    assert diagnose("", failures=(live._replace(bases=()),)).kind == "user-exception"
+
+
+def test_what_a_peer_saw_of_it_does_not_decide():
+    peer = "[rank0]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4123\n"
+    lost = f"{LOCAL}{REFUSED}\n"
+    assert [diagnose(log).kind for log in (lost + peer, peer + lost)] == ["user-exception"] * 2
+    assert diagnose(STEPS + lost + peer).kind == "hub-unavailable"
+    assert diagnose(STEPS + lost).decided_by == ("log", "progress, as the log shows it")
