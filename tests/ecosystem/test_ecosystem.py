@@ -91,7 +91,9 @@ def launch_json() -> dict[str, Any]:
 @pytest.mark.parametrize("disable", ["", "1"], ids=["supervised", "disabled"])
 def test_an_editor_stops_at_a_breakpoint_in_a_rank_and_steps_over_it(place, disable):
     script = place / "train.py"
-    script.write_text("import os\nvalue = int(os.environ['RANK'])\nvalue += 10\nprint('end')\n")
+    script.write_text(
+        "import os\nvalue = int(os.environ['RANK'])\nvalue += 10\nprint('end')\n", encoding="utf-8"
+    )
     launch = {**launch_json(), "cwd": str(place), "console": "internalConsole"}
     launch["args"] = [word.replace("${file}", str(script)) for word in launch["args"]]
     client = PROGRAMS / "ecosystem" / "debug_client.py"
@@ -106,11 +108,11 @@ def test_an_editor_stops_at_a_breakpoint_in_a_rank_and_steps_over_it(place, disa
 
 @pytest.mark.parametrize("name", ["torchrun", "saferun"])
 def test_viztracer_has_the_traces_of_the_ranks(place, name):
-    (place / "rank.py").write_text("def of_the_rank(): pass\nof_the_rank()\n")
+    (place / "rank.py").write_text("def of_the_rank(): pass\nof_the_rank()\n", encoding="utf-8")
     options = ["--quiet", "-o", "trace.json", "--include_files", str(place / "rank.py"), "--"]
     program = [TORCH / name, "--nproc-per-node=2", str(place / "rank.py")]
     beside_torch(place, "-m", "viztracer", *options, *program)
-    events = json.loads((place / "trace.json").read_text())["traceEvents"]
+    events = json.loads((place / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     seen = {one["pid"] for one in events if "of_the_rank" in one["name"]}
     assert len(seen) == 2
 
@@ -121,7 +123,8 @@ def test_hooks_run_in_ranks_that_opentelemetry_instruments(place, inside):
     (place / "rank.py").write_text(
         "import os, sys\n"
         f"seen = '_saferun_inject' in sys.modules, {otel!r} in sys.modules\n"
-        "os.write(1, f'{seen}\\n'.encode())\n"
+        "os.write(1, f'{seen}\\n'.encode())\n",
+        encoding="utf-8",
     )
     instrument = ["-c", f"from {otel} import run; run()"]
     run = ["--set=hooks.required=true", "--nproc-per-node=2"]

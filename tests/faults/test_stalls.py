@@ -71,7 +71,7 @@ def test_a_rank_that_sleeps_is_said_with_the_key_that_shows_more_and_next_time_l
         job.wait_for_message(f" in sleep, 2 {LOUD}")
         (tmp_path / "0").touch()
         job.wait_for_message(f" in take_lock, 2 {LOUD}")
-        with open(tmp_path / "1.fifo", "w"):
+        with open(tmp_path / "1.fifo", "w", encoding="utf-8"):
             pass
         assert job.end() == 0
         assert len(stalls(job)) == 4

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from repo import ROOT
+from rights import needs
 from runs import AT_ONCE, Run, program, run
 
 RANK = program("surroundings_rank")
@@ -60,7 +61,8 @@ def test_hooks_run_in_a_program_that_a_rank_executes_behind_another_sitecustomiz
     wrapper.write_text(
         "import os, sys\n"
         f"os.environ['PYTHONPATH'] = {place!r} + os.pathsep + os.environ['PYTHONPATH']\n"
-        "os.execl(sys.executable, sys.executable, *sys.argv[1:])\n"
+        "os.execl(sys.executable, sys.executable, *sys.argv[1:])\n",
+        encoding="utf-8",
     )
     argv = [REQUIRED, COMPILE_OFF, "--no-python", sys.executable, str(wrapper), RANK]
     with run(tmp_path, *argv) as job:
@@ -123,10 +125,7 @@ def test_under_a_tool_that_follows_nobody_the_run_is_supervised(tmp_path):
 
 
 WITHOUT_PROC = ["unshare", "--mount", "sh", "-c", 'umount -l /proc && exec "$@"', "-"]
-NEEDS_MOUNTS = pytest.mark.skipif(
-    os.geteuid() != 0 or subprocess.run([*WITHOUT_PROC, "true"], capture_output=True).returncode,
-    reason="needs root, and to unmount /proc in a namespace of its own",
-)
+NEEDS_MOUNTS = needs("make namespaces")
 
 
 @NEEDS_MOUNTS
@@ -187,7 +186,8 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_a_job_ignores_the_signals_that_it_would_ignore_without_us(tmp_path, parent, ranks):
     script = tmp_path / "ignored.py"
     script.write_text(
-        "print(*(line for line in open('/proc/self/status') if line.startswith('SigIgn')))"
+        "print(*(line for line in open('/proc/self/status') if line.startswith('SigIgn')))",
+        encoding="utf-8",
     )
     argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", str(script)]
     with run(tmp_path, *argv, command=[sys.executable, *parent, "-m", "saferun"]) as job:

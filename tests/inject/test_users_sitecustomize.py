@@ -93,7 +93,7 @@ def test_an_agent_hands_its_ranks_our_directory_first_after_a_usercustomize(
     interpreters: Interpreters,
 ) -> None:
     site = user_site(interpreters.folder, "")
-    (site / "usercustomize.py").write_text(LATE)
+    (site / "usercustomize.py").write_text(LATE, encoding="utf-8")
     folder = interpreters.folder / "torch"
     for name in ("distributed", "elastic", "agent", "server"):
         folder = folder / name
@@ -102,7 +102,7 @@ def test_an_agent_hands_its_ranks_our_directory_first_after_a_usercustomize(
         (package / "__init__.py").touch()
     (folder / "api.py").touch()
     agent = interpreters.folder / "torchrun"
-    agent.write_text(AGENT)
+    agent.write_text(AGENT, encoding="utf-8")
     path = both(SITE, site)
     # A virtual environment has no usercustomize.
     python = os.path.realpath(sys.executable)
