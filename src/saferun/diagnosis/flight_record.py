@@ -23,7 +23,10 @@ _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # equal s
 # Limit for characters, frames, tensors and their sizes. A large object that repeats keeps a pickle
 # small, but its text has no end.
 _MOST = 1000
-_LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
+_LIBRARY = (
+    *("/site-packages/", "/dist-packages/"),
+    *("/saferun/inject/", "/hooks/inject/", "/saferun/base/", "/hooks/base/"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 
+from saferun.base.signal_names import name_of
+
 # "failed (exitcode: -6) local_rank: 0 (pid: 25495) of binary"; "exitcode  : -6 (pid: 25495)"
 _ENDED = re.compile(
     r"exitcode\s{0,4}:\s{0,3}-(?P<number>\d{1,2})\b\)?"
     r"(?:\s{1,3}local_rank:\s{0,3}\d{1,6})?(?:\s{1,3}\(pid:\s{0,3}(?P<pid>\d{1,9})\))?"
-)
-# Names from signal(7), for 1 and up.
-_NAMES = (
-    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2"),
-    *("PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG"),
-    *("XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS"),
 )
 _KILL = 9
 
@@ -41,8 +37,3 @@ def launcher_end(number: int, *, torchrun: bool) -> str:
     who = "torchrun itself" if torchrun else "the script's process"
     ended = "was killed (SIGKILL)" if number == _KILL else f"ended by {name_of(number)}"
     return f"{who} {ended}"
-
-
-def name_of(number: int) -> str:
-    """Return a signal's name, or its number if it has none."""
-    return f"SIG{_NAMES[number - 1]}" if 0 < number <= len(_NAMES) else f"signal {number}"

@@ -29,7 +29,7 @@ from saferun.system import paths
 
 # Programs that a script starts; all files that they import, directly or not, are packed with them.
 _STARTED = ("export/bundle_main.py", "gpu/ask_nvml.py")
-_WHOLE = ("inject", "keeper")  # rooms whose files find each other by name
+_WHOLE = ("base", "inject", "keeper")  # rooms whose files find each other by name
 # Imported only by functions that a script never calls: it reads no profile file, and has no audit.
 _UNCALLED = ("profile/yaml_reader.py", "audit/collect.py")
 _IMPORT = re.compile(r"^ *from saferun([.\w]*) import (?:\(([^)]*)\)|([\w, ]*))", re.MULTILINE)

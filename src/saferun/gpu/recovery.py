@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from saferun.base.durations import seconds
 from saferun.gpu import nvml, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
-from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.system import command as bounded
 from saferun.system import paths, procfs

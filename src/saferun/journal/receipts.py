@@ -14,8 +14,8 @@ import os
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple, TypeGuard
 
+from saferun.base.rank_numbers import ranks_text
 from saferun.inject import contract
-from saferun.inject.rank_differences import ranks_text
 from saferun.inject.targets import TARGETS
 from saferun.journal import rank_files
 from saferun.journal.rank_files import RankFile

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from saferun.base.durations import seconds
 from saferun.diagnosis import signatures
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract
-from saferun.inject.durations import seconds
 from saferun.journal import (
     events,
     mitigation_history,

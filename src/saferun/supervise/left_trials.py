@@ -14,7 +14,7 @@ from typing import Any
 from saferun.system import command, paths
 
 TIMEOUT_S = 60.0  # for the import of Optuna, and a database that others write to
-_CODE = "from _saferun_inject.hooks.optuna import sweep; sweep.main()"
+_CODE = "from _saferun.inject.hooks.optuna import sweep; sweep.main()"
 _MAX_BYTES = 64 << 20
 
 

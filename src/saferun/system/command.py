@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.inject.durations import seconds
+from saferun.base.durations import seconds
+from saferun.base.signal_names import name_of
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit completely is refused
@@ -178,9 +179,6 @@ def _content(file: int) -> str:
 
 
 def _end_message(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}" if status else ""
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+    if status < 0:
+        return f"killed by {name_of(-status)}"
+    return f"exit status {status}" if status else ""

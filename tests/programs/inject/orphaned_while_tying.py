@@ -2,7 +2,7 @@
 
 import os
 
-from _saferun_inject import agent
+from _saferun.inject import agent
 
 
 def tie():

@@ -16,8 +16,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from saferun import __version__
+from saferun.base.durations import seconds
 from saferun.cli.runs import report_text, runs_view, trials_view
-from saferun.inject.durations import seconds
 from saferun.journal.reader import FAILED, RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
 from saferun.journal.training_steps import Point

@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from saferun.base.durations import seconds
 from saferun.cli.runs import runs_view, trials_view
 from saferun.diagnosis.explaining.failure_report import in_words
-from saferun.inject.durations import seconds
 from saferun.journal import trials
 from saferun.journal.attempts import on_rank
 from saferun.journal.reader import RUNNING

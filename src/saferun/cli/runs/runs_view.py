@@ -12,12 +12,12 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from saferun.base.durations import seconds
 from saferun.cli.runs import trials_view
 from saferun.cli.runs.text_table import aligned
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.explaining.failure_report import in_words
 from saferun.diagnosis.signatures import Kind
-from saferun.inject.durations import seconds
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from saferun.base.durations import seconds
 from saferun.cli.colour import Line
 from saferun.cli.runs import runs_view
 from saferun.gpu.nvml import Load
-from saferun.inject.durations import seconds
 from saferun.journal.attempts import Attempt, on_rank
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding import exit_codes, matches, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
@@ -19,7 +20,6 @@ from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_fr
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
-from saferun.inject.phrases import says
 
 # If so many lines follow without another candidate, the job survived what stands before them.
 _GAP_LINES = 400

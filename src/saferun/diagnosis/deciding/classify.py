@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding import (
     candidates,
     cuda_codes,
@@ -32,7 +33,6 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Kind, Knowledge
 from saferun.inject.node.node_agreement import ECHO, ROOT, WEAK
-from saferun.inject.phrases import says
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")

@@ -6,14 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base.signal_names import NUMBERS
 from saferun.diagnosis.reading import digit_masks
 from saferun.diagnosis.reading.log_lines import Line
 
-_SIGNALS = {
-    "sighup": 1, "sigint": 2, "sigquit": 3, "sigill": 4, "sigtrap": 5, "sigabrt": 6, "sigbus": 7,
-    "sigfpe": 8, "sigkill": 9, "sigusr1": 10, "sigsegv": 11, "sigusr2": 12, "sigpipe": 13,
-    "sigterm": 15, "sigxcpu": 24, "sigxfsz": 25,
-}  # fmt: skip
 # signal -> kind, weight. A kill or a crash is a cause unless an exception explains more. An abort
 # follows an error that the log should contain. A SIGTERM mostly comes from a launcher that ends the
 # other ranks.
@@ -38,6 +34,7 @@ _BY_SIGNAL = {
 # report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
 _SIGPIPE, _LAST_SIGNAL = 13, 64
+_SIGNALS = {name.lower(): n for name, n in NUMBERS.items() if n in {*_BY_SIGNAL, _SIGPIPE}}
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {

@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.reading import digit_masks, tracebacks
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign
-from saferun.inject.phrases import says
 
 GOING_ON = "the program says that it goes on"
 _PLAIN_LOSS = 6  # what a line's weight loses if it is not part of an exception

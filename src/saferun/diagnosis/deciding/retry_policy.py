@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from saferun.base.durations import seconds
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
-from saferun.inject.durations import seconds
 from saferun.settings import RetryPolicy, Settings
 
 # Two attempts failed at the same age if their durations differ by at most this share of the longer

@@ -18,7 +18,7 @@ _SOURCE = re.compile(
 )
 # Installed code, the interpreter's own, a launcher's, and our hooks.
 _OTHERS = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|/saferun/(?:base|inject)/"
 )
 # Code that may stand below the last complete frame of a cut traceback. Calls to a device, other
 # ranks, a compiler or a server can fail for reasons outside the script.

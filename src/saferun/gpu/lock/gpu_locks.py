@@ -36,13 +36,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from saferun.base.durations import seconds
 from saferun.errors import BusyError
 from saferun.gpu.device_names import VARIABLE, Ancestor, Device, ancestors, device_name, to_lock
 from saferun.gpu.lock.lock_claim import Claim, slots_of
 from saferun.gpu.lock.lock_dir import BlockedError, LockDirectory, UnusableError
 from saferun.gpu.lock.lock_owner import Holder, unlink, write
 from saferun.gpu.lock.slot_memory import SlotMemory
-from saferun.inject.durations import seconds
 from saferun.model import Gpu
 from saferun.settings import LockPolicy
 from saferun.system import procfs

@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from saferun.base.durations import seconds
 from saferun.diagnosis import signatures
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
-from saferun.inject.durations import seconds
 from saferun.inject.node import node_agent, node_agreement
 from saferun.inject.node.node_agreement import Agreement, Alone, NodeFacts, Report, Start
 from saferun.journal.event_types import NodesMet

@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from saferun.base.durations import seconds
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
 from saferun.inject import contract
-from saferun.inject.durations import seconds
 from saferun.keeper import process_tree
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps

@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from saferun.base.durations import seconds
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.slots import Slot, Slots
-from saferun.inject.durations import seconds
 from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
