@@ -2,6 +2,7 @@
 
 import os
 
+from _saferun.base import prctl
 from _saferun.inject import agent
 
 
@@ -9,6 +10,6 @@ def tie():
     os.getppid = lambda: 1
 
 
-agent.die_with_parent = tie
+prctl.die_with_parent = tie
 os.environ["SAFERUN_AGENT_PID"] = str(os.getppid())
 agent.tie()

@@ -13,11 +13,11 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from saferun.base import proc
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import Dump
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
-from saferun.supervise import rank_processes
 from saferun.system import paths
 
 # The time for all dumps: torch looks once a second and needs the GIL for the lines of the script. A
@@ -71,7 +71,7 @@ class FlightDumps:
 
 def _ask(pid: int, rank: int) -> _Asked | None:
     """Ask a rank for its dump; return where it will be, or None if the rank cannot be asked."""
-    environ = rank_processes.environ(pid)
+    environ = proc.environ(pid)
     name = next((environ[name] for name in DUMPS if environ.get(name)), None)
     if not environ.get(PIPE) or not name:
         return None

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from saferun.base import proc
 from saferun.keeper import output_tail
 from saferun.supervise import rank_processes
-from saferun.system import procfs
 
 _BYTES = 64 * 1024  # bytes read of one end of a file
 
@@ -100,9 +100,9 @@ def _whole(data: bytes) -> bytes:
 
 def _memories(keeper: int) -> Iterator[tuple[int, bytes, float]]:
     """Yield the result of output_tail.shown for each memory file of a keeper."""
-    for name in procfs.names(f"/proc/{keeper}/fd"):
-        path = f"/proc/{keeper}/fd/{name}"
-        if target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
+    for number, target in proc.descriptors(keeper).items():
+        is_memory = target.startswith(f"/memfd:{output_tail.MEMORY}")
+        if is_memory and (found := _memory(f"/proc/{keeper}/fd/{number}")):
             yield found
 
 
@@ -119,11 +119,3 @@ def _memory(path: str) -> tuple[int, bytes, float] | None:
     except OSError:
         return None
     return None
-
-
-def target(path: str) -> str:
-    """Return the target of a link; "" if it cannot be read."""
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 
+from saferun.base import proc
 from saferun.supervise.watch.running_job import BesideJob
-from saferun.system import procfs
 
 STOPS_S = 3.0  # a process that waits longer in the kernel is read without being stopped
 LIMIT_S = 8.0  # for all processes; a torch rank takes about one second
@@ -82,7 +82,7 @@ class NativeStacks:
 
 
 def _state(pid: int) -> str:
-    fields = procfs.stat(pid)
+    fields = proc.stat(pid)
     return fields[0] if fields else ""
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from saferun.base import prctl
 from saferun.base.durations import seconds
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu.lock import gpu_locks, lock_owner
@@ -179,7 +180,7 @@ class _Workers:
 
     def go(self) -> int:
         """Start the workers and wait for them; return the exit status of the run."""
-        process_tree.become_subreaper()
+        prctl.become_subreaper()
         self._journal.share()
         self._journal.event(WorkersBegun(self._count, procfs.this_process()))
         before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status is kept
