@@ -62,7 +62,7 @@ def meant(tree: ast.Module) -> str:
 
 @pytest.mark.parametrize("every", [3, *slow(1)])
 def test_what_is_packed_means_what_it_meant_on_the_same_lines(every):
-    packed_files = bundle.files()
+    packed_files = bundle.packed_files()
     assert packed_files.pop("saferun/__init__.py") == f'__version__ = "{saferun.__version__}"\n'
     for path, text in list(packed_files.items())[::every]:
         if path.startswith("saferun/") and path.endswith(".py"):
@@ -125,7 +125,7 @@ def f(
 
 
 def test_what_is_known_means_the_same_without_a_yaml_parser():
-    packed_files = bundle.files()
+    packed_files = bundle.packed_files()
     for name in ("failures", "mitigations"):
         source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text()
         assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == read_yaml(source)
@@ -133,7 +133,7 @@ def test_what_is_known_means_the_same_without_a_yaml_parser():
 
 def test_nothing_of_the_commands_is_packed():
     """That what is packed is enough, the runs of scripts show."""
-    rooms = {path.split("/")[1] for path in bundle.files() if path.count("/") > 1}
+    rooms = {path.split("/")[1] for path in bundle.packed_files() if path.count("/") > 1}
     assert not rooms & {"cli", "doctor", "audit"}
 
 

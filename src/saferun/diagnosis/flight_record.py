@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from saferun.base import untrusted
 from saferun.diagnosis.evidence import Hang
 
 _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # equal sizes on all ranks
@@ -187,7 +188,7 @@ def _is_pending_peer(entry: Mapping[str, object]) -> bool:
 
 def is_number(value: object) -> TypeGuard[int]:
     """Return whether a value of a dump is a count or a time that can be right."""
-    return type(value) is int and 0 <= value < 1 << 63
+    return untrusted.is_count(value, 1 << 63)
 
 
 def _text(value: object) -> str:

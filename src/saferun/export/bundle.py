@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
+from saferun.base import files
 from saferun.export import bare_code
 from saferun.export.bare_code import bare
 from saferun.knowledge import loader
@@ -52,7 +53,7 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     made_of = "\0".join((*map(_read, _MADE_BY), program, *sources, *sources.values()))
     key = hashlib.sha256(made_of.encode()).hexdigest()
     entry = os.path.join(paths.cache_dir(environ), "kit")
-    kept = (paths.read_private(entry) or b"").decode("ascii", "replace").split("\n")
+    kept = (files.read_private(entry) or b"").decode("ascii", "replace").split("\n")
     if len(kept) != 3 or kept[0] != key:
         parts = (part for file in _bare(sources).items() for part in file)
         kept = [key, _packed(bare(program)), _packed(_coded("\0".join(parts)))]
@@ -84,7 +85,7 @@ def template(name: str = "run.sh") -> str:
     return _read(os.path.join(paths.shipped("shell"), name))
 
 
-def files() -> dict[str, str]:
+def packed_files() -> dict[str, str]:
     """Return the files of a bundle, path -> text."""
     return _bare(_sources())
 

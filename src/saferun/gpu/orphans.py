@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 
-from saferun.base import proc
+from saferun.base import files, proc
 from saferun.gpu.device_names import VARIABLE as LOCKS
 from saferun.inject import contract
 from saferun.journal import events
@@ -127,7 +127,7 @@ def _ended_owners(folder: str) -> set[tuple[int, int]]:
 
 def _last_alive(folder: str) -> int:
     """Return when a run last noted that it lives, in clock ticks since boot; 0 if never."""
-    content = paths.read_private(os.path.join(folder, ALIVE_FILE), 32) or b""
+    content = files.read_private(os.path.join(folder, ALIVE_FILE), 32) or b""
     return int(content) if re.fullmatch(rb"\d{1,20}\n", content) else 0
 
 

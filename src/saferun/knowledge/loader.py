@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from saferun.base import files
 from saferun.system import paths
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -81,7 +82,7 @@ def _read(name: str) -> tuple[str, bool]:
 
 
 def _cached(entry: str, text: str) -> dict[str, Any] | None:
-    content = paths.read_private(entry)
+    content = files.read_private(entry)
     if content is None:
         return None
     try:

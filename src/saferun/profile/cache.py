@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saferun import __version__
+from saferun.base import files
 from saferun.profile.schema import Doc, Leaf
 from saferun.settings import KEYS
 from saferun.system import paths
@@ -42,7 +43,7 @@ def read(entry: str, text: str, shown: str) -> Doc | None:
         text: the profile's present text.
         shown: the profile's name in messages.
     """
-    raw = paths.read_private(entry)
+    raw = files.read_private(entry)
     if raw is None:
         return None
     try:

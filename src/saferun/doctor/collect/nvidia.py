@@ -9,7 +9,6 @@ can be named.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saferun.base import proc as procfiles  # `proc` is a place here
+from saferun.base import untrusted
 from saferun.doctor.collect import together
 from saferun.doctor.vitals import Cuda, Files
 from saferun.gpu import nvml, orphans
@@ -149,13 +149,7 @@ def read_peercheck(answer: bounded.Answer) -> Cuda:
     devices: dict[int, Any] = {}  # the values are arguments of CudaDevice
     pairs: list[Any] = []
     begun: tuple[int, int] | None = None
-    for line in answer.out.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(record, dict):
-            continue
+    for record in untrusted.objects(answer.out.encode()):
         if "device" in record:
             devices.setdefault(record["device"], {}).update(record)
         elif "pair" not in record:

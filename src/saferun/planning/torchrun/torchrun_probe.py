@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 
+from saferun.base import files
 from saferun.model import Option
 from saferun.planning.torchrun.torchrun_install import Launcher
 from saferun.system import command, paths
@@ -35,7 +36,7 @@ def option_table(
     if launcher.interpreter is None:
         return None
     entry = _cache_entry(launcher.interpreter, version, environ) if version else ""
-    table = _table(paths.read_private(entry) or b"") if entry else None
+    table = _table(files.read_private(entry) or b"") if entry else None
     if table is None:
         text = _asked(launcher.interpreter, launcher.flags, environ)
         table = _table(text)

@@ -13,12 +13,11 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from saferun.base import proc
+from saferun.base import files, proc
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import Dump
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
-from saferun.system import paths
 
 # The time for all dumps: torch looks once a second and needs the GIL for the lines of the script. A
 # first dump took more than 5 s if its files were not yet in memory.
@@ -54,7 +53,7 @@ class FlightDumps:
         """Return whether no more dumps will come."""
         for rank, asked in self._asked.items():
             if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
-                dump = flight_record.read(paths.read_private(asked.path, _MOST_BYTES) or b"")
+                dump = flight_record.read(files.read_private(asked.path, _MOST_BYTES) or b"")
                 if dump is not None:  # None while it is being written
                     self._read[rank] = dump
         return at_s >= self._until_s or self._read.keys() == self._asked.keys()

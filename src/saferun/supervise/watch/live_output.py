@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from saferun.base import proc
+from saferun.base import files, proc
 from saferun.keeper import output_tail
 from saferun.supervise import rank_processes
 
@@ -32,8 +32,8 @@ def ends(
     for _, data, at_s in _memories(keeper):
         yield data[-_BYTES:], max(0.0, time.monotonic() - at_s)
     pids = (launcher, *rank_processes.ranks(launcher).values())
-    files = {_id(status): (path, status) for pid in pids for path, status in _files(pid)}
-    for file, (path, status) in files.items():
+    found = {_id(status): (path, status) for pid in pids for path, status in _files(pid)}
+    for file, (path, status) in found.items():
         data = _part(path, max(since.get(file, 0), status.st_size - _BYTES))
         yield data, max(0.0, time.time() - status.st_mtime)
 
@@ -85,12 +85,7 @@ def _id(status: os.stat_result) -> FileId:
 
 
 def _part(path: str, start: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(_BYTES)
-    except OSError:
-        return b""
+    return files.read(path, _BYTES, start, follow=True)
 
 
 def _whole(data: bytes) -> bytes:

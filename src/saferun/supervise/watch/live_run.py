@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from saferun.base import proc
+from saferun.base import proc, untrusted
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
 from saferun.errors import UnavailableError
@@ -133,7 +133,7 @@ class LiveRun:
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
         """Return the checkpoint from which a retry would resume; it is updated at intervals."""
-        policy = events.mapping(events.mapping(self._plan.raw.get("retry")).get("resume"))
+        policy = untrusted.mapping(untrusted.mapping(self._plan.raw.get("retry")).get("resume"))
         pid = run.process.get("pid", 0)
         if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
             self._saved_at_s = time.monotonic()
@@ -242,8 +242,8 @@ class _Gpus:
     """
 
     def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
-        locks = events.mapping(plan.raw.get("locks"))
-        self._devices = events.strings(locks.get("devices"))
+        locks = untrusted.mapping(plan.raw.get("locks"))
+        self._devices = untrusted.strings(locks.get("devices"))
         self._environ = environ
         self._next_s = float("-inf")
 

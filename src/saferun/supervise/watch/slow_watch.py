@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 
+from saferun.base import files
 from saferun.diagnosis import slow_rank
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.slow_rank import Slow, Times
@@ -25,7 +26,6 @@ from saferun.supervise.watch import rank_facts
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.rank_facts import CpuState
 from saferun.supervise.watch.running_job import NEVER_S, BesideJob, RunningJob
-from saferun.system import paths
 
 FIRST_S = 180.0  # until then the job starts and compiles
 EVERY_S = 600.0
@@ -161,7 +161,7 @@ def _take(asked: _Asked) -> dict[int, Times]:
     """Return the times of the ranks that have answered, and remove their files."""
     found = {}
     for rank, path in asked.files.items():
-        times = slow_rank.read(paths.read_private(path, _MOST_BYTES) or b"")
+        times = slow_rank.read(files.read_private(path, _MOST_BYTES) or b"")
         _remove(path)
         if times is not None:
             found[rank] = times
