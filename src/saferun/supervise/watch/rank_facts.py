@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from saferun.base import proc
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Card
-from saferun.supervise.watch.running_job import BesideJob
+from saferun.system.command import Child
 
 _LOWER = 0.9  # of the others' clock; temperature does not explain so low a value
 _WAITED = 0.05  # part of the time that a rank waits for a CPU
@@ -60,16 +60,16 @@ def stolen() -> tuple[int, int]:
     return (ticks[7], sum(ticks)) if len(ticks) == 8 else (0, 0)
 
 
-def ask_cards(environ: Mapping[str, str]) -> BesideJob:
+def ask_cards(environ: Mapping[str, str]) -> Child:
     """Ask NVML for the health of the GPUs, without waiting for its answer.
 
     Args:
         environ: the user's environment, in which NVML is found.
     """
-    return BesideJob((*nvml.COMMAND, "--health"), environ)
+    return Child((*nvml.COMMAND, "--health"), environ)
 
 
-def answer_of(asked: BesideJob) -> nvml.Report:
+def answer_of(asked: Child) -> nvml.Report:
     """Return NVML's answer; an empty one if none has come. Call it once."""
     return nvml.read(asked.take()).report
 

@@ -25,7 +25,8 @@ from saferun.supervise import rank_processes
 from saferun.supervise.watch import rank_facts
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.rank_facts import CpuState
-from saferun.supervise.watch.running_job import NEVER_S, BesideJob, RunningJob
+from saferun.supervise.watch.running_job import NEVER_S, RunningJob
+from saferun.system.command import Child
 
 FIRST_S = 180.0  # until then the job starts and compiles
 EVERY_S = 600.0
@@ -42,7 +43,7 @@ class _Asked:
     """The ranks that were asked, and when."""
 
     def __init__(
-        self, ranks: Mapping[int, int], files: Mapping[int, str], cards: BesideJob | None
+        self, ranks: Mapping[int, int], files: Mapping[int, str], cards: Child | None
     ) -> None:
         self.ranks, self.files, self.cards = ranks, files, cards
         self.until_s = time.monotonic() + _ANSWER_S
