@@ -1,7 +1,7 @@
 """The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
-Paths and texts alternate. Frequent words are replaced by single characters (`_coded`); the whole is
-compressed with bzip2 (more Pythons lack LZMA than bzip2) and written in base85. export/unpack.py
+Paths and texts alternate, with zero bytes between them; the whole is compressed with bzip2 (more
+Pythons lack LZMA than bzip2) and written in base85. export/unpack.py
 reads it on the script's machine. Modules that a script does not import are left out, and so are the
 parts of the code that only readers need (export/bare_code.py). Knowledge is packed as JSON, since
 the target may have no YAML parser.
@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
@@ -38,9 +37,6 @@ _PROGRAM = os.path.join(paths.PACKAGE, "export", "unpack.py")
 _MADE_BY = (__file__, bare_code.__file__)
 _MAIN = "from saferun.export.bundle_main import main\n\nraise SystemExit(main())\n"
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface is left out
-# Texts that single characters replace: words, and line ends with the next line's indentation.
-_WORD = re.compile(r"\n[\n ]*|[A-Za-z]{2,}")
-_LEAST = 60  # least occurrences of a word; below, its table entry costs more than it saves
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -56,28 +52,13 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     kept = (files.read_private(entry) or b"").decode("ascii", "replace").split("\n")
     if len(kept) != 3 or kept[0] != key:
         parts = (part for file in _bare(sources).items() for part in file)
-        kept = [key, _packed(bare(program)), _packed(_coded("\0".join(parts)))]
+        kept = [key, _packed(bare(program)), _packed("\0".join(parts))]
         paths.write_private(entry, "\n".join(kept).encode())
     return kept[1], kept[2]
 
 
 def _packed(text: str) -> str:
     return base64.b85encode(bz2.compress(text.encode())).decode()
-
-
-def _coded(text: str) -> str:
-    """Return a text whose frequent words are replaced by unused characters, after their table.
-
-    A character takes one or two bytes. This makes the compressed text 5 % smaller.
-    """
-    used = {"\0", "\1", *text}
-    codes = [code for code in map(chr, range(0x800)) if code not in used]
-    counts = Counter(_WORD.findall(text))
-    words = [word for word, times in counts.items() if times >= _LEAST and len(word) > 1]
-    words.sort(key=lambda word: (-counts[word] * (len(word) - 1), word))
-    table = dict(zip(words, codes, strict=False))
-    body = _WORD.sub(lambda found: table.get(found[0], found[0]), text)
-    return "\0".join(("".join(table.values()), *table)) + "\1" + body
 
 
 def template(name: str = "run.sh") -> str:
