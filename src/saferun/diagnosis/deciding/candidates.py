@@ -82,18 +82,15 @@ class Collected:
         return [line for text in self.texts for line in text.lines]
 
 
-def collect(
-    evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge, more: Sequence[Raised] = ()
-) -> Collected:
+def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
     """Return every candidate for the cause of a failure, and how processes ended.
 
     Args:
         evidence: the evidence of the attempt.
         lines: the log's lines.
         knowledge: the signs of failures.
-        more: exceptions in the log that are not Python's (`foreign.panics`).
     """
-    log = matches.Text("log", lines, more=more)
+    log = matches.Text("log", lines)
     texts = (*_error_files(evidence.failures, log), log)
     exits = exit_codes.find(lines, log.framed, log.alike)
     fitting = [one for text in texts for one in matches.match(knowledge, text)]

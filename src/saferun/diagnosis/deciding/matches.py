@@ -84,7 +84,7 @@ class Text:
         name: the source's name.
         lines: the source's lines.
         order: the source's order.
-        more: exceptions of other languages in the lines.
+        more: exceptions beside those in the lines.
         log: for a rank's error file, which is written when the rank ends: the job's log. Words that
             may stand anywhere are searched in it, too, and its last lines are context of each line.
     """
