@@ -19,8 +19,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from saferun.inject.phrases import says
-
+from saferun.base.phrases import says
 from saferun.diagnosis.signatures import needle
 
 FILLED = "\1"  # between two parts of a message

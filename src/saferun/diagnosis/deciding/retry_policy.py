@@ -198,7 +198,8 @@ def _debug(history: Sequence[AttemptOutcome], policy: Settings, decision: Decisi
     done = any(other in t.mitigations for t in history for other in (GUARDS, DEBUG))
     if not (policy.retry.debug_last and name) or name in policy.mitigate.never or done:
         return decision
-    again = Decision(AGAIN, "once more, to learn the reason (retry.debug_last)", add=name)
+    how = ", not compiled and with guards" if name == GUARDS else ""
+    again = Decision(AGAIN, f"once more{how}, to learn the reason (retry.debug_last)", add=name)
     return _bounded(history, policy, again)
 
 
