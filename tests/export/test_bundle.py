@@ -140,11 +140,13 @@ def test_nothing_of_the_commands_is_packed():
 def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, monkeypatch):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     packed = bundle.pack(environ)
-    (kept,) = tmp_path.rglob("kit")
+    (kept,) = tmp_path.rglob("kit.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert bundle.pack(environ) == packed
-    key, program, _ = kept.read_text().split("\n")
-    kept.write_text(f"{key}\n{program}\nKEPT")
+    entry = json.loads(kept.read_text())
+    program = entry["value"][0]
+    entry["value"][1] = "KEPT"
+    kept.write_text(json.dumps(entry))
     assert bundle.pack(environ) == (program, "KEPT")
     monkeypatch.setattr(bundle, "_MAIN", f"{bundle._MAIN}\n")
     changed = bundle.pack(environ)

@@ -21,11 +21,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
-from saferun.base import files
 from saferun.export import bare_code
 from saferun.export.bare_code import bare
 from saferun.knowledge import loader
-from saferun.system import paths
+from saferun.system import content_cache, paths
 
 # Programs that a script starts; all files that they import, directly or not, are packed with them.
 _STARTED = ("export/bundle_main.py", "gpu/ask_nvml.py")
@@ -48,13 +47,12 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     program, sources = _read(_PROGRAM), _sources()
     made_of = "\0".join((*map(_read, _MADE_BY), program, *sources, *sources.values()))
     key = hashlib.sha256(made_of.encode()).hexdigest()
-    entry = os.path.join(paths.cache_dir(environ), "kit")
-    kept = (files.read_private(entry) or b"").decode("ascii", "replace").split("\n")
-    if len(kept) != 3 or kept[0] != key:
+    kept = content_cache.read("kit", key, environ)
+    if kept is None:
         parts = (part for file in _bare(sources).items() for part in file)
-        kept = [key, _packed(bare(program)), _packed("\0".join(parts))]
-        paths.write_private(entry, "\n".join(kept).encode())
-    return kept[1], kept[2]
+        kept = _packed(bare(program)), _packed("\0".join(parts))
+        content_cache.write("kit", key, kept, environ)
+    return kept[0], kept[1]
 
 
 def _packed(text: str) -> str:
