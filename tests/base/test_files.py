@@ -31,6 +31,7 @@ def test_what_is_no_regular_file_has_no_content(tmp_path):
     for name in ("fifo", "link", "none", ".", "zero\0byte"):
         assert files.read(f"{tmp_path}/{name}", 9) == b""
         assert files.read_private(f"{tmp_path}/{name}") is None
+    assert files.read("/dev/zero", 9) == b""
     assert files.read(f"{tmp_path}/link", 9, follow=True) == b"mine"
     assert files.read_private(f"{tmp_path}/file", 2) == b"mi"
 
