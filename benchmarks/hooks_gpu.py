@@ -49,10 +49,9 @@ SIDES = {
         "hooks.shards=off",
     ],
     "guards": GUARDS,
-    "guards, compiled too": [*GUARDS, "hooks.guards.compiled=on"],
     "autotune off": ["hooks.compile.autotune=off"],
     "graphs and markers off": ["hooks.compile.cudagraphs=off", "hooks.cudagraph_markers=off"],
-    "all": [*GUARDS, "hooks.guards.compiled=on", "hooks.order.mode=fix"],
+    "all": [*GUARDS, "hooks.order.mode=fix"],
 }
 BOTH = (PLAIN, AGAIN, "default")
 WAVES: dict[str, dict[str, tuple[str, ...]]] = {  # jobs that are there at the same time

@@ -18,7 +18,6 @@ ROOT = HERE.parent
 PROGRAMS = ROOT / "tests" / "programs"
 RANGE = "10, 11, 12"  # the wrong values of wrong_index.py
 GUARDS = ("hooks.guards.labels=on", "hooks.guards.embeddings=on")
-COMPILED = (*GUARDS, "hooks.guards.compiled=on")
 
 
 class Fault(NamedTuple):
@@ -46,7 +45,6 @@ FAULTS = [
         ("", "", ("retry.debug_last=true",), 1),
         ("", "yes", ("retry.debug_last=true",), 1),
         ("yes", "", GUARDS, 0),
-        ("yes", "yes", COMPILED, 0),
     )
 ]
 FAULTS.append(

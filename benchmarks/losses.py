@@ -30,7 +30,7 @@ WAYS = {  # the package that each needs
     "example": "torch",
 }
 ALL = [
-    *("guards.labels=on", "guards.embeddings=on", "guards.logits=on", "guards.compiled=on"),
+    *("guards.labels=on", "guards.embeddings=on", "guards.logits=on"),
     *("shards=warn", "order.mode=fix", "memory.clear_between_trials=true", "optuna.mode=on"),
     *("compile.fallback=on", "cudagraph_markers=off-when-distributed"),
     "compile.cudagraphs=off-when-distributed",

@@ -23,12 +23,12 @@ SOURCE = ROOT / "src" / "saferun"
 ROOMS = (
     *("__main__", "cli", "api", "export", "supervise", "doctor", "gpu", "keeper", "journal"),
     *("planning", "profile", "diagnosis", "audit", "knowledge", "system", "inject"),
-    *("model", "settings", "errors"),
+    *("base", "model", "settings", "errors"),
 )
 SITE = "inject/site"  # no package: a directory on PYTHONPATH
 # What runs elsewhere and may lack the rest of saferun: room -> the rooms that it may import.
 HOOKED = {"torch", "optuna", "numpy"}  # what a hook finds loaded where it runs
-APART = {"inject": {"inject"}, "keeper": {"keeper"}}
+APART = {"base": {"base"}, "inject": {"inject", "base"}, "keeper": {"keeper", "base"}}
 WORLD = {"os", "subprocess", "time", "random", "click", "filelock", "signal", "socket", "shutil"}
 
 
@@ -129,7 +129,7 @@ def test_what_runs_elsewhere_needs_only_its_room_and_the_standard_library():
         for path in (SOURCE / room).rglob("*.py"):
             assert rooms_of(path, types=False) <= allowed, path
             tops = {name.split(".")[0] for name in imported(path, types=False)}
-            foreign = tops - set(sys.stdlib_module_names) - {"_saferun_inject", "saferun"} - HOOKED
+            foreign = tops - set(sys.stdlib_module_names) - {"_saferun", "saferun"} - HOOKED
             foreign -= {"sitecustomize"} if path.name == "sitecustomize.py" else set()
             assert not foreign, (path, foreign)
             assert not HOOKED & tops or "hooks" in path.parts, path

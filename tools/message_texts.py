@@ -19,8 +19,8 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from saferun.base.phrases import says
 from saferun.diagnosis.signatures import needle
-from saferun.inject.phrases import says
 
 FILLED = "\1"  # between two parts of a message
 _LIBRARY = re.compile(r"^(?!libcu|libnv(?!rtc_)|libLLVM).*\.so(\.\d+)*$")  # NVIDIA's own

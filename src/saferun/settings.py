@@ -160,7 +160,6 @@ class GuardsHook(NamedTuple):
     labels: str = choice("off", "on", doc="Check class labels before the loss kernel.")
     logits: str = choice("off", "on", doc="Check the shape of logits before the loss.")
     embeddings: str = choice("off", "on", doc="Check indices before an embedding.")
-    compiled: str = choice("off", "on", doc="Make these checks in compiled code, too.")
 
 
 @group

@@ -122,7 +122,7 @@ def test_hooks_run_in_ranks_that_opentelemetry_instruments(place, inside):
     otel = "opentelemetry.instrumentation.auto_instrumentation"
     (place / "rank.py").write_text(
         "import os, sys\n"
-        f"seen = '_saferun_inject' in sys.modules, {otel!r} in sys.modules\n"
+        f"seen = '_saferun.inject' in sys.modules, {otel!r} in sys.modules\n"
         "os.write(1, f'{seen}\\n'.encode())\n",
         encoding="utf-8",
     )

@@ -62,7 +62,7 @@ def meant(tree: ast.Module) -> str:
 
 @pytest.mark.parametrize("every", [3, *slow(1)])
 def test_what_is_packed_means_what_it_meant_on_the_same_lines(every):
-    packed_files = bundle.files()
+    packed_files = bundle.packed_files()
     assert packed_files.pop("saferun/__init__.py") == f'__version__ = "{saferun.__version__}"\n'
     for path, text in list(packed_files.items())[::every]:
         if path.startswith("saferun/") and path.endswith(".py"):
@@ -128,7 +128,7 @@ def f(
 
 
 def test_what_is_known_means_the_same_without_a_yaml_parser():
-    packed_files = bundle.files()
+    packed_files = bundle.packed_files()
     for name in ("failures", "mitigations"):
         source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text(
             encoding="utf-8"
@@ -138,18 +138,20 @@ def test_what_is_known_means_the_same_without_a_yaml_parser():
 
 def test_nothing_of_the_commands_is_packed():
     """That what is packed is enough, the runs of scripts show."""
-    rooms = {path.split("/")[1] for path in bundle.files() if path.count("/") > 1}
+    rooms = {path.split("/")[1] for path in bundle.packed_files() if path.count("/") > 1}
     assert not rooms & {"cli", "doctor", "audit"}
 
 
 def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, monkeypatch):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     packed = bundle.pack(environ)
-    (kept,) = tmp_path.rglob("kit")
+    (kept,) = tmp_path.rglob("kit.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert bundle.pack(environ) == packed
-    key, program, _ = kept.read_text(encoding="utf-8").split("\n")
-    kept.write_text(f"{key}\n{program}\nKEPT", encoding="utf-8")
+    entry = json.loads(kept.read_text())
+    program = entry["value"][0]
+    entry["value"][1] = "KEPT"
+    kept.write_text(json.dumps(entry))
     assert bundle.pack(environ) == (program, "KEPT")
     monkeypatch.setattr(bundle, "_MAIN", f"{bundle._MAIN}\n")
     changed = bundle.pack(environ)

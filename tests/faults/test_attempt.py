@@ -262,7 +262,8 @@ def test_number_that_another_process_has_by_now_is_not_signalled():
 def test_nothing_lives_where_python_has_no_process_handles(lacking):
     code = (
         f"import os, signal, subprocess; del {lacking};"
-        "from saferun.keeper.process_tree import Family, become_subreaper, end_processes;"
+        "from saferun.base.prctl import become_subreaper;"
+        "from saferun.keeper.process_tree import Family, end_processes;"
         "become_subreaper();"
         "shell = subprocess.Popen(['sh', '-c', 'sleep 1000 & sleep 1000 & echo; wait'],"
         " stdout=subprocess.PIPE); shell.stdout.readline();"

@@ -296,7 +296,7 @@ def refusing(folder: Path, module: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_broken_hook_stops_no_job(tmp_path):
     (tmp_path / "t.py").write_text("import torch\nprint('done')\n", encoding="utf-8")
-    env = refusing(tmp_path, "_saferun_inject.hooks.compile.hook")
+    env = refusing(tmp_path, "_saferun.inject.hooks.compile.hook")
     with run(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env) as job:
         assert job.end() == 0, job.err
         job.nothing_lives()

@@ -15,6 +15,7 @@ from recovery_host import A, contract, ended_owner, holder, left_by
 from repo import source
 from rights import needs
 
+from saferun.base import proc
 from saferun.gpu import orphans, recovery
 from saferun.gpu.cuda_errors import LEFTOVERS
 from saferun.model import OK
@@ -50,7 +51,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
 
 def nested(host) -> dict[str, str]:
     environ = left_by(host.runs)
-    outer = f"{os.getpid()}:{procfs.start(os.getpid())}:{A}"
+    outer = f"{os.getpid()}:{proc.start(os.getpid())}:{A}"
     return {**environ, "SAFERUN_LOCKS": f"{outer};{environ['SAFERUN_LOCKS']}"}
 
 
@@ -116,7 +117,7 @@ def test_another_user_s_process_is_never_ours(host):
         stdout=subprocess.PIPE,
     ) as process:
         process.stdout.readline()
-        begun = procfs.start(process.pid)
+        begun = proc.start(process.pid)
         assert not orphans.is_leftover(process.pid, begun, str(host.runs))
         process.communicate(b"\n")
 
@@ -134,7 +135,7 @@ def test_an_owner_that_hidepid_hides_is_alive(host):
 
 def test_a_pid_that_has_become_another_process_is_not_ended(dev):
     with holder(dev) as process:
-        begun = procfs.start(process.pid)
+        begun = proc.start(process.pid)
         assert orphans.end({process.pid: begun - 1}, 1) == (0, [])
-        assert procfs.start(process.pid) == begun
+        assert proc.start(process.pid) == begun
         assert orphans.end({process.pid: begun}, 5) == (1, [])

@@ -27,7 +27,7 @@ exec(open(found.origin).read(), torch.__dict__)
 """
 ACTIVE = """
 import os
-from _saferun_inject.hook_runner import current
+from _saferun.inject.hook_runner import current
 current(os.environ["SAFERUN_INJECT"]).activate()
 """
 STATES = {
@@ -205,7 +205,7 @@ def test_a_ranks_start_needs_neither_json_nor_re(interpreters: Interpreters) -> 
         )
         ran = interpreters.run(show, environ=environ | {"SAFERUN_INJECT": text})
         assert os.listdir(place)
-    more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun_inject")}
+    more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun")}
     assert more == {"_ctypes", "atexit", "faulthandler"}  # built in or there already
 
 

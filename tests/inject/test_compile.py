@@ -264,7 +264,7 @@ def test_export_and_backends_of_the_scripts_own_are_left_alone(
 def test_a_generated_kernel_has_one_launcher(
     run: Run, setting: dict[str, str], custom: bool, left: int
 ) -> None:
-    active = "import os; from _saferun_inject.hook_runner import current; current('').activate()\n"
+    active = "import os; from _saferun.inject.hook_runner import current; current('').activate()\n"
     ran = run(active + source("inject/make_launchers"), setting, CUSTOM=str(custom))
     assert ran.out == f"{left} {left} True\n", ran.err
     assert bool([line for line in ran.hook("compile") if "kept" in line]) is custom

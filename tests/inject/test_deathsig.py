@@ -263,8 +263,8 @@ def test_a_child_of_the_agent_is_tied_under_every_python(
 TIE = """
 import sys
 {}
-from _saferun_inject import agent
-agent.die_with_parent()
+from _saferun.base import prctl
+prctl.die_with_parent()
 """
 
 

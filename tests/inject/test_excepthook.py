@@ -206,7 +206,7 @@ def test_the_message_of_a_group_has_its_first_exception(interpreters: Interprete
 
 THREAD = """
 import threading, torch
-from _saferun_inject.hook_runner import current
+from _saferun.inject.hook_runner import current
 current("").activate()
 def work(): raise KeyError("in the thread")
 mine = threading.Thread(target=work, name="loader-3")

@@ -50,7 +50,7 @@ def test_what_ends_a_rank_is_printed_without_our_frames_in_every_python(
 ) -> None:
     """A wrapper stands for all: 3.9 and 3.10 have its frame until it is printed."""
     script = f"""
-import _saferun_inject.hidden_frames as trace
+import _saferun.inject.hidden_frames as trace
 def users(): raise KeyError("the error"){cause}
 trace.wrapped(users, lambda original: original())()
 """

@@ -16,7 +16,7 @@ OTHERS = {  # hooks that act while a program is set up or compiled, or between t
     "memory": {"clear_between_trials": True},
     "optuna": {"mode": "on", "recycle_every": 50},
 }
-GUARDS = {"labels": "on", "embeddings": "on", "logits": "on", "compiled": "on"}
+GUARDS = {"labels": "on", "embeddings": "on", "logits": "on"}
 
 
 def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str, int]:
@@ -51,7 +51,6 @@ def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(
     [
         ("eager", "guarded", 2),  # embedding and cross_entropy
         ("eager", "check_range", 2),
-        ("inductor", "_in_range", 2),
         ("inductor", "guarded", 0),
     ],
 )

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from saferun.base import files
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.silence import Place
@@ -97,5 +98,5 @@ def test_an_event_is_read_as_it_was_written(begin, facts: EventFacts):
 
 def test_a_directory_in_a_files_place_is_empty_and_leaves_no_descriptor(tmp_path):
     before = set(os.listdir("/proc/self/fd"))
-    assert events.content(str(tmp_path)) == b""
+    assert files.read(str(tmp_path), 99) == b""
     assert set(os.listdir("/proc/self/fd")) <= before

@@ -38,7 +38,8 @@ def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_pat
     target = tmp_path / "target"
     target.write_text("mine", encoding="utf-8")
     journal = begin()
-    planted = [base / "r" / name for name in ("plan.json", "attempt-1.stdout", ".plan.json.tmp")]
+    draft = f"plan.json.{os.getpid()}.tmp"
+    planted = [base / "r" / name for name in ("plan.json", "attempt-1.stdout", draft)]
     for path in planted:
         path.symlink_to(target)
     use(journal)

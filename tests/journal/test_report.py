@@ -10,7 +10,7 @@ import re
 import pytest
 from user_machine import NOW, event, journal
 
-from saferun.cli.runs import report_html, report_text, runs_view, trials_view
+from saferun.cli.runs import report_html, report_text, run_facts, runs_view, trials_view
 from saferun.journal import mitigation_history, reader, report, time_spent
 from saferun.journal.attempts import attempts
 
@@ -100,7 +100,7 @@ def test_the_time_of_a_run_has_three_parts(tmp_path, events, expected):
         round(sum(part), 3) for part in zip(*map(parts, times.attempts), strict=True)
     )
     shown = runs_view.as_text(run, attempts(run), reader.read_plan(str(place)), times, NOW, {})
-    text = "; ".join(f"{label} {text}" for label, text in runs_view.time_parts(times.whole))
+    text = run_facts.time(times.whole)
     assert f"\ntime      {text}\n" in shown
 
 
@@ -117,7 +117,7 @@ def test_work_that_no_attempt_has_done_again_is_lost(tmp_path):
         journal(tmp_path, name, *events, plan=PLAN)
         run = reader.named(str(tmp_path), name, NOW)
         times = time_spent.read(run, attempts(run), NOW)
-        assert "; ".join(" ".join(one) for one in runs_view.time_parts(times.whole)) == shown
+        assert "; ".join(" ".join(one) for one in run_facts.time_parts(times.whole)) == shown
         assert label in dict(report_text.three_parts(report.read_report(run, NOW)))
 
 
@@ -256,7 +256,7 @@ def test_the_time_until_the_ranks_have_met_is_a_start(tmp_path):
     run = read(tmp_path)
     assert parts(run.attempts[0].spent) == (0, 70, 30)
     assert parts(run.attempts[1].spent) == (0, 0, 9), "its ranks have not met"
-    assert runs_view.time_parts(run.attempts[1].spent) == [("starts and waits", "9 s")]
+    assert run_facts.time(run.attempts[1].spent) == "starts and waits 9 s"
 
 
 def trial(

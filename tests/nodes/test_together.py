@@ -204,5 +204,5 @@ def test_nodes_whose_run_directory_cannot_be_written_decide_as_one(
     said = [[line for line in run.messages() if "the run failed" in line] for run in runs]
     assert said[0] == said[1], [run.err for run in runs]
     assert said[0][0].endswith("(killed-from-outside on rank 1, host h2)")
-    assert not any("_saferun_inject" in run.err for run in runs)
+    assert not any("_saferun.inject" in run.err for run in runs)
     clean(runs)

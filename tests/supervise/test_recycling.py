@@ -63,7 +63,7 @@ def test_counted_work_renews_the_budget_of_a_process_that_is_killed(tmp_path):
 def test_status_77_without_a_request_is_a_failure(tmp_path, planted):
     (tmp_path / "job.py").write_text(
         "import os, sys\n"
-        "from _saferun_inject import contract, hook_runner\n"
+        "from _saferun.inject import contract, hook_runner\n"
         "here = hook_runner.current(os.environ[contract.VARIABLE])\n"
         f"here.write_file(contract.RECYCLE, {planted.encode()!r})\n"
         "sys.exit(77)\n",
@@ -78,7 +78,7 @@ def test_status_77_without_a_request_is_a_failure(tmp_path, planted):
 def test_without_a_journal_no_process_can_ask(tmp_path):
     (tmp_path / "job.py").write_text(
         "import os\n"
-        "from _saferun_inject import contract, hook_runner\n"
+        "from _saferun.inject import contract, hook_runner\n"
         "here = hook_runner.current(os.environ[contract.VARIABLE])\n"
         "print(here.state, here.recycle('why', progress=1))\n",
         encoding="utf-8",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from saferun.base import files
 from saferun.inject.node import node_agreement
 from saferun.supervise.nodes import shared_reports
 from saferun.system import paths
@@ -65,7 +66,7 @@ def shared(tmp_path: Path) -> str:
 def reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """What is read, and how often, by file."""
     found: collections.Counter[str] = collections.Counter()
-    original = paths.read_private
+    original = files.read_private
 
     def read(path: str, limit: int = 1 << 20) -> bytes | None:
         content = original(path, limit)
@@ -73,7 +74,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
             found[os.path.basename(path)] += 1
         return content
 
-    monkeypatch.setattr(paths, "read_private", read)
+    monkeypatch.setattr(files, "read_private", read)
     return found
 
 
@@ -89,7 +90,7 @@ def test_what_an_nfs_client_keeps_as_absent_is_found(shared: str, monkeypatch: p
     """It does not ask the server for a file again until the directory is listed."""
     monkeypatch.setattr(shared_reports, "_NEXT_S", 0.0)
     absent: set[str] = set()
-    read, listed = paths.read_private, os.listdir
+    read, listed = files.read_private, os.listdir
 
     def reads(path: str, limit: int = 1 << 20) -> bytes | None:
         content = None if path in absent else read(path, limit)
@@ -102,7 +103,7 @@ def test_what_an_nfs_client_keeps_as_absent_is_found(shared: str, monkeypatch: p
         absent.difference_update({os.path.join(path, name) for name in names})
         return names
 
-    monkeypatch.setattr(paths, "read_private", reads)
+    monkeypatch.setattr(files, "read_private", reads)
     monkeypatch.setattr(shared_reports.os, "listdir", lists)
     later = threading.Timer(0.5, put, [shared, report(0, node_agreement.ROOT)])
     later.start()

@@ -11,6 +11,7 @@ from pathlib import Path
 from fake_nvml import Nvml
 from fakecuda import Smi, driver_files, uuid
 
+from saferun.base import proc
 from saferun.gpu import recovery
 from saferun.gpu.cuda_errors import RESET
 from saferun.model import Gpu
@@ -66,7 +67,7 @@ def holder(dev: Path, **environ: str):
 def ended_owner() -> dict:
     """A saferun that has ended, as its run's journal names it."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        start = procfs.start(owner.pid)
+        start = proc.start(owner.pid)
         owner.communicate(b"\n")
     return {**procfs.this_process(), "pid": owner.pid, "start": start}
 

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from saferun.base import proc
 from saferun.system import command as bounded
-from saferun.system import procfs
 
 FLOOD = "head -c 64M /dev/zero; exec sleep 30"  # more than is kept, less than the memory
 
@@ -21,7 +21,7 @@ FLOOD = "head -c 64M /dev/zero; exec sleep 30"  # more than is kept, less than t
 def ends(pid: int) -> bool:
     """Wait until a process is gone or only waits to be reaped; return False after 30 s."""
     end = time.monotonic() + 30
-    while procfs.start(pid) is not None:
+    while proc.start(pid) is not None:
         if time.monotonic() > end:
             return False
         time.sleep(0.01)
@@ -98,7 +98,7 @@ def test_when_the_questions_are_over_no_command_lives_or_starts(tmp_path: pathli
 def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
     answer = bounded.run(("/bin/sh", "-c", "sleep 600 & echo $!; echo wrong >&2"), os.environ, 60)
     assert (answer.err, answer.status) == ("wrong\n", 0)
-    assert procfs.start(int(answer.out)) is not None
+    assert proc.start(int(answer.out)) is not None
     os.kill(int(answer.out), signal.SIGKILL)
 
 

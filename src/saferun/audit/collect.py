@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from saferun.audit import judge, report, script_ast, source_scan
+from saferun.base import proc
 from saferun.knowledge import loader
 from saferun.knowledge.variable_names import OTHER_NAME
 from saferun.model import Finding, MachineFacts, Request, Setting
-from saferun.system import procfs
 
 
 def remark(
@@ -68,5 +68,5 @@ def findings(
     """
     found = source_scan.search(judge.audited(environ), request, cwd)
     calls = script_ast.read_script(source_scan.script_text(request, cwd))
-    adapters = procfs.names("/sys/class/infiniband")  # InfiniBand and RoCE devices
+    adapters = proc.names("/sys/class/infiniband")  # InfiniBand and RoCE devices
     return report.findings(environ, facts, calls, found.names, adapters)

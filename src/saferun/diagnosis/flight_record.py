@@ -17,13 +17,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from saferun.base import untrusted
 from saferun.diagnosis.evidence import Hang
 
 _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # equal sizes on all ranks
 # Limit for characters, frames, tensors and their sizes. A large object that repeats keeps a pickle
 # small, but its text has no end.
 _MOST = 1000
-_LIBRARY = ("/site-packages/", "/dist-packages/", "/saferun/inject/", "/hooks/inject/")
+_LIBRARY = (
+    *("/site-packages/", "/dist-packages/"),
+    *("/saferun/inject/", "/hooks/inject/", "/saferun/base/", "/hooks/base/"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,7 @@ def _is_pending_peer(entry: Mapping[str, object]) -> bool:
 
 def is_number(value: object) -> TypeGuard[int]:
     """Return whether a value of a dump is a count or a time that can be right."""
-    return type(value) is int and 0 <= value < 1 << 63
+    return untrusted.is_count(value, 1 << 63)
 
 
 def _text(value: object) -> str:

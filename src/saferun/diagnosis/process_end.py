@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import signal
+
+from saferun.base.signal_names import NUMBERS, name_of
 
 # "failed (exitcode: -6) local_rank: 0 (pid: 25495) of binary"; "exitcode  : 143 (pid: 25495)"
 _ENDED = re.compile(
@@ -59,14 +60,6 @@ def launcher_end(number: int, *, torchrun: bool) -> str:
     return f"{who} {ended}"
 
 
-def name_of(number: int) -> str:
-    """Return a signal's name, or its number if it has none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def number_of(name: str) -> int:
     """Return a signal's number; that of SIGTERM where the name is of none that ends a process."""
-    return signal_of(-int(getattr(signal, name.upper(), 0))) or _TERM
+    return signal_of(-NUMBERS.get(name.upper(), 0)) or _TERM

@@ -47,8 +47,8 @@ _WAITS = 1  # the level of _kind up to which a rank only waits
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _SPIED = re.compile(r"^    (.+) \((.+\.py):(\d+)\)$", re.MULTILINE)
 _LIBRARY = re.compile(  # the last ones are compiled by inductor
-    r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen |/(?:saferun|hooks)/inject/"
-    r"|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$"
+    r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|<frozen "
+    r"|/(?:saferun|hooks)/(?:base|inject)/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$"
 )
 _C10D = "/torch/distributed/distributed_c10d.py"
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")

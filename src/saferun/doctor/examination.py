@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from saferun.audit import report as audit
+from saferun.base.durations import seconds
 from saferun.doctor import full, xid
 from saferun.doctor.checks import (
     checks_driver,
@@ -23,7 +24,6 @@ from saferun.doctor.checks import (
 )
 from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals, collect
 from saferun.gpu.preflight import preflight_gate
-from saferun.inject.durations import seconds
 from saferun.journal import part_history
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
 from saferun.planning import inputs

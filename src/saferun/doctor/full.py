@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from saferun.base import untrusted
 from saferun.doctor.vitals import Measured, Speed
 from saferun.errors import UnavailableError
 from saferun.planning.torchrun import torchrun_install
@@ -55,21 +55,11 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return clean
 
 
-def _lines(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
 def read_alone(answer: bounded.Answer) -> Measured:
     """Return the measurements of each single GPU, as far as the program came."""
     devices: dict[int, dict[str, Any]] = {}
     done = False
-    for record in _lines(answer.out):
+    for record in untrusted.objects(answer.out.encode()):
         done = done or "done" in record
         if isinstance(record.get("device"), int):
             devices.setdefault(record["device"], {}).update(record)
@@ -84,7 +74,9 @@ def read_alone(answer: bounded.Answer) -> Measured:
 
 def read_together(found: Measured, answer: bounded.Answer) -> Measured:
     """Return the measurements, with those of the all-reduce added."""
-    ranks = [record for record in _lines(answer.out) if "allreduce_gbs" in record]
+    ranks = [
+        record for record in untrusted.objects(answer.out.encode()) if "allreduce_gbs" in record
+    ]
     if answer.trouble or not ranks:
         return replace(found, allreduce_trouble=_why(answer))
     if not all(rank.get("right") for rank in ranks):

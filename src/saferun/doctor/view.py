@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from saferun.inject.rank_differences import ranks_text
+from saferun.base.rank_numbers import ranks_text
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 WIDTH = 80

@@ -1,7 +1,7 @@
 """The bundle inside a generated bash script: saferun's own code and knowledge, as text.
 
-Paths and texts alternate. Frequent words are replaced by single characters (`_coded`); the whole is
-compressed with bzip2 (more Pythons lack LZMA than bzip2) and written in base85. export/unpack.py
+Paths and texts alternate, with zero bytes between them; the whole is compressed with bzip2 (more
+Pythons lack LZMA than bzip2) and written in base85. export/unpack.py
 reads it on the script's machine. Modules that a script does not import are left out, and so are the
 parts of the code that only readers need (export/bare_code.py). Knowledge is packed as JSON, since
 the target may have no YAML parser.
@@ -18,18 +18,17 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from saferun import __version__
 from saferun.export import bare_code
 from saferun.export.bare_code import bare
 from saferun.knowledge import loader
-from saferun.system import paths
+from saferun.system import content_cache, paths
 
 # Programs that a script starts; all files that they import, directly or not, are packed with them.
 _STARTED = ("export/bundle_main.py", "system/descriptors.py", "gpu/ask_nvml.py")
-_WHOLE = ("inject", "keeper")  # rooms whose files find each other by name
+_WHOLE = ("base", "inject", "keeper")  # rooms whose files find each other by name
 # Imported only by functions that a script never calls: it reads no profile file, and has no audit.
 _UNCALLED = ("profile/yaml_reader.py", "audit/collect.py")
 _IMPORT = re.compile(r"^ *from saferun([.\w]*) import (?:\(([^)]*)\)|([\w, ]*))", re.MULTILINE)
@@ -41,9 +40,6 @@ from saferun.export.bundle_main import main
 raise SystemExit(main())
 """
 _PACKAGE = f'__version__ = "{__version__}"\n'  # the Python interface is left out
-# Texts that single characters replace: words, and line ends with the next line's indentation.
-_WORD = re.compile(r"\n[\n ]*|[A-Za-z]{2,}")
-_LEAST = 60  # least occurrences of a word; below, its table entry costs more than it saves
 
 
 def pack(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -55,32 +51,16 @@ def pack(environ: Mapping[str, str]) -> tuple[str, str]:
     program, sources = _read(_PROGRAM), _sources()
     made_of = "\0".join((*map(_read, _MADE_BY), program, *sources, *sources.values()))
     key = hashlib.sha256(made_of.encode()).hexdigest()
-    entry = os.path.join(paths.cache_dir(environ), "kit")
-    kept = (paths.read_private(entry) or b"").decode("ascii", "replace").split("\n")
-    if len(kept) != 3 or kept[0] != key:
+    kept = content_cache.read("kit", key, environ)
+    if kept is None:
         parts = (part for file in _bare(sources).items() for part in file)
-        kept = [key, _packed(bare(program)), _packed(_coded("\0".join(parts)))]
-        paths.write_private(entry, "\n".join(kept).encode())
-    return kept[1], kept[2]
+        kept = _packed(bare(program)), _packed("\0".join(parts))
+        content_cache.write("kit", key, kept, environ)
+    return kept[0], kept[1]
 
 
 def _packed(text: str) -> str:
     return base64.b85encode(bz2.compress(text.encode())).decode()
-
-
-def _coded(text: str) -> str:
-    """Return a text whose frequent words are replaced by unused characters, after their table.
-
-    A character takes one or two bytes. This makes the compressed text 5 % smaller.
-    """
-    used = {"\0", "\1", *text}
-    codes = [code for code in map(chr, range(0x800)) if code not in used]
-    counts = Counter(_WORD.findall(text))
-    words = [word for word, times in counts.items() if times >= _LEAST and len(word) > 1]
-    words.sort(key=lambda word: (-counts[word] * (len(word) - 1), word))
-    table = dict(zip(words, codes, strict=False))
-    body = _WORD.sub(lambda found: table.get(found[0], found[0]), text)
-    return "\0".join(("".join(table.values()), *table)) + "\1" + body
 
 
 def template(name: str = "run.sh") -> str:
@@ -88,7 +68,7 @@ def template(name: str = "run.sh") -> str:
     return _read(os.path.join(paths.shipped("shell"), name))
 
 
-def files() -> dict[str, str]:
+def packed_files() -> dict[str, str]:
     """Return the files of a bundle, path -> text."""
     return _bare(_sources())
 

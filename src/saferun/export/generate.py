@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from saferun import __version__
+from saferun.base import files
 from saferun.errors import UnavailableError, UsageError
 from saferun.export import bundle, plain, sbatch, settings_codec, shell_script
 from saferun.export.settings_codec import ScriptSettings
@@ -17,7 +18,6 @@ from saferun.model import Request
 from saferun.planning import inputs
 from saferun.planning.request import read_torchrun
 from saferun.profile.files import Chosen
-from saferun.system import paths
 from saferun.system.redact import MASK, Masker
 from saferun.system.secret_names import is_secret
 
@@ -175,7 +175,7 @@ def write(path: str, text: str, *, private: bool = False) -> None:
         fix = "choose another name, or remove it"
         raise UsageError("another file is there, which gen-shell did not make", where=path, fix=fix)
     try:
-        paths.replace_file(path, text.encode(), 0o700 if private else 0o777)
+        files.replace(path, text.encode(), 0o700 if private else 0o777)
     except OSError as error:
         raise _cannot("written", path, error) from None
 

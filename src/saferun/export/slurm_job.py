@@ -20,10 +20,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from saferun.errors import UnavailableError, UsageError
+from saferun.system import command
 from saferun.system.stderr import say
 
 ON_NODE = "saferun_slurm_node"  # "HOST:PORT ID COUNT": where nodes meet, in which job, how many
 # With these options the user configures the rendezvous; ours would conflict with them.
+_ASK_S = 60.0  # for scontrol or scancel, whose server may be busy
 _STATIC = ("master_addr", "master_port", "node_rank")
 # Slurm copies the script to the first node only, so every node gets it on stdin. Slurm sends its
 # signals to every process of a step: this shell does nothing then, and lives on to remove the file.
@@ -126,9 +128,9 @@ class _Job:
         late = f"it did not end within {self._grace} s"
         signal.signal(signal.SIGALRM, lambda *_: self._again(late))
         with open(self._slurm["script"], "rb") as script:
-            command = self._step(nodes.split(), arguments)
+            step = self._step(nodes.split(), arguments)
             self._srun = subprocess.Popen(  # noqa: S603 - a list, no shell
-                command, stdin=script, env=self._environ
+                step, stdin=script, env=self._environ
             )
         status = self._srun.wait()
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -219,12 +221,9 @@ class _Job:
             nodes = f"{excluded[0]},{without}" if excluded else without
             self._ask("scontrol", "update", f"JobId={self._name}", f"ExcNodeList={nodes}")
 
-    def _ask(self, *command: str) -> str | None:
-        """Return what a program of Slurm's prints; None where it fails, which it says itself."""
-        try:
-            done = subprocess.run(  # noqa: S603 - a tuple, no shell
-                command, env=self._environ, stdout=subprocess.PIPE, text=True
-            )
-        except OSError:
-            return None
-        return done.stdout if done.returncode == 0 else None
+    def _ask(self, *words: str) -> str | None:
+        """Return what a program of Slurm's prints; None where it fails, which a line says."""
+        answer = command.run(words, self._environ, _ASK_S)
+        if answer.trouble:
+            say(f"{' '.join(words[:2])}: {answer.err.strip() or answer.trouble}")
+        return None if answer.trouble else answer.out

@@ -18,6 +18,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 
+from saferun.base import files, proc
 from saferun.gpu.device_names import VARIABLE as LOCKS
 from saferun.inject import contract
 from saferun.journal import events
@@ -44,29 +45,17 @@ def openers(minors: Iterable[int] | None, dev: str = "/dev") -> dict[int, int]:
     """
     wanted = None if minors is None else frozenset(minors)
     found = {}
-    for pid in _pids():
-        start = procfs.start(pid)  # read before the look: the pid may be another process's later
-        if start is not None and any(_is_node(*file, wanted, dev) for file in _open_files(pid)):
+    for pid in proc.pids():
+        start = proc.start(pid)  # read before the look: the pid may be another process's later
+        if start is not None and _has_node(pid, wanted, dev):
             found[pid] = start
     return found
 
 
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _open_files(pid: int) -> Iterable[tuple[str, str]]:
-    """Yield each open file: its place below /proc, and its path."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return
-    for name in names:
-        place = f"/proc/{pid}/fd/{name}"
-        try:
-            yield place, os.readlink(place)
-        except OSError:
-            continue
+def _has_node(pid: int, wanted: frozenset[int] | None, dev: str) -> bool:
+    """Return whether a process has one of the GPUs open, or any GPU."""
+    files = proc.descriptors(pid).items()
+    return any(_is_node(f"/proc/{pid}/fd/{fd}", path, wanted, dev) for fd, path in files)
 
 
 def _is_node(place: str, path: str, wanted: frozenset[int] | None, dev: str) -> bool:
@@ -95,7 +84,7 @@ def is_leftover(pid: int, started: int, runs: str) -> bool:
     """
     if pid == os.getpid() or procfs.uids(pid) != {os.geteuid()} or not _same_namespace(pid):
         return False
-    environ = _environment(pid)
+    environ = proc.environ(pid, _ENVIRON_BYTES)
     folder = _journal(environ.get(contract.VARIABLE, ""), runs)
     owners = _ended_owners(folder) if paths.is_private(folder) else set()
     named = {_owner(entry) for entry in environ.get(LOCKS, "").split(";") if entry}
@@ -138,32 +127,13 @@ def _ended_owners(folder: str) -> set[tuple[int, int]]:
 
 def _last_alive(folder: str) -> int:
     """Return when a run last noted that it lives, in clock ticks since boot; 0 if never."""
-    content = paths.read_private(os.path.join(folder, ALIVE_FILE), 32) or b""
+    content = files.read_private(os.path.join(folder, ALIVE_FILE), 32) or b""
     return int(content) if re.fullmatch(rb"\d{1,20}\n", content) else 0
 
 
 def _same_namespace(pid: int) -> bool:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return False
-
-
-def _environment(pid: int) -> dict[str, str]:
-    """Return the environment with which a process was started; {} if unknown."""
-    entries = (_environ_bytes(pid) or b"").split(b"\0")
-    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
-    return {name: value for name, _, value in pairs}
-
-
-def _environ_bytes(pid: int) -> bytes | None:
-    """Return a process's environment; b"" if we may not read it; None: too large."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            content = file.read(_ENVIRON_BYTES)
-    except OSError:
-        return b""
-    return content if len(content) < _ENVIRON_BYTES else None
+    theirs = proc.namespace(pid, "pid")
+    return theirs != "" and theirs == proc.namespace("self", "pid")
 
 
 def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
@@ -175,7 +145,7 @@ def end(wanted: Mapping[int, int], limit_s: float) -> tuple[int, list[int]]:
     """
 
     def living() -> dict[int, int]:
-        return {pid: start for pid, start in wanted.items() if procfs.start(pid) == start}
+        return {pid: start for pid, start in wanted.items() if proc.start(pid) == start}
 
     return end_processes(living, limit_s)
 
@@ -219,8 +189,8 @@ def _old_caches(folder: str) -> list[str]:
 
 def _in_environments(path: str) -> bool:
     """Return whether a process's environment contains this path, or is too large to know."""
-    found = map(_environ_bytes, _pids())
-    return any(content is None or os.fsencode(path) in content for content in found)
+    found = (proc.environ_data(pid, _ENVIRON_BYTES) for pid in proc.pids())
+    return any(len(one) == _ENVIRON_BYTES or os.fsencode(path) in one for one in found)
 
 
 def _is_old_and_ours(path: str) -> bool:

@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from saferun.base import proc
+from saferun.base.durations import seconds
 from saferun.gpu import nvml, orphans
 from saferun.gpu.cuda_errors import DRAIN, LEFTOVERS, RESET
-from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu
 from saferun.system import command as bounded
 from saferun.system import paths, procfs
@@ -68,12 +69,9 @@ class Recovered:
 
 def here() -> World:
     """Return the rights of this process, and the places that it reads."""
-    try:
-        sees_all = all(os.readlink(f"/proc/self/ns/{kind}") == _INITIAL[kind] for kind in _INITIAL)
-        granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", procfs.read("/proc/self/status"), re.M)
-        sees_all &= bool(granted and int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
-    except OSError:
-        sees_all = False
+    sees_all = all(proc.namespace("self", kind) == _INITIAL[kind] for kind in _INITIAL)
+    granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", proc.text("/proc/self/status"), re.M)
+    sees_all &= bool(granted and int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
     return World(os.geteuid() == 0, sees_all)
 
 

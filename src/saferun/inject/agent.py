@@ -8,13 +8,14 @@ to 2.13). Helpers of a rank, which any thread may start, are never tied to the a
 
 import os
 
+from ..base import proc
 from . import contract
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, signal.h; importing signal costs 2 ms
+_SIGKILL = 9  # importing signal costs 2 ms
 
 
 def mark(argv: "Sequence[str]") -> str:
@@ -24,7 +25,7 @@ def mark(argv: "Sequence[str]") -> str:
     no_python = any(word.startswith(("--no-", "--no_")) for word in argv)
     if no_python or "PET_NO_PYTHON" in os.environ or "PYTHON_EXEC" in os.environ:
         return str(os.getpid())
-    return f"{os.getpid()} {_namespace()}".rstrip()
+    return f"{os.getpid()} {proc.namespace('self', 'pid')}".rstrip()
 
 
 def outlive_user_signals() -> None:
@@ -58,7 +59,9 @@ def tie() -> None:
     if agent is None or rank_mark not in (None, str(os.getpid())):
         return
     if os.getppid() == agent:
-        die_with_parent()
+        from ..base import prctl  # loads the base of ctypes, which only a rank itself needs
+
+        prctl.die_with_parent()
         gone = os.getppid() != agent
     else:
         gone = _is_orphan(agent, namespace)
@@ -73,40 +76,14 @@ def _agent() -> "tuple[int | None, str]":
     return (int(pid) if pid.isdigit() else None), namespace
 
 
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
 def _is_orphan(agent: int, namespace: str) -> bool:
     # Ranks lead their own sessions. In a container a pid from outside has no meaning.
-    if not namespace or namespace != _namespace() or os.getsid(0) != os.getpid():
+    ours = namespace != "" and namespace == proc.namespace("self", "pid")
+    if not ours or os.getsid(0) != os.getpid():
         return False
     try:
         os.kill(agent, 0)
-        with open(f"/proc/{agent}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-
-
-def die_with_parent() -> None:
-    """Set PDEATHSIG to SIGKILL. This never raises; if it is not possible, nothing happens."""
-    arguments = (_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    try:
-        try:  # the base of ctypes, at a quarter of its cost
-            import _ctypes
-
-            ourselves = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None is this process
-            prctl = _ctypes.dlsym(ourselves, "prctl")
-            _ctypes.call_function(prctl, arguments)
-        except (ImportError, AttributeError):
-            import ctypes
-
-            ctypes.CDLL(None).prctl(*arguments)
-    except Exception:
-        pass
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    fields = proc.stat(agent)
+    return fields is not None and fields[0] in ("Z", "X")

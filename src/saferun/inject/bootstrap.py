@@ -192,11 +192,9 @@ def _come_first_later() -> None:
 def _original_argv() -> "list[str]":
     if hasattr(sys, "orig_argv"):
         return sys.orig_argv
-    try:  # Python 3.9
-        with open("/proc/self/cmdline", "rb") as file:
-            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
-    except OSError:
-        return []
+    from ..base import proc  # Python 3.9 alone needs it
+
+    return proc.command("self")
 
 
 def kind_of(argv: "Sequence[str]") -> str:

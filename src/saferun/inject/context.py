@@ -10,6 +10,7 @@ import os
 import sys
 from types import SimpleNamespace
 
+from ..base import files
 from . import contract, rank, receipts
 from .targets import TARGETS
 
@@ -80,7 +81,7 @@ class Context:
         """Write a file of this process beside its receipt. Raises OSError on failure."""
         path = self._path_beside(ending)
         if path is not None:
-            receipts.write_new(path, content)
+            files.write_new(path, content)
 
     def recycle(self, why: str, *, kind: str = "", progress: int) -> bool:
         """Ask the loop to replace this process when it ends with contract.RECYCLE_STATUS.
@@ -120,7 +121,7 @@ class Context:
             OSError: the file cannot be created.
         """
         path = self._path_beside(ending)
-        return None if path is None else receipts.open_to_append(path)
+        return None if path is None else files.open_to_append(path)
 
     def activate(self) -> None:
         """Declare that this process is a rank or compiles; its receipts are written from now on."""
@@ -203,7 +204,7 @@ class Context:
         """Return the path of a file beside the receipt, in an existing directory; or None."""
         if not self._directory:
             return None
-        receipts.make_directory(self._directory)
+        files.make_directory(self._directory)
         return os.path.join(self._directory, self._file_name()[: -len(".jsonl")] + ending)
 
     def _lines(self, entries: list[Entry]) -> list[str]:

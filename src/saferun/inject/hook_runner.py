@@ -122,7 +122,7 @@ def _hook_late(context: Context, name: str, module: ModuleType) -> None:
     changed = hook(context, name, module)
     replacements = {id(old): new for old, new in changed.values() if old is not None}
     for other_name, other in list(sys.modules.items()):
-        if not replacements or other_name.startswith("_saferun_inject"):
+        if not replacements or other_name.startswith("_saferun"):
             continue
         names = getattr(other, "__dict__", None)
         if isinstance(names, dict):

@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypedDict, TypeVar
 
+from ..base.rank_numbers import ranks_text
 from . import cut
 
-_MOST_RUNS = 8  # most runs of consecutive ranks that the text names
 _ARGUMENT = 400  # characters shown of an argument
 
 Value = TypeVar("Value")
@@ -160,21 +160,6 @@ def _without_ranks(facts: Mapping[int, RankFacts]) -> dict[int, list[str]]:
         columns.append(column)
     rows = zip(*columns) if columns else [()] * len(argvs)
     return {rank: list(row) for rank, row in zip(argvs, rows)}
-
-
-def ranks_text(ranks: Collection[int]) -> str:
-    """Return "rank 3", "ranks 0-2, 5", only the first of very many; "a process …" for none."""
-    if not ranks:
-        return "a process without a rank"
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MOST_RUNS]]
-    parts += ["…"] if len(runs) > _MOST_RUNS else []
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
 def _grouped(values: Mapping[int, Value | None]) -> list[tuple[Value, list[int]]]:

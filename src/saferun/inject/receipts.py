@@ -1,14 +1,13 @@
-"""Write this process's receipt files, and other files beside them."""
+"""Write this process's receipt files."""
 
 import os
 
+from ..base import files
 from . import contract, rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_bootstrap(text: str, outcome: str) -> None:
@@ -67,59 +66,6 @@ def append(directory: str, name: str, lines: "Iterable[str]") -> None:
             followed.
         lines: the lines without newlines.
     """
-    make_directory(directory)
+    files.make_directory(directory)
     text = "".join(line + "\n" for line in lines)
-    append_bytes(os.path.join(directory, name), text.encode("utf-8", "backslashreplace"))
-
-
-def open_to_append(path: str) -> int:
-    """Open a file for appending, with mode 0600 if new. Raises OSError on failure."""
-    return os.open(path, _FLAGS | os.O_APPEND, 0o600)
-
-
-def append_bytes(path: str, content: bytes) -> int:
-    """Append to a file, with mode 0600 if new; return its size. Raises OSError on failure."""
-    file = open_to_append(path)
-    try:
-        os.write(file, content)
-        return os.fstat(file).st_size
-    finally:
-        os.close(file)
-
-
-def write_new(path: str, content: bytes) -> None:
-    """Create a file with its whole content at once: a reader finds no file or all of it.
-
-    Raises:
-        FileExistsError: the file exists.
-        OSError: the file cannot be written.
-    """
-    draft = f"{path}.{os.getpid()}"
-    file = os.open(draft, _FLAGS | os.O_EXCL, 0o600)
-    try:
-        try:
-            while content:
-                content = content[os.write(file, content) :]
-        finally:
-            os.close(file)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            if os.path.lexists(path):
-                raise FileExistsError(path) from None
-            os.rename(draft, path)
-    finally:
-        try:
-            os.unlink(draft)
-        except OSError:
-            pass
-
-
-def make_directory(path: str) -> None:
-    """Create a directory, 0700, but no parent: a deleted run directory stays deleted."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:  # another rank may have created it
-        return
+    files.append(os.path.join(directory, name), text.encode("utf-8", "backslashreplace"))

@@ -13,7 +13,7 @@ TARGETS: "dict[str, tuple[str, ...]]" = {
     "torch.nn.attention.flex_attention": ("compile",),
     "torch._dynamo.convert_frame": ("compile",),
     "torch._dynamo.backends.cudagraphs": ("compile",),
-    "torch._inductor.compile_fx": ("guards", "compile"),  # the policy is in what guards get
+    "torch._inductor.compile_fx": ("compile",),
     "torch._inductor.runtime.triton_heuristics": ("compile",),
     "torch._inductor.cudagraph_trees": ("cudagraph_markers",),
     "torch.distributed.distributed_c10d": ("init", "order"),
@@ -56,7 +56,6 @@ NEEDS: "dict[str, tuple[str, ...]]" = {
     "guards.labels": ("torch.nn.functional",),
     "guards.logits": ("torch.nn.functional",),
     "guards.embeddings": ("torch.nn.functional",),
-    "guards.compiled": ("torch._inductor.compile_fx",),
 }
 NEEDS_ASSIGN = ("torch._dynamo.convert_frame",)  # for a setting that the compile hook assigns
 NEEDS_DIRECTORIES = ("torch",)  # for a cache directory for each rank

@@ -62,13 +62,6 @@ def _run(work: Callable[[], None], problems: list[OSError], done: _thread.LockTy
         done.release()
 
 
-def write_all(descriptor: int, content: bytes) -> None:
-    """Write the whole content; write(2) may write less at a time."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
 def close(descriptor: int) -> None:
     """Close a descriptor; -1 means none."""
     if descriptor >= 0:

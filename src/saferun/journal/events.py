@@ -8,13 +8,12 @@ it.
 from __future__ import annotations
 
 import functools
-import json
-import math
 import os
-import stat
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeGuard, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
+from saferun.base import files, untrusted
+from saferun.base.untrusted import count, is_number, mapping, number, strings, text
 from saferun.diagnosis.attempt_outcome import Decision
 from saferun.diagnosis.diagnosis import Diagnosis, Near
 from saferun.diagnosis.evidence import NoNumber
@@ -28,8 +27,7 @@ from saferun.system.procfs import ProcessRecord
 T = TypeVar("T")
 
 FILE = "events.jsonl"
-_READ_PIECES = 64  # most MiB of an events.jsonl that are read
-_MAX_AT = 253_402_214_400.0  # the year 9999: later times cannot be shown
+_READ_BYTES = 64 << 20  # most of an events.jsonl that is read
 
 
 class Event(NamedTuple):
@@ -95,74 +93,19 @@ def read_raw(path: str) -> list[dict[str, Any]]:
     Lines that are no event are skipped. If another line was appended to a cut one, the appended
     line is read. An unreadable file, or one that is no regular file, has no events.
     """
-    events = (_event(line) for line in content(path).split(b"\n") if line)
+    events = (_event(line) for line in files.read(path, _READ_BYTES).split(b"\n") if line)
     return [event for event in events if event is not None]
-
-
-def content(path: str, most: int = _READ_PIECES) -> bytes:
-    """Return the content of a file in anybody's journal, up to a number of MiB.
-
-    The content is empty if the file cannot be read, is no regular file or is a link.
-
-    Args:
-        path: the file's path.
-        most: the most MiB that are read.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError):  # ValueError: a path with a zero byte
-        return b""
-    pieces: list[bytes] = []
-    try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            while len(pieces) < most and (piece := os.read(descriptor, 1 << 20)):
-                pieces.append(piece)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
-    return b"".join(pieces)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
     for start in (0, line.rfind(b'{"at":')):
-        try:
-            found = json.loads(line[max(0, start) :])
-        except (ValueError, RecursionError):
-            continue
+        found = untrusted.value(line[max(0, start) :])
         if isinstance(found, dict) and isinstance(found.get("event"), str):
             return found
     return None
 
 
 # --- fields that may hold anything ---------------------------------------------------------------
-
-
-def number(value: object) -> float | None:
-    """Return a number that can be a time, else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if 0 <= value <= _MAX_AT and math.isfinite(value) else None
-
-
-def count(value: object) -> int | None:
-    """Return a whole number below 2**31, else None."""
-    return value if type(value) is int and 0 <= value < 1 << 31 else None
-
-
-def text(value: object) -> str:
-    """Return a text, else ""."""
-    return value if isinstance(value, str) else ""
-
-
-def strings(value: object) -> tuple[str, ...]:
-    """Return the texts in a list, else ()."""
-    return tuple(v for v in value if isinstance(v, str)) if isinstance(value, list) else ()
-
-
-def mapping(value: object) -> dict[str, Any]:
-    """Return a JSON object, else an empty one."""
-    return value if isinstance(value, dict) else {}
 
 
 def _pids(value: object) -> tuple[int, ...]:
@@ -179,11 +122,6 @@ def _records(kind: Callable[..., T]) -> Callable[[object], tuple[T, ...]]:
     return lambda value: tuple(
         record(kind, one) for one in (value if isinstance(value, list) else ())
     )
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number other than NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
 def _numbers(value: object) -> tuple[float, ...]:

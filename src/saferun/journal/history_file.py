@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+from saferun.base import files
 from saferun.errors import UnavailableError
 from saferun.journal import file_lock
 from saferun.journal.disk import BoundedDisk
@@ -55,7 +56,7 @@ class HistoryFile(Generic[T]):
 
     def load(self, environ: Mapping[str, str]) -> tuple[T, ...]:
         """Return the whole history; () if the file is missing, cut or not ours."""
-        content = paths.read_private(self.path(environ))
+        content = files.read_private(self.path(environ))
         try:
             document = json.loads(content or b"null")
             if document["schema"] != SCHEMA:

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from saferun.base import files
 from saferun.diagnosis.evidence import RankFailure, rank_failure
 from saferun.inject import contract
-from saferun.system import paths
 
 _NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}(\.[a-z.]+)", re.ASCII)
 RECEIPTS, ERRORS = ".jsonl", ".error.json"  # suffixes of names
@@ -96,13 +96,13 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
         directory: the directory of the error files; None if there is none.
         attempt: the number of the attempt whose files are read.
     """
-    files = of_attempt(directory, attempt, ERRORS)
-    newest = max((file.restart for file in files), default=0)
-    last = [file for file in files if file.restart == newest]
+    left = of_attempt(directory, attempt, ERRORS)
+    newest = max((file.restart for file in left), default=0)
+    last = [file for file in left if file.restart == newest]
     last.sort(key=lambda file: (file.rank is None, file.rank, file.name))
     found = []
     for file in last[:_ERROR_FILES]:
-        content = paths.read_private(os.path.join(directory or "", file.name), MAX_BYTES)
+        content = files.read_private(os.path.join(directory or "", file.name), MAX_BYTES)
         text = None if content is None else content.decode("utf-8", "replace")
         found.append(rank_failure(file.rank, text))
     return tuple(found)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base.rank_numbers import ranks_text
 from saferun.diagnosis.evidence import RankFailure
 from saferun.inject import contract
-from saferun.inject.rank_differences import ranks_text
 from saferun.journal.receipts import Receipt
 from saferun.system.printable import shortened
 

@@ -6,13 +6,13 @@ unknown, and nothing fails because of them.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from saferun.base import files, untrusted
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.errors import UnavailableError, UsageError
@@ -20,7 +20,7 @@ from saferun.journal import events
 from saferun.journal.event_types import AttemptBegun, Recycled, WorkersBegun
 from saferun.journal.events import Event
 from saferun.journal.run_directory import ALIVE_FILE
-from saferun.system import paths, procfs
+from saferun.system import procfs
 from saferun.system.procfs import ProcessRecord
 from saferun.system.spelling import nearest
 
@@ -241,16 +241,13 @@ def read_plan(path: str) -> RecordedPlan:
 
 def recorded(raw: Mapping[str, object]) -> RecordedPlan:
     """Return a plan that was written to a journal."""
-    env = events.mapping(raw.get("env")).items()
-    values = {name: events.mapping(setting).get("value") for name, setting in env}
+    env = untrusted.mapping(raw.get("env")).items()
+    values = {name: untrusted.mapping(setting).get("value") for name, setting in env}
     return events.record(RecordedPlan, {**raw, "raw": raw, "env": values})
 
 
 def _raw_plan(path: str) -> Mapping[str, object]:
-    try:
-        return events.mapping(json.loads(events.content(os.path.join(path, "plan.json"), 4)))
-    except (ValueError, RecursionError):
-        return {}
+    return untrusted.mapping(untrusted.value(files.read(os.path.join(path, "plan.json"), 4 << 20)))
 
 
 def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:
@@ -312,7 +309,7 @@ def _alive_at(path: str, by: ProcessRecord | None, started_at: float | None) -> 
     The note is in clock ticks since boot, as the start of its process is.
     """
     begun = by.get("start") if by else None
-    note = (paths.read_private(os.path.join(path, ALIVE_FILE)) or b"").strip()
+    note = (files.read_private(os.path.join(path, ALIVE_FILE)) or b"").strip()
     if not note.isdigit() or len(note) > 20 or not isinstance(begun, int) or started_at is None:
         return None
     return started_at + max(0, int(note) - begun) / os.sysconf("SC_CLK_TCK")

@@ -9,17 +9,17 @@ This module is imported at an attempt's end, never before one starts.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Container, Iterable, Mapping
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
+from saferun.base import files, untrusted
+from saferun.base.rank_numbers import ranks_text
+from saferun.base.untrusted import is_count
 from saferun.inject import contract
-from saferun.inject.rank_differences import ranks_text
 from saferun.inject.targets import TARGETS
 from saferun.journal import rank_files
 from saferun.journal.rank_files import RankFile
-from saferun.system import paths
 from saferun.system.printable import printable
 
 MAX_FILE_BYTES = 1 << 16  # most read of each file: a rank's own receipt is its first line
@@ -116,7 +116,7 @@ def nccl(receipts: Iterable[Receipt]) -> tuple[str, int]:
     }
     version, size = next(iter(seen.values()), ("", 0))
     alike = set(seen.values()) == {(version, size)} and len(seen) == size
-    return (version, size) if alike and isinstance(version, str) and _is_count(size) else ("", 0)
+    return (version, size) if alike and isinstance(version, str) and is_count(size) else ("", 0)
 
 
 def unwritten(directory: str | None, attempt: int) -> bool:
@@ -127,30 +127,23 @@ def unwritten(directory: str | None, attempt: int) -> bool:
 
 def _content(directory: str | None, file: RankFile, bytes_left: int) -> bytes:
     path = os.path.join(directory or "", file.name)
-    return paths.read_private(path, min(MAX_FILE_BYTES, bytes_left)) or b""
+    return files.read_private(path, min(MAX_FILE_BYTES, bytes_left)) or b""
 
 
 def _parse(line: bytes, restart: int) -> Receipt | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    entry = untrusted.value(line)
     if not isinstance(entry, dict) or entry.pop("v", None) != contract.VERSION:
         return None
     at, pid, rank, hook, outcome = (entry.pop(name, None) for name in _HEAD)
-    if not (_is_count(pid) and (rank is None or _is_count(rank)) and _is_time(at)):
+    if not (
+        is_count(pid)
+        and (rank is None or is_count(rank))
+        and (isinstance(at, float) or is_count(at))
+    ):
         return None
     if not (isinstance(hook, str) and isinstance(outcome, str)):
         return None
     return Receipt(pid, rank, restart, float(at), hook, outcome, entry)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 1 << 31
-
-
-def _is_time(value: object) -> TypeGuard[float]:
-    return _is_count(value) or isinstance(value, float)
 
 
 # --- judging -----------------------------------------------------------------------------------

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from typing import NamedTuple
 
+from saferun.base import files, untrusted
 from saferun.inject import contract
 from saferun.journal import rank_files
-from saferun.system import paths
 
 _FILE_BYTES = 1 << 16
 _WHY_CHARS = 300
@@ -32,18 +31,13 @@ def request(receipts: str | None, attempt: int) -> Request | None:
     """
     for file in sorted(rank_files.of_attempt(receipts, attempt, contract.RECYCLE)):
         path = os.path.join(receipts or "", file.name)
-        if found := _parse(paths.read_private(path, _FILE_BYTES)):
+        if found := _parse(files.read_private(path, _FILE_BYTES)):
             return found
     return None
 
 
 def _parse(content: bytes | None) -> Request | None:
-    try:
-        entry = json.loads(content or b"")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict):
-        return None
+    entry = untrusted.mapping(untrusted.value(content))
     why, kind, progress = (entry.get(key) for key in ("why", "kind", "progress"))
     if not isinstance(why, str) or not isinstance(kind, str) or type(progress) is not int:
         return None

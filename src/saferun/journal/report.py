@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from saferun.base import files
+from saferun.base.durations import seconds
 from saferun.diagnosis import signatures
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
 from saferun.diagnosis.silence import Place
 from saferun.inject import contract
-from saferun.inject.durations import seconds
 from saferun.journal import (
     events,
     mitigation_history,
@@ -216,7 +217,7 @@ def _attempt(
     key, line = (one.worker, one.number), one.outcome.diagnosis.root_line
     place = directory(run, one)
     own = os.path.join(place, "receipts")
-    tails = [(path.rpartition(".")[2], events.content(path, 1)) for path, _ in one.tails]
+    tails = [(path.rpartition(".")[2], files.read(path, 1 << 20)) for path, _ in one.tails]
     if [stream for stream, _ in tails] == ["stdout"]:  # both streams, if they share one pipe
         tails = [("output", tails[0][1])]
     left = receipts.read(own, one.number)
@@ -288,12 +289,12 @@ def _silence(place: str, number: int, hang: Hang) -> Silence:
     stacks = []
     if hang.stacks and _STACKS_FILE.fullmatch(hang.stacks):
         file = os.path.join(place, hang.stacks)
-        stacks.append(("all processes, by py-spy", events.content(file, 1)))
+        stacks.append(("all processes, by py-spy", files.read(file, 1 << 20)))
     for one in by_oddness[:_STACKS]:
         rank = "none" if one.rank is None else one.rank
         name = f"a{number}-r0-rank{rank}-pid{one.pid}{contract.STACKS}"
         whose = "the job" if one.rank is None else f"rank {one.rank}"
-        stacks.append((whose, events.content(os.path.join(place, "receipts", name), 1)))
+        stacks.append((whose, files.read(os.path.join(place, "receipts", name), 1 << 20)))
     texts = tuple(
         (whose, data.decode("utf-8", "replace").strip()[-_STACK_CHARS:])
         for whose, data in stacks

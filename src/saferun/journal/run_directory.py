@@ -19,7 +19,8 @@ import fcntl
 import os
 import stat
 
-from saferun.journal.disk import close, write_all
+from saferun.base import files
+from saferun.journal.disk import close
 from saferun.journal.file_lock import NO_FLOCK, record
 from saferun.system import paths, procfs, trust
 
@@ -107,7 +108,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in NO_FLOCK:
-                write_all(self._lock, record(os.path.join(self.path, LOCK_FILE)))
+                files.write_all(self._lock, record(os.path.join(self.path, LOCK_FILE)))
 
     def append(self, line: bytes) -> None:
         """Append a complete line to events.jsonl, or nothing."""
@@ -118,7 +119,7 @@ class RunDirectory:
             self._open_events()
         size = os.fstat(self._events).st_size
         try:
-            write_all(self._events, b"\n" * self._torn + line)
+            files.write_all(self._events, b"\n" * self._torn + line)
             self._torn = False
         except OSError:
             self._take_back(size)
@@ -127,17 +128,7 @@ class RunDirectory:
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file atomically; a link planted under its name is replaced, not followed."""
-        temporary = f".{name}.tmp"
-        descriptor = self._new(temporary)
-        try:
-            try:
-                write_all(descriptor, content)
-            finally:
-                os.close(descriptor)  # a network file system may report errors here
-            os.rename(temporary, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
-        except OSError:
-            self._unlink(temporary)
-            raise
+        files.replace(name, content, directory=self._directory)
 
     def mark(self) -> None:
         """Note that the run lives now: later processes may not be of the run (gpu/orphans.py)."""
@@ -216,19 +207,6 @@ class RunDirectory:
             os.ftruncate(self._events, size)
         except OSError:
             self._torn = True
-
-    def _new(self, name: str) -> int:
-        try:
-            return os.open(name, _FILE | os.O_EXCL, 0o600, dir_fd=self._directory)
-        except FileExistsError:
-            self._unlink(name)
-            return os.open(name, _FILE | os.O_EXCL, 0o600, dir_fd=self._directory)
-
-    def _unlink(self, name: str) -> None:
-        try:
-            os.unlink(name, dir_fd=self._directory)
-        except OSError:
-            return  # the original error matters, not this one
 
 
 def _file_name(run: str) -> str:

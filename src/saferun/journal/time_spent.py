@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saferun.journal import events, training_steps, trials
+from saferun.base import files
+from saferun.journal import training_steps, trials
 from saferun.journal.attempts import Attempt, directory
 from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
 from saferun.journal.training_steps import Point, Steps
@@ -178,6 +179,6 @@ def steps_of(run: Run, one: Attempt, ready_s: float, end_s: float) -> Steps:
         end_s: when it ended, or the last time at which it is known to have run.
     """
     noted = training_steps.read(directory(run, one), one.number)
-    tails = [events.content(path, 1) for path, _ in one.tails]
+    tails = [files.read(path, 1 << 20) for path, _ in one.tails]
     saved = [Point(found.s, found.step) for found in one.outcome.saved if found.step is not None]
     return training_steps.steps(noted, tails, one.outcome.first_step, ready_s, end_s, saved)

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from saferun.base import files, untrusted
 from saferun.diagnosis.reading import progress
-from saferun.journal import events
 from saferun.journal.run_directory import STEPS_FILE
 
 _SHOWN = 160  # most points of an attempt
@@ -51,20 +51,20 @@ def read(run_path: str, number: int) -> tuple[Point, ...]:
         number: the attempt's number.
     """
     found: list[Point] = []
-    for line in events.content(f"{run_path}/{STEPS_FILE.format(number)}", 1).split(b"\n"):
-        try:
-            s, step, loss = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
+    for line in files.read(f"{run_path}/{STEPS_FILE.format(number)}", 1 << 20).split(b"\n"):
+        row = untrusted.value(line)
+        if not isinstance(row, list) or len(row) != 3:
             continue
-        if events.number(s) is None or events.count(step) is None:
+        s, step, loss = untrusted.number(row[0]), untrusted.count(row[1]), row[2]
+        if s is None or step is None:
             continue
         if not found or (s >= found[-1].s and step > found[-1].step):
-            found.append(Point(float(s), step, _finite(loss)))
+            found.append(Point(s, step, _finite(loss)))
     return tuple(found)
 
 
 def _finite(loss: object) -> float | None:
-    return float(loss) if events.is_number(loss) and math.isfinite(loss) else None
+    return float(loss) if untrusted.is_number(loss) and math.isfinite(loss) else None
 
 
 def steps(

@@ -6,16 +6,15 @@ storage is gone. Lines that are no trial are skipped.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from saferun.base import files, untrusted
 from saferun.journal import events
 from saferun.journal.event_types import Recycled
-from saferun.system import paths
 
 FILE = "trials.jsonl"
 MAX_BYTES = 65 << 20  # the hook stops at 64 MiB
@@ -64,8 +63,11 @@ def read(run_path: str) -> tuple[Trial, ...]:
         return ()
     for part in ("", *workers):
         directory = os.path.join(run_path, part, "state")
-        content = paths.read_private(os.path.join(directory, FILE), MAX_BYTES) or b""
-        found += _trials(content.split(b"\n"))
+        content = files.read_private(os.path.join(directory, FILE), MAX_BYTES) or b""
+        lines = untrusted.objects(content)
+        found += [
+            events.record(Trial, raw) for raw in lines if untrusted.is_count(raw.get("number"))
+        ]
     return tuple(found)
 
 
@@ -127,17 +129,6 @@ def processes(number: int) -> str:
     return f"{number} process{'' if number == 1 else 'es'}"
 
 
-def _trials(lines: Iterable[bytes]) -> Iterator[Trial]:
-    for line in lines:
-        try:
-            raw = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if events.count(events.mapping(raw).get("number")) is None:
-            continue
-        yield events.record(Trial, raw)
-
-
 def by_cause(trials: Iterable[Trial], state: str) -> tuple[tuple[str, int], ...]:
     """Return the number of trials that ended in a state, by cause, the most frequent first."""
     return tuple(Counter(trial.cause for trial in trials if trial.state == state).most_common())
@@ -185,7 +176,7 @@ def regions(trials: Sequence[Trial]) -> tuple[Region, ...]:
 
 
 def _cut(param: str, trials: Sequence[Trial]) -> Iterator[Region]:
-    numbers = [trial for trial in trials if events.is_number(trial.params[param])]
+    numbers = [trial for trial in trials if untrusted.is_number(trial.params[param])]
     if len(numbers) < len(trials):
         kept = Counter(str(trial.params[param]) for trial in trials).most_common(_MAX_VALUES)
         for value, _ in kept:

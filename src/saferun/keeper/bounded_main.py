@@ -13,6 +13,7 @@ import select
 import signal
 import time
 
+from saferun.base import prctl
 from saferun.keeper import process_tree, protocol
 from saferun.keeper.job import KEEPER_IGNORES, start_program
 
@@ -27,7 +28,7 @@ def bounded(limit_s: float, *argv: str) -> None:
         limit_s: seconds after which the command, and all that it started, is killed.
         argv: the command.
     """
-    process_tree.become_subreaper()
+    prctl.become_subreaper()
     for number in KEEPER_IGNORES:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -5,12 +5,12 @@ This module uses only the standard library.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Sequence
 
-from saferun.keeper import libc_signals, process_tree, protocol
+from saferun.base import prctl
+from saferun.keeper import libc_signals, protocol
 
 DEATH_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 # Signals that a keeper ignores; the job ignores only those of `Start.ignored`.
@@ -19,7 +19,6 @@ KEEPER_IGNORES = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE, signal.SIGXFSZ),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH),
 )
-_SET_PDEATHSIG = 1  # linux/prctl.h
 _NOT_EXECUTED = 127  # status of a child that could not execute the program
 
 
@@ -73,7 +72,7 @@ def _execute(
     libc_signals.restore(program.ignored)
     for name, most in program.limits.items():
         _raise_limit(name, most)
-    process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    prctl.die_with_parent()
     if os.getppid() != keeper:
         os._exit(_NOT_EXECUTED)  # the keeper died before PDEATHSIG was set: no signal would come
     signal.pthread_sigmask(signal.SIG_SETMASK, program.blocked)

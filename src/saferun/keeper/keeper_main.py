@@ -3,26 +3,24 @@
     under_saferun(ENDS, False, IN, OUT)   commands come in on IN, reports go out on OUT
 
 It uses only the standard library, since it is a process without site-packages, and imports only
-this room.
+this room and `base`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 
-from saferun.keeper import output_ends, output_relay, process_tree, protocol
+from saferun.base import prctl
+from saferun.keeper import output_ends, output_relay, protocol
 from saferun.keeper.job import KEEPER_IGNORES
 from saferun.keeper.keeper import Keeper
-
-_SET_NAME = 15  # linux/prctl.h
 
 
 def _set_up() -> tuple[int, int]:
     """Ignore all signals but SIGCHLD; return both ends of the pipe that reports it."""
-    process_tree.prctl(_SET_NAME, ctypes.c_char_p(b"saferun-keeper"))
-    process_tree.become_subreaper()
+    prctl.set_name(b"saferun-keeper")
+    prctl.become_subreaper()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     os.set_blocking(reading, False)

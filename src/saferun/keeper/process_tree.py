@@ -6,11 +6,12 @@ the standard library: the keeper's process has no other.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+
+from saferun.base import proc
 
 UNKILLABLE_S = 30.0  # the kernel may take this long to free a killed process's resources
 # Limit for stopping all before the first is killed. If a process (another user's, which we cannot
@@ -19,27 +20,14 @@ _FREEZE_S = 5.0
 # Pauses between checks whether the killed processes are gone: first the duration of one exit, then
 # doubled, up to a value that costs a core nothing.
 _PAUSES_S = (0.0005, 0.05)
-_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-
-
-def prctl(option: int, value: object) -> None:
-    """Call prctl(2); a refusal of the kernel is ignored."""
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def become_subreaper() -> None:
-    """Let orphans among our descendants become our children."""
-    prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
 def read_stat(pid: int | str) -> tuple[int, str, int, int] | None:
     """Return (parent, state, start time, process group) of a process; None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
+    fields = proc.stat(pid)
+    if fields is None:
         return None
-    return int(fields[1]), fields[0].decode(), int(fields[19]), int(fields[2])
+    return int(fields[1]), fields[0], int(fields[19]), int(fields[2])
 
 
 def _is_dead(pid: int, state: str) -> bool:
@@ -54,17 +42,7 @@ def _is_dead(pid: int, state: str) -> bool:
 
 def opens(pid: int, prefix: str) -> bool:
     """Return whether a process has a file open whose path begins with `prefix`."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for name in names:
-        try:
-            if os.readlink(f"/proc/{pid}/fd/{name}").startswith(prefix):
-                return True
-        except OSError:
-            continue
-    return False
+    return any(target.startswith(prefix) for target in proc.descriptors(pid).values())
 
 
 def catches(pid: int, signum: int, *, or_blocks: bool = False) -> bool:
@@ -76,14 +54,10 @@ def catches(pid: int, signum: int, *, or_blocks: bool = False) -> bool:
         or_blocks: also return True if its main thread blocks the signal, as a thread that polls for
             it does (but not while it waits in sigwait(3)).
     """
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            text = file.read()
-    except OSError:
-        return False
-    names = (b"SigCgt:", b"SigBlk:")[: 1 + or_blocks]
-    fields = (text.partition(name)[2].split(b"\n", 1)[0] for name in names)
-    return any(int(field or b"0", 16) >> (signum - 1) & 1 for field in fields)
+    text = proc.text(f"/proc/{pid}/status")
+    names = ("SigCgt:", "SigBlk:")[: 1 + or_blocks]
+    fields = (text.partition(name)[2].split("\n", 1)[0] for name in names)
+    return any(int(field or "0", 16) >> (signum - 1) & 1 for field in fields)
 
 
 def send_signal(pid: int, start: int, signum: int) -> None:
@@ -171,11 +145,7 @@ class Family:
     def _listed(self) -> set[int]:
         pids: set[int] = set()
         for thread in os.listdir("/proc/self/task"):
-            try:
-                with open(f"/proc/self/task/{thread}/children", "rb") as file:
-                    pids.update(map(int, file.read().split()))
-            except OSError:
-                continue
+            pids.update(map(int, proc.data(f"/proc/self/task/{thread}/children").split()))
         return pids.difference(self._spared())
 
     def end(self, limit_s: float = UNKILLABLE_S) -> tuple[int, list[int]]:

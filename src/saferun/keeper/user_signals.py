@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from saferun.base import proc
 from saferun.keeper import process_tree
 
 
@@ -34,9 +35,9 @@ def receivers(
 def _launched(command: int, living: Mapping[int, int]) -> list[int]:
     """Return the processes that a launcher started as ranks; a rank's own children do not count."""
     parents = {pid: stat[0] for pid in living if (stat := process_tree.read_stat(pid))}
-    if _has_rank(command):  # it runs inside a rank, and all its children have the variable
+    if "RANK" in proc.environ(command):  # it runs inside a rank: all its children have it
         return [pid for pid, parent in parents.items() if parent == command]
-    ranked = {pid for pid in parents if _has_rank(pid)}
+    ranked = {pid for pid in parents if "RANK" in proc.environ(pid)}
     return [pid for pid in ranked if parents[pid] not in ranked]
 
 
@@ -46,11 +47,3 @@ def _ancestors(pid: int, living: Mapping[int, int]) -> list[int]:
         pid = stat[0]
         found.append(pid)
     return found
-
-
-def _has_rank(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return any(entry.startswith(b"RANK=") for entry in file.read().split(b"\0"))
-    except OSError:
-        return False

@@ -27,15 +27,15 @@ _SHARED = [n for n in KEEPER_IGNORES if n not in (signal.SIGPIPE, signal.SIGXFSZ
 # It is short, so that the real command line fits over it; `posix` is built in. `-c` puts the
 # working directory first on the path, and a module there must shadow nothing.
 _START = "from posix import read;exec(read(%d,%d),{})"
-_INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _MARSHAL = 2  # a format that every Python reads and writes
 _BOOT = """import sys
 at_start = frozenset(sys.modules)
 if sys.path[:1] == [""]:
     del sys.path[0]
-package = sys.modules["_saferun_inject"] = type(sys)("_saferun_inject")
-package.__path__ = [{inject!r}]
-from _saferun_inject.start import agent, process
+package = sys.modules["_saferun"] = type(sys)("_saferun")
+package.__path__ = [{package!r}]
+from _saferun.inject.start import agent, process
 keeper = agent.Keeper{keeper!r}
 error = None
 try:
@@ -90,7 +90,7 @@ class WarmAgent:
         prepared = self._prepared
         keeper = boot, control, answer, self.files
         text = _BOOT.format(
-            inject=_INJECT, program=prepared.program, ranks=prepared.ranks, keeper=keeper
+            package=_PACKAGE, program=prepared.program, ranks=prepared.ranks, keeper=keeper
         ).encode()
         os.pwrite(boot, text, 0)
         argv = [*prepared.python, "-c", _START % (boot, len(text))]

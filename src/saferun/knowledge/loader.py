@@ -12,7 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from saferun.system import paths
+from saferun.base import untrusted
+from saferun.system import content_cache
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 _OF_A_RUN = ("failures.yaml", "outside_faults.yaml", "mitigations.yaml", "cuda_errors.yaml")
@@ -46,15 +47,14 @@ def load(name: str) -> dict[str, Any]:
     if is_bundled:
         known: dict[str, Any] = json.loads(text)
         return known
-    entry = os.path.join(paths.cache_dir(os.environ), "knowledge", f"{name}.json")
-    cached = _cached(entry, text)
-    if cached is not None:
+    entry = f"knowledge/{name}"
+    if cached := untrusted.mapping(content_cache.read(entry, text, os.environ)):
         return cached
     import yaml  # only if the cache lacks the text; a generated script never gets here
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, if PyYAML has it
     document: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 (both loaders are safe)
-    paths.write_private(entry, json.dumps({"text": text, "document": document}).encode())
+    content_cache.write(entry, text, document, os.environ)
     return document
 
 
@@ -78,15 +78,3 @@ def _read(name: str) -> tuple[str, bool]:
     is_bundled = os.path.exists(bundled)
     with open(bundled if is_bundled else os.path.join(HERE, name), encoding="utf-8") as file:
         return file.read(), is_bundled
-
-
-def _cached(entry: str, text: str) -> dict[str, Any] | None:
-    content = paths.read_private(entry)
-    if content is None:
-        return None
-    try:
-        kept = json.loads(content)
-        document = kept["document"] if kept["text"] == text else None
-    except (ValueError, TypeError, KeyError):
-        return None
-    return document if isinstance(document, dict) else None

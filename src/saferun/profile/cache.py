@@ -1,12 +1,7 @@
-"""Parsed profiles, kept together with their text, which is compared at every use.
-
-With them a launch does not have to import a YAML parser.
-"""
+"""Parsed profiles, kept until their text changes: with them a launch imports no YAML parser."""
 
 from __future__ import annotations
 
-import json
-import os
 from binascii import crc32
 from collections.abc import Mapping
 from typing import Any
@@ -14,42 +9,21 @@ from typing import Any
 from saferun import __version__
 from saferun.profile.schema import Doc, Leaf
 from saferun.settings import KEYS
-from saferun.system import paths
+from saferun.system import content_cache
 
 
-def entry(path: str, shown: str, environ: Mapping[str, str]) -> str:
-    """Return the file that holds a profile's parsed form.
+def read(path: str, shown: str, text: str, environ: Mapping[str, str]) -> Doc | None:
+    """Return a kept profile; None if there is none with this text.
 
     Args:
         path: the profile's file.
         shown: the profile's name in messages.
+        text: the profile's present text.
         environ: variables that name the cache's directory.
     """
-    key = crc32(f"{path}\0{shown}".encode("utf-8", "surrogateescape"))
-    return os.path.join(paths.cache_dir(environ), "profiles", f"{key:08x}.json")
-
-
-def _format() -> str:
-    """Return what an entry depends on besides the text: the version and the table of keys."""
-    return f"{__version__} {crc32(repr(KEYS).encode()):08x}"
-
-
-def read(entry: str, text: str, shown: str) -> Doc | None:
-    """Return the cached profile; None if there is none with this text.
-
-    Args:
-        entry: the file that holds the parsed form.
-        text: the profile's present text.
-        shown: the profile's name in messages.
-    """
-    raw = paths.read_private(entry)
-    if raw is None:
-        return None
     try:
-        cached: Any = json.loads(raw)
-        if (cached["format"], cached["path"], cached["text"]) != (_format(), shown, text):
-            return None
-        name, description, extends, match, leaves = cached["doc"]
+        kept = content_cache.read(_name(path, shown), _made_of(shown, text), environ)
+        name, description, extends, match, leaves = kept
         return Doc(
             shown,
             name,
@@ -58,22 +32,24 @@ def read(entry: str, text: str, shown: str) -> Doc | None:
             tuple(match),
             {key: _leaf(*leaf) for key, leaf in leaves.items()},
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, AttributeError, TypeError):
         return None
+
+
+def write(path: str, doc: Doc, text: str, environ: Mapping[str, str]) -> None:
+    """Keep a parsed profile; the arguments are as for `read`."""
+    content_cache.write(_name(path, doc.path), _made_of(doc.path, text), doc[1:], environ)
+
+
+def _name(path: str, shown: str) -> str:
+    key = crc32(f"{path}\0{shown}".encode("utf-8", "surrogateescape"))
+    return f"profiles/{key:08x}"
+
+
+def _made_of(shown: str, text: str) -> list[object]:
+    return [__version__, crc32(repr(KEYS).encode()), shown, text]
 
 
 def _leaf(value: Any, why: str, source: str, when: list[list[Any]], line: int) -> Leaf:
     value = tuple(value) if isinstance(value, list) else value
     return Leaf(value, why, source, tuple((name, wanted) for name, wanted in when), line)
-
-
-def write(entry: str, text: str, doc: Doc) -> None:
-    """Store a parsed profile; an unusable directory is not an error.
-
-    Args:
-        entry: the file, from `entry`.
-        text: the profile's text; a later, changed text is recognised by it.
-        doc: the parsed profile.
-    """
-    content = {"format": _format(), "path": doc.path, "text": text, "doc": doc[1:]}
-    paths.write_private(entry, json.dumps(content).encode())

@@ -321,13 +321,12 @@ def load(found: Found, environ: Mapping[str, str]) -> Doc:
         ProfileError: the file is unreadable or not a profile.
     """
     text = read(found.path, found.shown, guarded=found.guarded)
-    entry = cache.entry(found.path, found.shown, environ)
-    doc = cache.read(entry, text, found.shown)
+    doc = cache.read(found.path, found.shown, text, environ)
     if doc is None:
         from saferun.profile import yaml_reader  # a script has no YAML, a launch has the cache
 
         doc = yaml_reader.parse(text, found.shown)
-        cache.write(entry, text, doc)
+        cache.write(found.path, doc, text, environ)
     return doc
 
 

@@ -6,15 +6,14 @@ process, the job's own Python is started once more: saferun's environment may ha
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from saferun.system import command, paths
+from saferun.base import files, untrusted
+from saferun.system import command
 
 TIMEOUT_S = 60.0  # for the import of Optuna, and a database that others write to
-_CODE = "from _saferun_inject.hooks.optuna import sweep; sweep.main()"
+_CODE = "from _saferun.inject.hooks.optuna import sweep; sweep.main()"
 _MAX_BYTES = 64 << 20
 
 
@@ -46,7 +45,8 @@ def _is_any_left(state: str) -> bool:
     for name in os.listdir(state):
         if name.startswith("optuna-") and name.endswith(".jsonl"):
             begun: set[object] = set()
-            for line in _lines(paths.read_private(os.path.join(state, name), _MAX_BYTES) or b""):
+            content = files.read_private(os.path.join(state, name), _MAX_BYTES) or b""
+            for line in untrusted.objects(content):
                 if "study" in line:
                     begun.clear()
                 if "id" in line:
@@ -56,13 +56,3 @@ def _is_any_left(state: str) -> bool:
             if begun:
                 return True
     return False
-
-
-def _lines(content: bytes) -> Iterator[dict[str, Any]]:
-    for text in content.splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict):
-            yield line

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 
-from saferun.system import procfs
-
-
-def environ(pid: int) -> dict[str, str]:
-    """Return the variables with which a process was started; {} if it is gone."""
-    words = procfs.text(f"/proc/{pid}/environ").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
+from saferun.base import proc
 
 
 def rank_of(pid: int) -> int | None:
     """Return the RANK with which a process was started; None without one."""
-    match = re.search(r"(?:\A|\0)RANK=(\d+)\0", procfs.text(f"/proc/{pid}/environ"))
-    return int(match[1]) if match else None
+    rank = proc.environ(pid).get("RANK", "")
+    return int(rank) if rank.isdecimal() else None
 
 
 def ranks(launcher: int) -> dict[int, int]:
@@ -25,14 +18,14 @@ def ranks(launcher: int) -> dict[int, int]:
 
     A launcher with RANK in its own environment starts no ranks: its children inherit the variable.
     """
-    children = procfs.text(f"/proc/{launcher}/task/{launcher}/children").split()
+    children = proc.text(f"/proc/{launcher}/task/{launcher}/children").split()
     found = {rank_of(pid): pid for pid in map(int, children)} if rank_of(launcher) is None else {}
     return {rank: pid for rank, pid in found.items() if rank is not None}
 
 
 def is_isolated(pid: int) -> bool:
     """Return whether a process is a Python with -I, -E or -S, which skips our sitecustomize."""
-    program, *arguments = procfs.text(f"/proc/{pid}/cmdline").split("\0")
+    program, *arguments = proc.command(pid) or [""]
     if "python" not in os.path.basename(program):
         return False
     for argument in arguments:

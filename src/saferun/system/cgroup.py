@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from saferun.system import procfs
+from saferun.base import proc
 
 PROC = "/proc"
 MOUNT = "/sys/fs/cgroup"
@@ -47,7 +47,7 @@ def group(controller: str, pid: int | str = "self") -> Group:
         The group, without folders if the kernel names none. In a container the path may not be
         visible, so a folder may not exist; the last one is the mount point.
     """
-    for line in procfs.text(f"{PROC}/{pid}/cgroup").splitlines():
+    for line in proc.text(f"{PROC}/{pid}/cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         named = controller in controllers.split(",")
         if not named and (number != "0" or not os.path.exists(f"{MOUNT}/cgroup.controllers")):
@@ -88,10 +88,10 @@ def cpu_quota() -> float:
     ours, found = group("cpu"), []
     for folder in ours.folders:
         if ours.version == 2:
-            pair = procfs.text(f"{folder}/cpu.max").split()
+            pair = proc.text(f"{folder}/cpu.max").split()
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            pair = [procfs.text(f"{folder}/{name}").strip() for name in names]
+            pair = [proc.text(f"{folder}/{name}").strip() for name in names]
         if len(pair) == 2 and all(part.isdecimal() for part in pair) and int(pair[1]):
             found.append(int(pair[0]) / int(pair[1]))
     return min(found, default=0.0)
@@ -117,7 +117,7 @@ def oom_kills(path: str) -> int | None:
 
     The result is None if the file has no count.
     """
-    for line in procfs.text(path).splitlines():
+    for line in proc.text(path).splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill" and count.strip().isdecimal():
             return int(count)
@@ -125,5 +125,5 @@ def oom_kills(path: str) -> int | None:
 
 
 def _number(path: str) -> int:
-    text = procfs.text(path).strip()
+    text = proc.text(path).strip()
     return int(text) if text.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""Run commands with a limit on their time and output, whatever they do.
+"""Ask programs, with a limit on their time and output, whatever they do.
 
 A command may hang (nvidia-smi on a failing GPU), ignore SIGTERM, leave grandchildren that hold its
 output open, or write without end. So its output goes to memory files, which need neither a disk nor
@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.inject.durations import seconds
+from saferun.base.durations import seconds
+from saferun.base.signal_names import name_of
 
 OUTPUT_LIMIT = 8 << 20  # bytes; `nvidia-smi -q` prints some 15 kB for each GPU
 _PAGE = 1 << 16  # bytes, the largest page; a write that does not fit completely is refused
@@ -54,8 +55,72 @@ class Answer(NamedTuple):
     trouble: str  # an error message; "" if it ended with 0
 
 
+class Child:
+    """A program in its own session, which may be asked whether it has ended; it raises nothing.
+
+    Args:
+        command: the program and its arguments; no shell.
+        environ: the program's whole environment.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._files = _memory_file("out"), _memory_file("err")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._trouble = ""  # why it has no whole answer
+        try:
+            self._process = _start(tuple(command), environ, *self._files)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            self._trouble = f"cannot be run ({reason})"
+
+    def has_ended(self) -> bool:
+        """Return whether the program has ended, or could not be started."""
+        return self._process is None or self._process.poll() is not None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end; kill the program at a limit of time or output."""
+        trouble = f"it did not end within {seconds(timeout_s)}"
+        end = time.monotonic() + timeout_s
+        while not self.has_ended():
+            left_s = end - time.monotonic()
+            if any(_written(file) > OUTPUT_LIMIT - _PAGE for file in self._files):
+                trouble, left_s = f"it wrote more than {OUTPUT_LIMIT >> 20} MiB", 0.0
+            if left_s <= 0:
+                self.kill(trouble)
+                return
+            assert self._process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(left_s, LOOK_S))
+
+    def kill(self, why: str = "it was ended") -> bool:
+        """Kill the program and its process group; return whether it was still running.
+
+        The kernel may need time for it.
+        """
+        if self._process is None or self._process.poll() is not None:
+            return False
+        self._trouble = why
+        _kill(self._process)
+        try:
+            self._process.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            self._process.returncode = -signal.SIGKILL  # else its destructor warns
+        return True
+
+    def take(self) -> Answer:
+        """End it; return how it ended and its output, even if it was killed. Call it once."""
+        self.kill()
+        status = None if self._trouble or self._process is None else self._process.returncode
+        out, err = map(_content, self._files)
+        for file in self._files:
+            os.close(file)
+        if self._process is not None:
+            _commands.running.discard(self._process)
+        return Answer(out, err, status, self._trouble or _end_message(status or 0))
+
+
 def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Answer:
-    """Run a command in its own session; its behaviour raises nothing.
+    """Run a command to its end.
 
     Args:
         command: the program and its arguments; no shell.
@@ -65,21 +130,13 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
     Returns:
         How it ended and its output, even if it was killed.
     """
-    with _memory_file("out") as out, _memory_file("err") as err:
-        try:
-            child = _start(tuple(command), environ, out, err)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            return Answer("", "", None, f"cannot be run ({reason})")
-        try:
-            cut = _wait(child, (out, err), timeout_s)
-        except BaseException:  # Ctrl-C does not reach the child, which has its own session
-            _kill(child)
-            raise
-        finally:
-            _commands.running.discard(child)
-        status = None if cut else child.returncode
-        return Answer(_content(out), _content(err), status, cut or _end_message(child.returncode))
+    child = Child(command, environ)
+    try:
+        child.wait(timeout_s)
+    except BaseException:  # Ctrl-C does not reach the child, which has its own session
+        child.take()
+        raise
+    return child.take()
 
 
 def _start(
@@ -124,42 +181,16 @@ def questions() -> Iterator[None]:
                 _kill(child)
 
 
-@contextlib.contextmanager
-def _memory_file(name: str) -> Iterator[int]:
+def _memory_file(name: str) -> int:
     if not hasattr(os, "memfd_create"):  # Python was built with a glibc before 2.27
         import tempfile  # only needed by a Python for such an old glibc
 
         with tempfile.TemporaryFile() as file:
-            yield file.fileno()
-        return
+            return os.dup(file.fileno())
     descriptor = os.memfd_create(f"saferun-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(descriptor, OUTPUT_LIMIT)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _wait(child: subprocess.Popen[bytes], files: Sequence[int], timeout_s: float) -> str:
-    """Wait for the end; kill at a limit of time or output, and return which limit it was."""
-    trouble = f"it did not end within {seconds(timeout_s)}"
-    end = time.monotonic() + timeout_s
-    while child.returncode is None and (left := end - time.monotonic()) > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(min(left, LOOK_S))
-        if any(_written(file) > OUTPUT_LIMIT - _PAGE for file in files):
-            trouble = f"it wrote more than {OUTPUT_LIMIT >> 20} MiB"
-            break
-    else:
-        if child.returncode is not None:
-            return ""
-    _kill(child)
-    try:
-        child.wait(REAP_S)
-    except subprocess.TimeoutExpired:
-        child.returncode = -signal.SIGKILL  # else its destructor warns
-    return trouble
+    os.ftruncate(descriptor, OUTPUT_LIMIT)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return descriptor
 
 
 def _written(file: int) -> int:
@@ -178,9 +209,6 @@ def _content(file: int) -> str:
 
 
 def _end_message(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}" if status else ""
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+    if status < 0:
+        return f"killed by {name_of(-status)}"
+    return f"exit status {status}" if status else ""

@@ -15,8 +15,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from saferun.base import proc as procfiles  # `proc` is a place here
 from saferun.model import Gpu, GpuFacts
-from saferun.system import command, paths, procfs
+from saferun.system import command, paths
 from saferun.system.printable import printable
 
 HIDE_ALL = ("", "-1", "NoDevFiles")  # deliberate values; Slurm writes NoDevFiles for "no GPU here"
@@ -25,7 +26,7 @@ UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 
 def driver_version(proc: str = "/proc/driver/nvidia") -> str:
     """Return the version of NVIDIA's kernel driver, such as "580.65.06"; "" without a driver."""
-    line = procfs.text(f"{proc}/version").partition("\n")[0]
+    line = procfiles.text(f"{proc}/version").partition("\n")[0]
     found = re.search(r"\b\d{3,4}\.\d{1,3}(?:\.\d{1,3})?\b", line)
     return found[0] if found else ""
 
@@ -50,7 +51,7 @@ def _in_use(proc: str) -> Iterator[tuple[str, str, str]]:
 
 def information(proc: str = "/proc/driver/nvidia") -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the PCI address and the file content of each GPU of the host, in bus order."""
-    for bus in sorted(procfs.names(f"{proc}/gpus"), key=_bus_order):
+    for bus in sorted(procfiles.names(f"{proc}/gpus"), key=_bus_order):
         yield bus, _fields(f"{proc}/gpus/{bus}/information")
 
 
@@ -275,8 +276,8 @@ def _has_mig(proc: str, wanted: str) -> bool:
         return True
     return any(
         gpu.startswith("gpu") and name.startswith("gi")
-        for gpu in procfs.names(f"{proc}/capabilities")
-        for name in procfs.names(f"{proc}/capabilities/{gpu}/mig")
+        for gpu in procfiles.names(f"{proc}/capabilities")
+        for name in procfiles.names(f"{proc}/capabilities/{gpu}/mig")
     )
 
 
@@ -287,7 +288,7 @@ def _makes_nodes(proc: str) -> bool:
 
 def _fields(path: str) -> dict[str, str]:
     """Return the `Name:  value` lines of a file; {} if it cannot be read."""
-    pairs = (line.partition(":") for line in procfs.text(path).splitlines())
+    pairs = (line.partition(":") for line in procfiles.text(path).splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

@@ -7,7 +7,7 @@ import fcntl
 import socket
 import struct
 
-from saferun.system import procfs
+from saferun.base import proc
 
 _SIOCGIFCONF = 0x8912  # linux/sockios.h
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: a name of 16 bytes, a sockaddr, padding
@@ -27,6 +27,6 @@ def addresses() -> list[tuple[str, str]]:
     for at in range(0, size - _IFREQ_BYTES + 1, _IFREQ_BYTES):
         name = entries[at : at + 16].split(b"\0")[0].decode().partition(":")[0]
         found.append((name, socket.inet_ntoa(entries[at + 20 : at + 24])))
-    rows = map(str.split, procfs.text("/proc/net/if_inet6").splitlines())
+    rows = map(str.split, proc.text("/proc/net/if_inet6").splitlines())
     ipv6 = [(row[5], bytes.fromhex(row[0])) for row in rows if len(row) == 6]
     return found + [(name, socket.inet_ntop(socket.AF_INET6, packed)) for name, packed in ipv6]

@@ -1,4 +1,4 @@
-"""The places of saferun's own files, and writing them: private, atomic, following no links.
+"""The places of saferun's own files, and private directories for them.
 
 An unusable directory raises nothing here: these files are optional, and a full disk or a read-only
 home never stops a job. This module also finds programs on PATH.
@@ -10,6 +10,8 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
+
+from saferun.base import files
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # the package's own directory
 
@@ -196,56 +198,12 @@ def remove_dir(path: str, empty: Callable[[int], None]) -> None:
         os.close(parent)
 
 
-def read_private(path: str, limit: int = 4 * 1024 * 1024) -> bytes | None:
-    """Return the content of our own regular file, up to `limit` bytes; None if it is none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if (status.st_mode & 0o170000) != 0o100000 or status.st_uid != os.geteuid():
-            return None
-        return os.read(descriptor, limit)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
 def write_private(path: str, content: bytes) -> bool:
     """Write a file 0600 atomically; return whether that succeeded."""
     if not private_dir(os.path.dirname(path)):
         return False
     try:
-        replace_file(path, content, 0o600)
+        files.replace(path, content)
     except OSError:
         return False
     return True
-
-
-def replace_file(path: str, content: bytes, mode: int) -> None:
-    """Write a file atomically, in anybody's directory; a link with its name is replaced.
-
-    Args:
-        path: the file's path.
-        content: the whole content.
-        mode: the file's permissions, which the umask may narrow.
-
-    Raises:
-        OSError: the file cannot be written; an existing file is unchanged.
-    """
-    temporary = f"{path}.{os.getpid()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, mode)
-    try:
-        try:
-            while content:  # on a nearly full disk a part may be written without an error
-                content = content[os.write(descriptor, content) :]
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

@@ -1,4 +1,4 @@
-"""Processes in /proc, and whether the process that wrote a record still lives.
+"""Whether the process that wrote a record still lives, and other facts about processes.
 
 A pid alone proves nothing: the kernel reuses pids, and other machines and containers have their
 own. Together with the start time, the boot and the pid namespace it is unique.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TypedDict
 
+from saferun.base import proc
 from saferun.system.printable import printable
 
 
@@ -24,19 +25,14 @@ class ProcessRecord(TypedDict, total=False):
     pids: str  # namespaces of its pid and of its start time
 
 
-# Most that is read of a file; a busy machine's table of sockets is that long. /proc/sys refuses a
-# buffer of 4 MiB (ENOMEM).
-_MOST_CHARACTERS = 3 << 20
-
-
 def this_process() -> ProcessRecord:
     """Return the record of this process."""
     return {
         "pid": os.getpid(),
-        "start": start(os.getpid()),
+        "start": proc.start(os.getpid()),
         "host": os.uname().nodename,
-        "boot": _boot(),
-        "pids": _namespace(),
+        "boot": proc.boot(),
+        "pids": proc.own_place(),
     }
 
 
@@ -49,9 +45,9 @@ def lives(record: ProcessRecord) -> bool | None:
     pid, started = record.get("pid"), record.get("start")
     if type(pid) is not int or type(started) is not int or not record.get("boot"):
         return None
-    if record["boot"] != _boot():  # this machine was rebooted, or it is another one
+    if record["boot"] != proc.boot():  # this machine was rebooted, or it is another one
         return False if record.get("host") == os.uname().nodename else None
-    if record.get("pids") != _namespace() or not _is_our_proc():
+    if record.get("pids") != proc.own_place() or not _is_our_proc():
         return None
     return lives_since(pid, started)
 
@@ -63,13 +59,13 @@ def lives_since(pid: int, started: int) -> bool | None:
         pid: the process's pid, which another process may have by now.
         started: its start time in clock ticks since boot.
     """
-    seen = start(pid)
+    seen = proc.start(pid)
     return seen == started if seen is not None else _hidden(pid)
 
 
 def is_of_here(record: ProcessRecord) -> bool:
     """Return whether a record was made on this machine since its boot, in our namespaces."""
-    ours = (_boot(), _namespace())
+    ours = (proc.boot(), proc.own_place())
     return all(ours) and _is_our_proc() and (record.get("boot"), record.get("pids")) == ours
 
 
@@ -83,7 +79,7 @@ def _hidden(pid: int) -> bool | None:
 
     A process that we may not signal is another user's, and alive; a zombie can be signalled.
     """
-    if pid <= 0 or stat(pid) is not None:
+    if pid <= 0 or proc.stat(pid) is not None:
         return False
     try:
         os.kill(pid, 0)
@@ -103,42 +99,22 @@ def missing() -> str:
 
 def _is_our_proc() -> bool:
     """Return whether /proc shows our pid namespace; `unshare --pid` alone keeps the outer one."""
-    try:
-        return os.readlink("/proc/self") == str(os.getpid())
-    except OSError:
-        return False
+    return proc.link("/proc/self") == str(os.getpid())
 
 
 def lineage(pid: int) -> Iterator[tuple[int, int]]:
     """Yield a process and its ancestors, each with its start time in clock ticks since boot."""
     while pid > 0:
-        fields = stat(pid)
+        fields = proc.stat(pid)
         if fields is None:
             return
         yield pid, int(fields[19])
         pid = int(fields[1])
 
 
-def start(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it is gone or a zombie."""
-    fields = stat(pid)
-    return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
-
-
-def stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat from the state on (proc_pid_stat(5)); None if gone."""
-    try:
-        return read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
 def uids(pid: int) -> set[int]:
     """Return the user ids of a process, real, effective, saved and of the file system."""
-    try:
-        lines = read(f"/proc/{pid}/status").splitlines()
-    except OSError:
-        return set()
+    lines = proc.text(f"/proc/{pid}/status").splitlines()
     return {int(uid) for line in lines if line.startswith("Uid:") for uid in line.split()[1:]}
 
 
@@ -147,50 +123,4 @@ def comm(pid: int) -> str:
 
     A process chooses its own name (PR_SET_NAME): unprintable characters are replaced.
     """
-    try:
-        name = read(f"/proc/{pid}/comm").strip()
-    except OSError:
-        return "ended"
-    return printable(name)
-
-
-def read(path: str) -> str:
-    """Return the beginning of a file of /proc or /sys.
-
-    Raises:
-        OSError: the process is gone, or we may not read the file.
-    """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read(_MOST_CHARACTERS)
-
-
-def text(path: str) -> str:
-    """Return the beginning of a file of /proc or /sys; "" if it cannot be read."""
-    try:
-        return read(path)
-    except OSError:
-        return ""
-
-
-def names(folder: str) -> list[str]:
-    """Return the names in a directory of /proc or /sys, sorted; [] if it cannot be read."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _boot() -> str:
-    return text("/proc/sys/kernel/random/boot_id").strip()
-
-
-def _namespace() -> str:
-    """Return our pid namespace and our time namespace, which shifts the start times in /proc."""
-    try:
-        pids = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-    try:
-        return f"{pids} {os.readlink('/proc/self/ns/time')}"
-    except OSError:  # before Linux 5.6
-        return pids
+    return printable(proc.text(f"/proc/{pid}/comm").strip()) or "ended"

@@ -14,6 +14,8 @@ import os
 import signal
 from collections.abc import Iterable
 
+from saferun.base import proc
+
 _RECORD_BYTES = 128  # struct signalfd_siginfo: signo, errno, code, pid, …
 _SI_KERNEL = 0x80
 
@@ -73,11 +75,7 @@ class Signals:
     def _sender(self, code: int, pid: int) -> str:
         if code == _SI_KERNEL:
             return self.KERNEL
-        try:
-            with open(f"/proc/{pid}/comm", "rb") as file:
-                return self.STEP if file.read() == b"slurmstepd\n" else ""
-        except OSError:  # it has ended, or is not visible to us
-            return ""
+        return self.STEP if proc.data(f"/proc/{pid}/comm") == b"slurmstepd\n" else ""
 
 
 def _signalfd(numbers: Iterable[int]) -> int:

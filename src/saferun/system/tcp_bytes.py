@@ -5,10 +5,10 @@ No counter in /proc has the bytes of send(2) and recv(2): proc_pid_io(5) counts 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import struct
 from collections.abc import Iterable, Iterator
+
+from saferun.base import proc
 
 _NETLINK, _SOCK_DIAG, _BY_FAMILY = 16, 4, 20  # linux/netlink.h, linux/sock_diag.h
 _DUMP, _DONE, _ERROR = 0x301, 3, 2  # NLM_F_REQUEST | NLM_F_DUMP; NLMSG_DONE, NLMSG_ERROR
@@ -36,13 +36,8 @@ def moved(pids: Iterable[int]) -> int | None:
 
 
 def _sockets(pid: int) -> Iterator[int]:
-    folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"{folder}/{name}")
-                if target.startswith("socket:["):
-                    yield int(target[8:-1])
+    targets = proc.descriptors(pid).values()
+    return (int(target[8:-1]) for target in targets if target.startswith("socket:["))
 
 
 def _connections(family: int) -> Iterator[tuple[int, int]]:

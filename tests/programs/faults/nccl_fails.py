@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from _saferun_inject.hook_runner import current
+from _saferun.inject.hook_runner import current
 
 finding, version, *failures = sys.argv[1:]
 attempt = int(os.environ["SAFERUN_ATTEMPT"])

@@ -8,7 +8,7 @@ import os
 import sys
 import types
 
-from _saferun_inject.hook_runner import current
+from _saferun.inject.hook_runner import current
 
 context = current(os.environ["SAFERUN_INJECT"])
 context.activate()  # as the first compilation does

@@ -4,7 +4,8 @@ import os
 import subprocess
 import time
 
-from saferun.keeper.process_tree import Family, become_subreaper
+from saferun.base.prctl import become_subreaper
+from saferun.keeper.process_tree import Family
 
 become_subreaper()
 spared = subprocess.Popen(["sleep", "1000"])

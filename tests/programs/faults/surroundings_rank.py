@@ -4,7 +4,7 @@ import os
 import sys
 
 facts = {
-    "hooks": "_saferun_inject" in sys.modules,
+    "hooks": "_saferun.inject" in sys.modules,
     "other": getattr(sys, "other_was_here", False),
     "followed": "followed" in sys._xoptions,
     "attempt": os.environ.get("SAFERUN_ATTEMPT"),

@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 
+from saferun.base import proc
 from saferun.system import procfs
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -15,4 +16,4 @@ record = procfs.this_process() | {"pid": int(sys.argv[1]), "start": 1}
 os.setgroups([])
 os.setgid(12345)
 os.setuid(12345)
-print(procfs.stat(record["pid"]), procfs.lives(record), procfs.lives(record | {"pid": 4194303}))
+print(proc.stat(record["pid"]), procfs.lives(record), procfs.lives(record | {"pid": 4194303}))

@@ -19,7 +19,7 @@ torch.cuda.memory_reserved = lambda: (held.pop(0) if held else 50) << 20
 collect = gc.collect
 gc.collect = lambda *a: (calls.append("gc"), collect(*a))[1]
 
-from _saferun_inject.hook_runner import current  # noqa: E402 - where torch is replaced in part
+from _saferun.inject.hook_runner import current  # noqa: E402 - where torch is replaced in part
 
 current("").activate()
 for _ in range(3):

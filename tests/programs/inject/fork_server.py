@@ -112,8 +112,8 @@ def group_variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 def settle(job: dict[str, Any]) -> None:
     """Give the hooks, which were put in place before the fork, this job's settings."""
-    from _saferun_inject import hook_runner
-    from _saferun_inject.hooks.order import hook as order
+    from _saferun.inject import hook_runner
+    from _saferun.inject.hooks.order import hook as order
 
     current = hook_runner.current("")
     vars(current.hooks.init).update(job["init"])

@@ -2,13 +2,14 @@
 
 import os
 
-from _saferun_inject import agent
+from _saferun.base import prctl
+from _saferun.inject import agent
 
 
 def tie():
     os.getppid = lambda: 1
 
 
-agent.die_with_parent = tie
+prctl.die_with_parent = tie
 os.environ["SAFERUN_AGENT_PID"] = str(os.getppid())
 agent.tie()

@@ -15,8 +15,8 @@ try:
 except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import fully_shard
 
-meetings = sys.modules["_saferun_inject.meeting"]
-barriers = sys.modules["_saferun_inject.hooks.init.wrap_barrier"]
+meetings = sys.modules["_saferun.inject.meeting"]
+barriers = sys.modules["_saferun.inject.hooks.init.wrap_barrier"]
 
 
 def old_fully_shard():

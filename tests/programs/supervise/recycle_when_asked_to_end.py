@@ -2,7 +2,7 @@ import os
 import signal
 import sys
 
-from _saferun_inject import contract, hook_runner
+from _saferun.inject import contract, hook_runner
 
 here = hook_runner.current(os.environ[contract.VARIABLE])
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from _saferun_inject import contract, hook_runner
+from _saferun.inject import contract, hook_runner
 
 pieces, progress = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
 here = hook_runner.current(os.environ[contract.VARIABLE])

@@ -7,6 +7,7 @@ import time
 
 import click
 
+from saferun.base import files
 from saferun.cli import colour
 from saferun.cli.completers import run_ids
 from saferun.cli.options import AS_JSON, HELP, RUN_DIR, echo, echo_json
@@ -17,7 +18,6 @@ from saferun.journal import cleanup, mitigation_history, part_history, report, t
 from saferun.journal import reader as runs
 from saferun.journal.attempts import attempts
 from saferun.planning import inputs
-from saferun.system import paths
 
 
 @click.group(context_settings=HELP)
@@ -143,7 +143,7 @@ def _write(path: str, page: str) -> None:
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
         raise UsageError("this is not a regular file", where=path, fix="choose another name")
     try:
-        paths.replace_file(path, page.encode("utf-8", "replace"), 0o600)
+        files.replace(path, page.encode("utf-8", "replace"), 0o600)
     except OSError as error:
         what = f"the report cannot be written: {error.strerror}"
         raise UnavailableError(what, where=path, fix="choose another place") from None

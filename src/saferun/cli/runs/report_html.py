@@ -16,8 +16,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from saferun import __version__
-from saferun.cli.runs import report_text, runs_view, trials_view
-from saferun.inject.durations import seconds
+from saferun.base.durations import seconds
+from saferun.cli.runs import report_text, run_facts, trials_view
 from saferun.journal.reader import FAILED, RUNNING
 from saferun.journal.report import FIRST, AttemptReport, RunReport
 from saferun.journal.training_steps import Point
@@ -83,7 +83,7 @@ def page(report: RunReport) -> str:
         whole=_whole(report),
         chart=_chart(report),
         opened=_opened(report),
-        settings=runs_view.settings(report.plan),
+        settings=run_facts.settings(report.plan),
         trials=trials_view.as_json(report.trials, report.replacements) if report.trials else None,
         number_of_trials=number_of(report.trials),
         regions=_REGIONS,

@@ -9,19 +9,18 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-from saferun.cli.runs import runs_view, trials_view
+from saferun.base.durations import seconds
+from saferun.cli.runs import run_facts, trials_view
+from saferun.cli.runs.run_facts import Labelled
 from saferun.diagnosis.explaining.failure_report import in_words
-from saferun.inject.durations import seconds
 from saferun.journal import trials
-from saferun.journal.attempts import on_rank
 from saferun.journal.reader import RUNNING
 from saferun.journal.report import FIRST, Amount, AttemptReport, Cost, RunReport
 from saferun.journal.tail_excerpt import Excerpt, Row
-from saferun.journal.trials import Trial, processes
+from saferun.journal.trials import Trial
 from saferun.system.printable import printable
 
 _CRASHED = 3  # most crashed trials that are named
@@ -30,7 +29,8 @@ _TAILS = 3  # most failed attempts whose last lines stand in the Markdown
 _LINE_CHARS = 200
 _PLAIN = re.compile(r"(?!.*www\.)[A-Za-z0-9 .,:;()…-]*", re.ASCII)
 
-Labelled = list[tuple[str, str]]
+# Of an attempt's facts, those that stand above or below the others.
+_APART = ("failure", "line", "your code", "stack", "loss", "slow", "hooks")
 
 
 def shown(text: object, *, kept: str = "") -> str:
@@ -48,26 +48,19 @@ def moment(at_s: float | None) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S} UTC" if then else ""
 
 
-def run_facts(report: RunReport) -> Labelled:
+def facts_of_run(report: RunReport) -> Labelled:
     """Return the known facts about the whole run, by label; unknown ones are left out."""
-    run, plan, hosts = report.run, report.plan, report.hosts
-    host = run.process.get("host") or ""
-    profile = f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""
-    found = [
+    run, hosts = report.run, report.hosts
+    own = [
         ("run", run.id),
-        ("script", plan.script),
-        ("command", shlex.join(plan.command)),
+        ("script", report.plan.script),
         ("started", moment(run.started_at)),
-        ("ended", runs_view.ending(run)),
-        ("host", "" if hosts else str(host)),
+        ("host", "" if hosts else str(run.process.get("host") or "")),
         ("nodes", f"{len(hosts)}: {', '.join(hosts)}" if hosts else ""),
         ("GPUs", _gpus(report)),
-        ("profile", profile),
         ("versions", ", ".join(report.versions)),
-        ("replaced", f"{processes(report.replaced)}, as asked" if report.replaced else ""),
-        ("missing", f"{run.lost} events that could not be written" if run.lost else ""),
     ]
-    return [(label, text) for label, text in found if text]
+    return run_facts.of_run(run, report.plan, report.replaced, own)
 
 
 def _gpus(report: RunReport) -> str:
@@ -143,27 +136,22 @@ def end(report: RunReport, one: AttemptReport) -> str:
         return "succeeded"
     if not outcome.kind:
         return f"ended, status {outcome.exit_code}"
-    return f"failed: {outcome.kind}{on_rank(outcome)}"
+    return f"failed: {run_facts.failure(outcome)}"
 
 
 def attempt_facts(one: AttemptReport) -> Labelled:
     """Return the known facts about an attempt, by label; unknown ones are left out."""
     attempt, outcome = one.attempt, one.attempt.outcome
-    found = [
+    own = [
         ("started", moment(attempt.started_at)),
         ("lived", "" if attempt.lived_s is None else seconds(attempt.lived_s)),
         ("status", str(outcome.exit_code) if outcome.has_ended else ""),
-        ("known from", "; ".join(outcome.diagnosis.decided_by)),
         ("steps", steps(one)),
         ("trial", "; ".join(_trial(trial) for trial in one.trials)),
         ("last loss", one.loss),
-        *runs_view.time_parts(one.spent),
-        ("with", ", ".join(attempt.begun.mitigations)),
-        ("changed", ", ".join(attempt.changed)),
-        ("end", ", ".join(runs_view.ending_events(outcome))),
-        ("decision", runs_view.decision(outcome)),
     ]
-    return [(label, text) for label, text in found if text]
+    found = run_facts.of_attempt(attempt, one.spent, own)
+    return [fact for fact in found if fact[0] not in _APART]
 
 
 def _trial(trial: Trial) -> str:
@@ -185,7 +173,7 @@ def heading(report: RunReport, one: AttemptReport) -> str:
     """Return how an attempt ended; a failure is said in words, since few people know the kinds."""
     outcome = one.attempt.outcome
     words, _ = in_words(one.cause.explanation if one.cause else "")
-    return f"{words} ({outcome.kind}{on_rank(outcome)})" if words else end(report, one)
+    return f"{words} ({run_facts.failure(outcome)})" if words else end(report, one)
 
 
 def explained(one: AttemptReport) -> str:
@@ -199,8 +187,8 @@ def explained(one: AttemptReport) -> str:
 def as_markdown(report: RunReport) -> str:
     """Return the report as Markdown, short enough for an issue."""
     lines = [f"## {_word(report.headline)}", ""]
-    lines += [f"- {label}: {_word(text)}" for label, text in run_facts(report) + costs(report)]
-    settings = runs_view.settings(report.plan)
+    lines += [f"- {label}: {_word(text)}" for label, text in facts_of_run(report) + costs(report)]
+    settings = run_facts.settings(report.plan)
     lines += [f"- {label}: {_word(text)}" for label, text in searched(report)]
     lines += [f"- next time: {_word(report.next_time)}"] if report.next_time else []
     lines += [f"- sets: {_code(', '.join(settings))}"] if settings else []

@@ -12,13 +12,12 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from saferun.cli.runs import trials_view
+from saferun.base.durations import seconds
+from saferun.cli.runs import run_facts, trials_view
 from saferun.cli.runs.text_table import aligned
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.explaining.failure_report import in_words
 from saferun.diagnosis.signatures import Kind
-from saferun.inject.durations import seconds
-from saferun.journal.attempts import Attempt, on_rank
+from saferun.journal.attempts import Attempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
 from saferun.journal.part_history import Part
@@ -27,13 +26,11 @@ from saferun.journal.reader import (
     FINISHED,
     INTERRUPTED,
     RUNNING,
-    UNKNOWN,
     RecordedPlan,
     Run,
 )
 from saferun.journal.report import RunReport
-from saferun.journal.time_spent import UNSAVED, Spent, Times
-from saferun.journal.trials import processes
+from saferun.journal.time_spent import Spent, Times
 from saferun.model import as_tree
 from saferun.system.printable import printable
 
@@ -120,52 +117,19 @@ def as_text(
     lines = [f"run {printable(run.id)}: {outcome(run)}"]
     if run.kind in kinds:
         lines[0] += f" ({in_words(kinds[run.kind].explanation)[0]})"
-    lines += _facts(run, plan, times)
-    if replaced := sum(attempt.replaced for attempt in tried):
-        lines.append(_labelled("replaced", f"{processes(replaced)}, as asked; not shown"))
+    replaced = sum(attempt.replaced for attempt in tried)
+    own = [
+        ("started", run_facts.moment(run.started_at)),
+        ("took", "" if run.took_s is None else seconds(run.took_s)),
+        ("time", run_facts.time(times.whole)),
+        ("sets", ", ".join(run_facts.settings(plan))),
+        ("journal", run.path),
+    ]
+    lines += [_labelled(*one) for one in run_facts.of_run(run, plan, replaced, own)]
     for attempt, spent in zip(tried, times.attempts, strict=True):
         if not attempt.replaced:
             lines += ["", *_attempt(attempt, spent, running=run.outcome == RUNNING, now_s=now_s)]
     return "\n".join(lines)
-
-
-def _facts(run: Run, plan: RecordedPlan, times: Times) -> list[str]:
-    lines = [
-        _labelled("started", _moment(run.started_at)),
-        _labelled("took", "" if run.took_s is None else seconds(run.took_s)),
-        _labelled("time", _time(times.whole)),
-        _labelled("ended", ending(run)),
-        _labelled("command", shlex.join(plan.command)),
-        _labelled("profile", f"{plan.profile} (launcher: {plan.launcher})" if plan.profile else ""),
-        _labelled("sets", ", ".join(settings(plan))),
-        _labelled("journal", run.path),
-        _labelled("lost", f"{run.lost} events that could not be written" if run.lost else ""),
-    ]
-    return [line for line in lines if line]
-
-
-def settings(plan: RecordedPlan) -> list[str]:
-    """Return NAME=value for the variables that were set, except those that every run has."""
-    return [
-        f"{name}={shlex.quote(str(value))}"
-        for name, value in plan.env.items()
-        if value is not None and name != "PYTHONPATH" and not name.startswith("SAFERUN_")
-    ]
-
-
-def ending(run: Run) -> str:
-    """Return how a run ended: its status and the reason, or why the status is unknown."""
-    status = "" if run.status is None else f"status {run.status}"
-    if run.outcome == RUNNING:
-        return f"not yet; saferun's pid is {run.process.get('pid')}"
-    if run.outcome == UNKNOWN:
-        host = run.process.get("host")
-        where = f": it ran on {host}, or in another container" if host else ""
-        return f"not known; its process cannot be seen from here{where}"
-    if not status:
-        last = _moment(run.last_at)
-        return f"without a record (killed, or the machine went down); last event at {last}"
-    return f"{status}: {run.reason}" if run.reason else status
 
 
 def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> list[str]:
@@ -177,72 +141,10 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
     status = f", status {outcome.exit_code}" if outcome.has_ended else ""
     worker = "" if attempt.worker is None else f"worker {attempt.worker}, "
     head = f"{worker}attempt {attempt.number}"
-    lines = [f"{head}: {_moment(attempt.started_at)}, {lived}{status}"]
-    labelled = [
-        ("failure", f"{outcome.kind}{on_rank(outcome)}" if outcome.kind else ""),
-        ("line", outcome.diagnosis.root_line),
-        ("your code", outcome.diagnosis.user_frame),
-        *(("stack", frame) for frame in outcome.diagnosis.stack),
-        ("from", "; ".join(outcome.diagnosis.decided_by)),
-        ("with", ", ".join(attempt.begun.mitigations)),
-        ("changed", ", ".join(attempt.changed)),
-        ("loss", attempt.loss),
-        ("slow", attempt.slow),
-        ("end", ", ".join(ending_events(outcome))),
-        ("time", _time(spent)),
-        ("decision", decision(outcome)),
-        *(("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails),
-        ("ranks", attempt.ranks_started),
-        *(("hooks", line) for line in attempt.hooks),
-    ]
-    return lines + [f"  {_labelled(label, text)}" for label, text in labelled if text]
-
-
-def ending_events(outcome: AttemptOutcome) -> list[str]:
-    """Return the signals and kills that ended an attempt."""
-    found = [f"asked to end by {', '.join(outcome.signals)}"] if outcome.signals else []
-    if outcome.ended_by not in ("", "job"):
-        words = {"keeper": "its keeper was killed", "loss": "its loss is not a number"}
-        found.append(words.get(outcome.ended_by, outcome.ended_by))
-    found += [f"{outcome.killed} processes killed"] if outcome.killed else []
-    pids = ", ".join(map(str, outcome.unkillable))
-    return found + ([f"could not be killed: {pids}"] if pids else [])
-
-
-def _time(spent: Spent) -> str:
-    """Return text such as "useful 50 s; done again 12 s (3 steps, since ck/7)".
-
-    Work that no attempt has done again is called lost.
-    """
-    return "; ".join(f"{label} {text}" for label, text in time_parts(spent))
-
-
-def time_parts(spent: Spent) -> list[tuple[str, str]]:
-    """Return the parts of a time by label; parts shorter than a second are left out."""
-    found = []
-    if spent.useful_s >= 1:
-        found.append(("useful", seconds(spent.useful_s)))
-    why = f" ({spent.why})" if spent.why else ""
-    least_s = 1 if spent.why in ("", *UNSAVED) else 0.1
-    has_steps = spent.why[:1].isdigit() and not spent.done_again_s  # they took no time
-    for label, part_s in (
-        ("done again", spent.done_again_s - spent.lost_s),
-        ("lost", spent.lost_s),
-    ):
-        if part_s >= least_s or (has_steps and label == "done again"):
-            found.append((label, f"{seconds(part_s)}{why}"))
-    if spent.starts_and_waits_s >= 1:
-        found.append(("starts and waits", seconds(spent.starts_and_waits_s)))
-    return found
-
-
-def decision(outcome: AttemptOutcome) -> str:
-    """Return text such as "again: with compile-off, after 5 s"; "" if nothing failed."""
-    made = outcome.decision
-    if made.action in ("", "done"):
-        return ""
-    wait = f", after {seconds(made.delay_s)}" if made.delay_s else ""
-    return f"{made.action}: {made.reason}{wait}"
+    lines = [f"{head}: {run_facts.moment(attempt.started_at)}, {lived}{status}"]
+    tails = [("tail", f"{path} ({size_text(size)})") for path, size in attempt.tails]
+    found = run_facts.of_attempt(attempt, spent, tails)
+    return lines + [f"  {_labelled(label, text)}" for label, text in found]
 
 
 def as_json_whole(
@@ -336,7 +238,7 @@ def mitigations(entries: Iterable[Entry], now_s: float) -> str:
         machine = f"{key.gpu or 'no GPU'}, torch {key.torch or '?'}"
         machine += f", driver {key.driver}" if key.driver else ""
         lines.append(printable(f"  {entry.mitigation}, for {entry.kind}"))
-        lines.append(printable(f"    learned {_moment(entry.at)}; {_until(entry, now_s)}"))
+        lines.append(printable(f"    learned {run_facts.moment(entry.at)}; {_until(entry, now_s)}"))
         lines.append(printable(f"    on {machine}"))
         if entry.arguments is not None:
             lines.append(
@@ -363,7 +265,9 @@ def _until(entry: Entry, now_s: float) -> str:
     until = expires_at(entry)
     if until is None:
         return "holds until the GPU, torch or the driver changes"
-    return f"{'held' if until <= now_s else 'holds'} until {_moment(until)}, since it costs"
+    return (
+        f"{'held' if until <= now_s else 'holds'} until {run_facts.moment(until)}, since it costs"
+    )
 
 
 # --- the history of parts ------------------------------------------------------------------------
@@ -379,7 +283,7 @@ def parts(known: Iterable[Part]) -> str:
             printable(f"{where}: {len(part.failures)} of its last {part.runs} runs{named}")
         )
         for one in part.failures:
-            lines.append(printable(f"  {one.kind}, {_moment(one.at)}, run {one.run}"))
+            lines.append(printable(f"  {one.kind}, {run_facts.moment(one.at)}, run {one.run}"))
     return "\n".join(lines)
 
 
@@ -415,10 +319,3 @@ def _when(at_s: float | None, now_s: float) -> str:
     then = datetime.fromtimestamp(at_s)
     this_year = then.year == datetime.fromtimestamp(now_s).year
     return f"{then:%m-%d %H:%M}" if this_year else f"{then:%Y-%m-%d}"
-
-
-def _moment(at_s: float | None) -> str:
-    try:
-        return "?" if at_s is None else f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "?"

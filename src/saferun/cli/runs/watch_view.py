@@ -8,11 +8,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from saferun.base.durations import seconds
 from saferun.cli.colour import Line
-from saferun.cli.runs import runs_view
+from saferun.cli.runs import run_facts, runs_view
 from saferun.gpu.nvml import Load
-from saferun.inject.durations import seconds
-from saferun.journal.attempts import Attempt, on_rank
+from saferun.journal.attempts import Attempt
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot
 from saferun.system.printable import printable
@@ -86,7 +86,7 @@ def _job(job: Job, at: float) -> Iterator[Line]:
 
 def _failure(attempt: Attempt) -> str:
     outcome = attempt.outcome
-    return f"{printable(outcome.kind)}{on_rank(outcome)}: {printable(outcome.diagnosis.root_line)}"
+    return printable(f"{run_facts.failure(outcome)}: {outcome.diagnosis.root_line}")
 
 
 def _before_text(job: Job, before: Attempt, at: float) -> str:
@@ -97,7 +97,7 @@ def _before_text(job: Job, before: Attempt, at: float) -> str:
         when = f", {seconds(max(0, at - before.started_at - lived_s))} ago"
     name = os.path.basename(job.attempt.begun.checkpoint.rstrip("/"))
     on = f"; went on from {printable(name)}" if name else ""
-    what = f"{printable(before.outcome.kind)}{on_rank(before.outcome)}"
+    what = printable(run_facts.failure(before.outcome))
     line = printable(before.outcome.diagnosis.root_line)
     text = f"attempt {before.number}: {what} after {seconds(lived_s)}{when}{on}"
     return f"{text}; {line}" if line else text

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
@@ -20,7 +21,6 @@ from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_fr
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
-from saferun.inject.phrases import says
 
 # If so many lines follow without another candidate, the job survived what stands before them.
 _GAP_LINES = 400
@@ -85,18 +85,15 @@ class Collected:
         return [line for text in self.texts for line in text.lines]
 
 
-def collect(
-    evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge, more: Sequence[Raised] = ()
-) -> Collected:
+def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> Collected:
     """Return every candidate for the cause of a failure, and how processes ended.
 
     Args:
         evidence: the evidence of the attempt.
         lines: the log's lines.
         knowledge: the signs of failures.
-        more: exceptions in the log that are not Python's (`foreign.panics`).
     """
-    log = matches.Text("log", lines, more=more)
+    log = matches.Text("log", lines)
     texts = (*_error_files(evidence.failures, log), log)
     exits = exit_codes.find(lines, log.framed, log.alike)
     fitting = [one for text in texts for one in matches.match(knowledge, text)]

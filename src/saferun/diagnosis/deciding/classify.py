@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding import (
     candidates,
     cuda_codes,
@@ -32,7 +33,6 @@ from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Kind, Knowledge
 from saferun.inject.node.node_agreement import ECHO, ROOT, WEAK
-from saferun.inject.phrases import says
 
 SCHEMA = 1
 _TELLS_NOTHING = ("unknown", "child-failed-no-root")
@@ -94,7 +94,6 @@ def _lines_of_unknown(found: Reading) -> Sequence[Line] | None:
 def read(
     evidence: Evidence,
     knowledge: Knowledge,
-    others: Callable[[Sequence[Line]], Sequence[Raised]] = lambda lines: (),
     unclear: Callable[[Reading], Sequence[Line] | None] = _lines_of_unknown,
 ) -> Reading:
     """Read the log's last run, and all runs where the last one says nothing.
@@ -102,16 +101,15 @@ def read(
     Args:
         evidence: as for `classify`.
         knowledge: as for `classify`.
-        others: returns the exceptions in lines that are neither Python's nor C++'s.
         unclear: returns the lines to read once more; None where the first reading counts.
     """
 
     def of_run(lines: Sequence[Line]) -> Reading:
-        found = _of_lines(evidence, cuda_codes.named(lines, knowledge.numbers), knowledge, others)
+        found = _of_lines(evidence, cuda_codes.named(lines, knowledge.numbers), knowledge)
         if (rest := unclear(found)) is not None:
             again = second_reading.lines(rest)
             if second_reading.differ(again, found.collected.log.lines):
-                second = _of_lines(evidence, again, knowledge, others)
+                second = _of_lines(evidence, again, knowledge)
                 if second.is_known:
                     return second
         return _by_last_words(found, knowledge, evidence.stderr_from)
@@ -179,11 +177,10 @@ def _of_lines(
     evidence: Evidence,
     log: Sequence[Line],
     knowledge: Knowledge,
-    others: Callable[[Sequence[Line]], Sequence[Raised]],
 ) -> Reading:
     """Return what lines of a log mean, with the rest of the evidence."""
     lines = exit_codes.with_ranks(log)
-    collected = candidates.collect(evidence, lines, knowledge, others(lines))
+    collected = candidates.collect(evidence, lines, knowledge)
     root_rank = collected.exits.root_rank
     steps = root_cause.choose(collected.found, root_rank, knowledge, lines)
     best = steps[-1].taken if steps else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from saferun.base.durations import seconds
 from saferun.diagnosis.evidence import Evidence
-from saferun.inject.durations import seconds
 
 if TYPE_CHECKING:  # a launch loads this file, and does without dataclasses
     from saferun.diagnosis.deciding.candidate import Candidate

@@ -4,7 +4,7 @@ Programs report a mistake in their input in a few forms that are older than any 
 error: ...`, a shell's `file: line 3: ...`, `*** [target] Error 1`, a record of level ERROR, `Check
 failed: ...`. Such a line at the end of a log is the program's own statement, unless it names
 something that may pass. Its meaning is not known, so it weighs less than all else.
-Go's `panic:` is none: only `foreign` reads other languages' exceptions.
+Go's `panic:` is none: other languages' exceptions are not read.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.reading import digit_masks, tracebacks
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 from saferun.diagnosis.signatures import WEIGHTS, Knowledge, Sign
-from saferun.inject.phrases import says
 
 GOING_ON = "the program says that it goes on"
 _PLAIN_LOSS = 6  # what a line's weight loses if it is not part of an exception
@@ -86,7 +86,7 @@ class Text:
         name: the source's name.
         lines: the source's lines.
         order: the source's order.
-        more: exceptions of other languages in the lines.
+        more: exceptions beside those in the lines.
         log: for a rank's error file, which is written when the rank ends: the job's log. Words that
             may stand anywhere are searched in it, too, and its last lines are context of each line.
         bases: what classes of exceptions derive from, where the rank told it.

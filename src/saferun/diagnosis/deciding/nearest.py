@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding import matches
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.candidates import Collected
 from saferun.diagnosis.deciding.root_line import is_of_failure
 from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.signatures import Knowledge, Needle, Sign
-from saferun.inject.phrases import says
 
 MOST = 2  # most kinds shown to people if nothing fits
 _WORDS_SHOWN = 4

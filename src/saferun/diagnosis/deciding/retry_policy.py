@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from saferun.base.durations import seconds
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
-from saferun.inject.durations import seconds
 from saferun.settings import RetryPolicy, Settings
 
 # Two attempts failed at the same age if their durations differ by at most this share of the longer
@@ -224,7 +224,8 @@ def _debug(history: Sequence[AttemptOutcome], policy: Settings, decision: Decisi
     done = any(other in t.mitigations for t in history for other in (GUARDS, DEBUG))
     if not (policy.retry.debug_last and name) or name in policy.mitigate.never or done:
         return decision
-    again = Decision(AGAIN, "once more, to learn the reason (retry.debug_last)", add=name)
+    how = ", not compiled and with guards" if name == GUARDS else ""
+    again = Decision(AGAIN, f"once more{how}, to learn the reason (retry.debug_last)", add=name)
     return _bounded(history, policy, again)
 
 

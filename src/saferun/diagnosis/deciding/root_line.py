@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
 from saferun.diagnosis.signatures import Knowledge
-from saferun.inject.phrases import says
 
 ROOT_CHARS = 600
 _FAILURE_WORDS = (

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from saferun.base.phrases import says
 from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.classify import Reading
 from saferun.diagnosis.deciding.nearest import misses
 from saferun.diagnosis.diagnosis import Near
 from saferun.diagnosis.signatures import Knowledge
-from saferun.inject.phrases import says
 
 LINE_CHARS = 160
 _SHOWN = 30  # most lines shown, and most near misses

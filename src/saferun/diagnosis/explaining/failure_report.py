@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from saferun.base.durations import seconds
 from saferun.diagnosis import process_end
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding.known_from import known_from
 from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.diagnosis.diagnosis import Diagnosis
-from saferun.inject.durations import seconds
 
 LINE_CHARS = 200  # longer lines of the job's output are cut; the journal has them in full
 

@@ -1,7 +1,7 @@
 """Pure: the diagnosis of a log that another program wrote, on any machine.
 
-It extends the diagnosis of a live run's log (`classify`) by what only such logs contain: exit
-statuses of Windows, exceptions of other languages, and lines that a terminal has broken.
+It extends the diagnosis of a live run's log (`classify`) by what only such logs contain: lines that
+a terminal has broken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from saferun.diagnosis.deciding import classify as core
 from saferun.diagnosis.deciding.classify import Reading
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.foreign import broken_lines, panics, windows_status
+from saferun.diagnosis.foreign import broken_lines
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.signatures import Knowledge
 
@@ -29,9 +29,7 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
 
 def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
     """Read the log's last run, with the rest of the evidence; see `classify`."""
-    lines = tuple(windows_status.named(evidence.log.lines))
-    evidence = evidence._replace(log=evidence.log._replace(lines=lines))
-    return core.read(evidence, knowledge, panics.find, _unclear)
+    return core.read(evidence, knowledge, _unclear)
 
 
 def _unclear(found: Reading) -> Sequence[Line] | None:

@@ -18,7 +18,7 @@ _SOURCE = re.compile(
 )
 # Installed code, the interpreter's own, a launcher's, and our hooks.
 _OTHERS = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|saferun_inject|/saferun/inject/"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|/saferun/(?:base|inject)/"
     r"|/torch/(?:(?:_\w{1,30}|serialization|storage|functional|hub|library)\.py$"  # its sources
     r"|(?:_\w{1,30}|nn|distributed|cuda|utils|optim|autograd|multiprocessing|jit|fx|export)/)"
 )

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from saferun.base.durations import seconds
 from saferun.doctor.vitals import Files
 from saferun.gpu.nvml import Answer, Card, watts
-from saferun.inject.durations import seconds
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 

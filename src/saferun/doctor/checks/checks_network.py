@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from saferun.base.durations import seconds
 from saferun.doctor.vitals import Interface, Network, Port
-from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 SLOW_S = 2.0  # above this, resolving our own host name is slow; each rank does it

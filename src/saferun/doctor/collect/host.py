@@ -17,9 +17,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 
+from saferun.base import proc
 from saferun.doctor.collect import together
 from saferun.doctor.vitals import Clock, Disk, Host, Limits, Memory, Tools
-from saferun.system import cgroup, compile_cache, paths, procfs
+from saferun.system import cgroup, compile_cache, paths
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _HANGS = "it does not answer (a hanging file system?)"
@@ -101,7 +102,7 @@ def memory() -> Memory:
     Sizes are in bytes; -1 where one is unknown.
     """
     fields = {}
-    for line in procfs.text("/proc/meminfo").splitlines():
+    for line in proc.text("/proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         kib = value.split()[:1]
         fields[name] = int(kib[0]) * 1024 if kib and kib[0].isdecimal() else -1
@@ -188,9 +189,9 @@ def numa(nodes: str = "/sys/devices/system/node") -> dict[int, int]:
     """
     allowed = os.sched_getaffinity(0)
     found = {}
-    for name in procfs.names(nodes):
+    for name in proc.names(nodes):
         number = name.removeprefix("node")
-        cpus = _cpus(procfs.text(f"{nodes}/{name}/cpulist")) if number.isdecimal() else set()
+        cpus = _cpus(proc.text(f"{nodes}/{name}/cpulist")) if number.isdecimal() else set()
         if cpus:
             found[int(number)] = len(cpus & allowed)
     return found

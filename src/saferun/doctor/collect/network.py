@@ -5,15 +5,13 @@ The facts are read from /sys and /proc. Nothing is sent, except to resolve our o
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from saferun.base import proc
 from saferun.doctor.vitals import InfiniBand, Interface, Network, Port
-from saferun.system import procfs
 from saferun.system.interfaces import addresses
 from saferun.system.printable import printable
 from saferun.system.redact import Masker
@@ -65,7 +63,7 @@ def port(number: int, masker: Masker) -> Port:
     sockets = {
         row[9]
         for table in ("tcp", "tcp6")
-        for row in map(str.split, procfs.text(f"/proc/net/{table}").splitlines()[1:])
+        for row in map(str.split, proc.text(f"/proc/net/{table}").splitlines()[1:])
         if len(row) > 9 and row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == number
     }
     if not sockets:
@@ -77,26 +75,19 @@ def port(number: int, masker: Masker) -> Port:
 
 def _owner(links: set[str]) -> int | None:
     """Return a process that has one of these sockets open; only our own user's are visible."""
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # it may have closed
-                    if os.readlink(f"/proc/{pid}/fd/{name}") in links:
-                        return int(pid)
-    return None
+    return next((pid for pid in proc.pids() if links & {*proc.descriptors(pid).values()}), None)
 
 
 def _command(pid: int, masker: Masker) -> str:
-    argv = procfs.text(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
-    text = " ".join(masker.argv(argv))[:120]
+    text = " ".join(masker.argv(proc.command(pid)))[:120]
     return printable(text)
 
 
 def infiniband(folder: str = "/sys/class/infiniband") -> tuple[InfiniBand, ...]:
     """Return the ports of all RDMA devices."""
     found = []
-    for device in procfs.names(folder):
-        for number in procfs.names(f"{folder}/{device}/ports"):
+    for device in proc.names(folder):
+        for number in proc.names(f"{folder}/{device}/ports"):
             base = f"{folder}/{device}/ports/{number}"
             state, physical = _line(f"{base}/state"), _line(f"{base}/phys_state")
             found.append(
@@ -126,4 +117,4 @@ def examine(ports: Iterable[int], masker: Masker) -> Network:
 
 
 def _line(path: str) -> str:
-    return procfs.text(path).strip()
+    return proc.text(path).strip()

@@ -9,13 +9,14 @@ can be named.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from saferun.base import proc as procfiles  # `proc` is a place here
+from saferun.base import untrusted
 from saferun.doctor.collect import together
 from saferun.doctor.vitals import Cuda, Files
 from saferun.gpu import nvml, orphans
@@ -46,14 +47,14 @@ def driver_files(
     minors = filter(None, (fields.get("Device Minor") for fields in machine.values()))
     wanted = ["nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)]
     present = version or os.path.exists(f"{dev}/nvidiactl")
-    numa = {bus: procfs.text(f"{pci}/{bus}/numa_node").strip() for bus in machine}
+    numa = {bus: procfiles.text(f"{pci}/{bus}/numa_node").strip() for bus in machine}
     return Files(
         version=version,
         gpus={bus: fields.get("Model", "") for bus, fields in machine.items()},
         nodes={name: _node(f"{dev}/{name}") for name in wanted} if present else {},
         amd=os.path.exists(f"{dev}/kfd"),
         wsl=os.path.exists(f"{dev}/dxg"),
-        pci=sum(_is_gpu(f"{pci}/{device}") for device in procfs.names(pci)),
+        pci=sum(_is_gpu(f"{pci}/{device}") for device in procfiles.names(pci)),
         manager=_runs("nv-fabricmanager", tasks),
         numa={bus: int(node) for bus, node in numa.items() if node.isdecimal()},
     )
@@ -63,7 +64,7 @@ def _is_gpu(device: str) -> bool:
     """Return whether a PCI device is an NVIDIA (10de) display controller (03) of this system."""
     driver = os.path.join(device, "driver")
     taken = os.path.islink(driver) and os.path.basename(os.readlink(driver)) == "vfio-pci"
-    vendor, kind = (procfs.text(os.path.join(device, n)).strip() for n in ("vendor", "class"))
+    vendor, kind = (procfiles.text(os.path.join(device, n)).strip() for n in ("vendor", "class"))
     return vendor == "0x10de" and kind.startswith("0x03") and not taken
 
 
@@ -75,8 +76,8 @@ def _node(path: str) -> str:
 
 def _runs(name: str, tasks: str) -> bool:
     """Return whether a program is running; the kernel keeps 15 characters of its name."""
-    for pid in filter(str.isdecimal, procfs.names(tasks)):
-        if procfs.text(f"{tasks}/{pid}/comm").strip() == name[:15]:
+    for pid in filter(str.isdecimal, procfiles.names(tasks)):
+        if procfiles.text(f"{tasks}/{pid}/comm").strip() == name[:15]:
             return True
     return False
 
@@ -148,13 +149,7 @@ def read_peercheck(answer: bounded.Answer) -> Cuda:
     devices: dict[int, Any] = {}  # the values are arguments of CudaDevice
     pairs: list[Any] = []
     begun: tuple[int, int] | None = None
-    for line in answer.out.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(record, dict):
-            continue
+    for record in untrusted.objects(answer.out.encode()):
         if "device" in record:
             devices.setdefault(record["device"], {}).update(record)
         elif "pair" not in record:

@@ -5,10 +5,10 @@ torch is never imported into saferun's own process, and may be installed in anot
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from saferun.base import untrusted
 from saferun.doctor.vitals import Torch
 from saferun.errors import UnavailableError
 from saferun.planning.torchrun import torchrun_install
@@ -89,9 +89,5 @@ def ask(environ: Mapping[str, str], timeout_s: float) -> Torch:
 
 def _read(text: str) -> dict[str, Any] | None:
     _, mark, line = text.rpartition(_MARK)
-    try:
-        facts = json.loads(line) if mark else None
-    except ValueError:
-        return None
-    known = facts if isinstance(facts, dict) else {}
+    known = untrusted.mapping(untrusted.value(line if mark else None))
     return {name: known[name] for name in known if name in (*Torch.__slots__, "error")} or None

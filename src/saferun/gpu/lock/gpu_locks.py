@@ -36,16 +36,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from saferun.base import proc
+from saferun.base.durations import seconds
 from saferun.errors import BusyError
 from saferun.gpu.device_names import VARIABLE, Ancestor, Device, ancestors, device_name, to_lock
 from saferun.gpu.lock.lock_claim import Claim, slots_of
 from saferun.gpu.lock.lock_dir import BlockedError, LockDirectory, UnusableError
 from saferun.gpu.lock.lock_owner import Holder, unlink, write
 from saferun.gpu.lock.slot_memory import SlotMemory
-from saferun.inject.durations import seconds
 from saferun.model import Gpu
 from saferun.settings import LockPolicy
-from saferun.system import procfs
 
 GATE_LOOK_S = 0.002  # between two tries; a holder needs about a millisecond
 GATE_S = 5.0  # longest wait for `admission`: a loaded machine is slow
@@ -174,7 +174,7 @@ class Held:
         entries = list(self._ancestors)
         if self._claim:
             mine = tuple(device.name for device in self._claim.devices)
-            entries.append(Ancestor(self._pid, procfs.start(self._pid), mine))
+            entries.append(Ancestor(self._pid, proc.start(self._pid), mine))
         return {VARIABLE: ";".join(entry.text() for entry in entries)} if entries else {}
 
     def alone(self) -> bool:

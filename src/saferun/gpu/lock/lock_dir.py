@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from saferun.system import procfs
+from saferun.base import proc
 
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _TAKEN = (errno.EAGAIN, errno.EACCES)
@@ -110,12 +110,12 @@ class LockDirectory(NamedTuple):
         """
         try:
             status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-            rows = [line.split() for line in procfs.read("/proc/locks").splitlines()]
+            rows = [line.split() for line in proc.text("/proc/locks").splitlines()]
         except OSError:
             return []
         inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         pids = (int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and row[5] == inode)
-        return [pid for pid in pids if pid > 0 and procfs.start(pid) is not None]
+        return [pid for pid in pids if pid > 0 and proc.start(pid) is not None]
 
     def _still(self, name: str, descriptor: int) -> bool:
         try:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from saferun.base import proc
 from saferun.gpu.lock.lock_dir import OPEN, LockDirectory, Umask
 from saferun.system import procfs
 from saferun.system.printable import printable
@@ -58,7 +59,7 @@ def this_process(command: str, run: str) -> Holder:
     pid = os.getpid()
     return Holder(
         pid=pid,
-        start=procfs.start(pid) or 0,
+        start=proc.start(pid) or 0,
         host=os.uname().nodename,
         command=command,
         since=time.time(),
@@ -140,7 +141,7 @@ def _read(place: LockDirectory, name: str) -> Record | None:
         return record._replace(alive=True)  # of a container: its locks prove more than its pid
     pid = record.holder.pid
     lives = procfs.lives_since(pid, record.holder.start) is True
-    if lives and procfs.start(pid) and status.st_uid not in procfs.uids(pid):
+    if lives and proc.start(pid) and status.st_uid not in procfs.uids(pid):
         return None  # it names another user's process
     return record._replace(alive=lives)
 

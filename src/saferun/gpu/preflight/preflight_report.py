@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from saferun.base.durations import seconds
 from saferun.gpu import cuda_errors
 from saferun.gpu.device_names import visible_without
 from saferun.gpu.preflight import preflight
-from saferun.inject.durations import seconds
 from saferun.model import NOTE, OK, PROBLEM, Finding, Gpu, GpuFacts
 from saferun.system.printable import printable
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ...base import proc
 from .. import contract, hidden_frames
 from ..context import Context
 
@@ -73,20 +74,17 @@ def _removed(path: str) -> bool:
 
 def _owner(pid: int) -> str:
     """Return a process as text: place, pid and start time (all "" if it is dead)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()
-        start = "" if words[0] in (b"Z", b"X") else words[19].decode()
-    except OSError:
-        start = ""
-    return f"{_place()} pid {pid} {start}"
+    start = proc.start(pid)
+    return f"{_place()} pid {pid} {'' if start is None else start}"
 
 
 def _place() -> str:
-    """Return the boot and the namespaces in which a pid and start time identify a process."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
-    paths = ("/proc/self/ns/pid", "/proc/self/ns/time")  # the second one is absent before Linux 5.6
-    return " ".join(
-        ["saferun", boot, *(os.readlink(path) for path in paths if os.path.exists(path))]
-    )
+    """Return the boot and the namespaces in which a pid and start time identify a process.
+
+    Raises:
+        OSError: they cannot be read, so no owner can be compared.
+    """
+    boot, place = proc.boot(), proc.own_place()
+    if not boot or not place:
+        raise OSError("/proc does not tell the boot or the namespaces")
+    return f"saferun {boot} {place}"

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..phrases import says
+from ...base.phrases import says
 from . import cuda_words
 
 OUT_OF_MEMORY = "cuda-oom"

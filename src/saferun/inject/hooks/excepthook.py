@@ -286,7 +286,8 @@ def _write(text: str, value: BaseException, trace: "TracebackType | None") -> No
     Once a rank has failed, torchrun ends the others with SIGTERM, perhaps during this write. A
     truncated error file makes torchrun itself fail, so the file appears whole or not at all.
     """
-    from .. import hook_runner, receipts
+    from ...base import files
+    from .. import hook_runner
 
     path = os.environ.get(_VARIABLE)
     current = hook_runner.current(text) if path else None
@@ -297,7 +298,7 @@ def _write(text: str, value: BaseException, trace: "TracebackType | None") -> No
         current.receipt("excepthook", contract.OBSERVED, cuda_context=context_error)
     content = _error_file(value, trace, context_error)
     try:
-        receipts.write_new(path, content)
+        files.write_new(path, content)
     except FileExistsError:
         pass  # @record wrote it before, for the same exception
     try:

@@ -32,7 +32,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from .. import hidden_frames, meeting, receipts
+from ...base import files
+from .. import hidden_frames, meeting
 from ..context import say
 from . import node_joining, node_return, node_watch
 from .node_agreement import (
@@ -473,12 +474,9 @@ class NodeParticipant:
         if self._directory is None:
             return
         try:
-            receipts.make_directory(self._directory)
-            path = os.path.join(self._directory, name)
-            if os.path.lexists(path):
-                os.unlink(path)
+            files.make_directory(self._directory)
             content["at"] = time.time()
-            receipts.write_new(path, json.dumps(content).encode())
+            files.replace(os.path.join(self._directory, name), json.dumps(content).encode())
         except OSError as error:
             say(fault(f"{name} could not be written", error))
 

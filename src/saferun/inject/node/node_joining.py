@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import cut, durations, meeting
+from ...base import durations
+from .. import cut, meeting
 from ..context import say
 from . import node_agreement, node_return
 from .node_agreement import Agreement, NodeFacts

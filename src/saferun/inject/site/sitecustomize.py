@@ -1,10 +1,10 @@
 """Load the bootstrap, then give the name `sitecustomize` back to its proper module.
 
 This file is alone in its directory, which saferun puts first in PYTHONPATH: every child could
-import a file beside it. It loads ../bootstrap.py as `_saferun_inject.bootstrap`, by path, so that
-the job's Python needs no saferun, and removes its directory from sys.path. An error in saferun
-becomes one line, and the job continues. Pythons as old as 2.7 read this file, so it has no
-annotations.
+import a file beside it. It loads ../bootstrap.py as `_saferun.inject.bootstrap`, by path: the job's
+Python needs no saferun, and `inject` finds the room `base` as it does in the package. It removes
+its directory from sys.path. An error in saferun becomes one line, and the job continues. Pythons
+as old as 2.7 read this file, so it has no annotations.
 """
 
 TYPE_CHECKING = False
@@ -23,14 +23,14 @@ def _bootstrap():
     here = os.path.dirname(os.path.abspath(__file__))
     # The job's sys.path is as without us; the environment brings us into children.
     sys.path[:] = [entry for entry in sys.path if entry != here]
-    if not os.environ.get("SAFERUN_INJECT") or "_saferun_inject" in sys.modules:
+    if not os.environ.get("SAFERUN_INJECT") or "_saferun" in sys.modules:
         return None
     if sys.version_info < (3, 9):  # a helper of the job with an older Python, even 2.7
         return None
-    package = type(sys)("_saferun_inject")
-    package.__path__ = [os.path.dirname(here)]
-    sys.modules["_saferun_inject"] = package
-    from _saferun_inject import bootstrap  # type: ignore[import-not-found]  # loaded from its place
+    package = type(sys)("_saferun")
+    package.__path__ = [os.path.dirname(os.path.dirname(here))]
+    sys.modules["_saferun"] = package
+    from _saferun.inject import bootstrap  # type: ignore[import-not-found]  # loaded from its place
 
     return bootstrap
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 
+from ...base import proc
 from . import process
 
 TYPE_CHECKING = False
@@ -183,6 +184,4 @@ def _begin_again(env: dict[str, str], keeper: Keeper, most: int) -> NoReturn:
     os.write(keeper.boot, b"%d\n" % most)
     os.lseek(keeper.boot, 0, os.SEEK_SET)
     keeper.set_inheritable(True)
-    with open("/proc/self/cmdline", "rb") as file:
-        argv = file.read().split(b"\0")[:-1]
-    os.execve(sys.executable, argv, env)  # noqa: S606 - no shell is what we want
+    os.execve(sys.executable, proc.command("self"), env)  # noqa: S606 - no shell is what we want

@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 
+from ...base import prctl, proc
 from .. import contract
 from . import imports, process
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from .process import Act
 
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-_SET_PDEATHSIG, _SET_SUBREAPER = 1, 36  # linux/prctl.h
 _ADOPTED_S = 5.0  # for the kernel to give a rank to the agent: normally microseconds
 _ANSWER_S = 60.0  # for the fork of a rank: normally milliseconds, more with remote files
 _IMPORT_S = 240.0  # for all imports of the origin; a keeper waits 300 s for the agent
@@ -67,7 +67,7 @@ class Origin:
         """
         if len(args) < 3 or args[0] != sys.executable or args[1] != "-u":
             return 0, f"{args[0]} is not the launcher's Python"
-        prctl(_SET_SUBREAPER, 1)
+        prctl.become_subreaper()
         try:
             task = list(args), {**env, contract.START: self._start}, os.getcwd()
             _send(self._channel, task, files)
@@ -75,7 +75,7 @@ class Origin:
         except OSError:  # or too late: a rank that comes now finds no agent, and ends
             reply = None
         finally:
-            prctl(_SET_SUBREAPER, 0)
+            prctl.become_subreaper(on=False)
         return reply or (0, "the process that ranks are forked from has ended")
 
     def end(self) -> None:
@@ -151,7 +151,7 @@ def make(
         In the agent the origin, or None and the reason. In a rank, a function that executes it.
     """
     began, agent = time.monotonic(), os.getpid()
-    theirs = [fd for fd in imports.open_files() if fd > 2]  # no started rank gets these
+    theirs = [fd for fd in proc.descriptors("self") if fd > 2]  # no started rank gets these
     with imports.Seen() as seen:
         __import__(launcher)
         why = seen.unequal(forks=True)
@@ -212,10 +212,9 @@ def _be_origin(
     channel: socket.socket, agent: int, imported: imports.Imported, first_path: str | None
 ) -> Act:
     """Import, then fork a rank for each task; returns in a rank."""
-    prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    prctl.die_with_parent()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    with open("/proc/self/comm", "rb") as file:
-        name = file.read().strip()  # a rank's name: torch may set one at its import
+    name = proc.data("/proc/self/comm").strip()  # a rank's name: torch may set one at its import
     process.set_name(b"saferun-origin")
     left, why = imported.add(forks=True)
     _send(channel, (left, why))
@@ -270,13 +269,6 @@ def _be_rank(channel: socket.socket, agent: int) -> None:
     import threading
 
     getattr(threading.main_thread(), "_set_native_id", int)()  # private; multiprocessing does it
-
-
-def prctl(option: int, value: int) -> None:
-    """Call prctl(2)."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
 def _send(channel: socket.socket, message: Any, files: Sequence[int] = ()) -> None:

@@ -12,6 +12,8 @@ import stat
 import sys
 import time
 
+from ...base import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -111,18 +113,10 @@ class Seen:
         if read := sorted(RANK_VARIABLES.intersection(self.read)):
             return f"it reads {read[0]} when it is imported"
         gpus = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # forks could not use them if open
-        if opened := [path for path in open_files().values() if path.startswith(gpus)]:
+        opened = [path for path in proc.descriptors("self").values() if path.startswith(gpus)]
+        if opened:
             return f"it opens {opened[0]} when it is imported"
         return "it starts threads when it is imported" if forks and _threads(self._ended) else ""
-
-
-def open_files() -> dict[int, str]:
-    """Return the descriptors of this process, and their targets."""
-    found = {}
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
-    return found
 
 
 def _threads(ended: set[str]) -> int:

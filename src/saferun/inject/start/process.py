@@ -14,6 +14,8 @@ import functools
 import os
 import sys
 
+from ...base import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +32,15 @@ _UNBUFFERED = 2  # _IONBF in stdio.h
 
 
 def environment_at_start() -> dict[str, str]:
-    """Return the environment with which this process was executed, before any code changed it."""
-    with open("/proc/self/environ", "rb") as file:
-        pairs = (os.fsdecode(word).partition("=") for word in file.read().split(b"\0"))
-        return {name: value for name, _, value in pairs if name}
+    """Return the environment with which this process was executed, before any code changed it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = proc.environ("self")
+    if not found:
+        raise OSError("/proc/self/environ cannot be read")
+    return found
 
 
 def add_first_path(program: str) -> str | None:
@@ -162,15 +169,14 @@ def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
     Both are cut at the size that the process was started with. A rank is found by its RANK, which
     comes first; SAFERUN_INJECT, for which there was no room, comes last.
     """
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
+    fields = proc.stat("self") or []
     _write_over(fields[45:47], argv)  # arg_start and arg_end, proc(5)
     last = {"SAFERUN_INJECT": 2}
     names = sorted(env, key=lambda n: last.get(n, not n.endswith(("RANK", "WORLD_SIZE"))))
     _write_over(fields[47:49], [f"{name}={env[name]}" for name in names])
 
 
-def _write_over(limits: Sequence[bytes], words: Sequence[str]) -> None:
+def _write_over(limits: Sequence[str], words: Sequence[str]) -> None:
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
     # A kernel or a sandbox may forbid it. Wrong numbers do no harm: the kernel refuses them.
     with contextlib.suppress(OSError, ValueError):

@@ -7,12 +7,14 @@ read.
 from __future__ import annotations
 
 import json
-import os
+from binascii import crc32
 from collections.abc import Mapping
+from typing import Any
 
+from saferun.base import untrusted
 from saferun.model import Option
 from saferun.planning.torchrun.torchrun_install import Launcher
-from saferun.system import command, paths
+from saferun.system import command, content_cache
 
 OPTION_TABLE_TIMEOUT_S = 20.0  # `torchrun --help` takes 1.7 s warm, and 10 s from a cold disk
 
@@ -34,13 +36,14 @@ def option_table(
     """
     if launcher.interpreter is None:
         return None
-    entry = _cache_entry(launcher.interpreter, version, environ) if version else ""
-    table = _table(paths.read_private(entry) or b"") if entry else None
+    made_of = [launcher.interpreter, version]
+    name = f"options-{crc32(json.dumps(made_of).encode()):08x}"
+    table = _table(content_cache.read(name, made_of, environ)) if version else None
     if table is None:
-        text = _asked(launcher.interpreter, launcher.flags, environ)
-        table = _table(text)
-        if table and entry:
-            paths.write_private(entry, text.encode())
+        rows = untrusted.value(_asked(launcher.interpreter, launcher.flags, environ))
+        table = _table(rows)
+        if table and version:
+            content_cache.write(name, made_of, rows, environ)
     return table
 
 
@@ -75,19 +78,11 @@ def _asked(interpreter: str, flags: str, environ: Mapping[str, str]) -> str:
     return "" if answer.trouble else answer.out.rpartition(_MARK)[2].strip()
 
 
-def _table(text: str | bytes) -> tuple[Option, ...] | None:
-    """Return the table in a JSON text; None if the text is no table."""
+def _table(rows: Any) -> tuple[Option, ...] | None:
+    """Return the table in a JSON value; None if the value is no table."""
     try:
-        rows = json.loads(text)
         table = tuple(Option(dest, tuple(strings), flag, env) for dest, strings, flag, env in rows)
         are_options = all(string.startswith("-") for one in table for string in one.strings)
     except (ValueError, TypeError, AttributeError):
         return None
     return table if table and are_options else None
-
-
-def _cache_entry(interpreter: str, version: str, environ: Mapping[str, str]) -> str:
-    import hashlib  # OpenSSL takes 4 ms, and the usual torchrun needs no cache
-
-    key = hashlib.sha256(os.fsencode(interpreter) + b"\0" + os.fsencode(version)).hexdigest()
-    return os.path.join(paths.cache_dir(environ), f"options-{key[:24]}.json")

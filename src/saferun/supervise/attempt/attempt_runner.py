@@ -14,9 +14,10 @@ import select
 import signal
 import time
 
+from saferun.base import prctl
 from saferun.errors import EXIT_UNAVAILABLE, FaultError, UnavailableError
 from saferun.inject import contract
-from saferun.keeper import process_tree, protocol
+from saferun.keeper import protocol
 from saferun.supervise.attempt import keeper_loss
 from saferun.supervise.attempt.attempt_life import (
     ALL_SIGNALS,
@@ -108,7 +109,7 @@ def _follow(
     signals: Signals,
 ) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
-    process_tree.become_subreaper()
+    prctl.become_subreaper()
     inbox = protocol.Inbox(standby.reports)
     protocol.send(standby.commands, start)
     observer.ordered()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from saferun.inject.durations import seconds
+from saferun.base.durations import seconds
 from saferun.system.signalfd import Signals
 
 INTERRUPTED = 128 + signal.SIGINT

@@ -14,10 +14,10 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from saferun.system import command
 from saferun.system.interfaces import addresses
 
 PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds on a network file system
@@ -165,17 +165,8 @@ def newest_ptxas(environ: Mapping[str, str], prefix: str | None) -> str | None:
 
 def ptxas_version(path: str) -> tuple[int, ...]:
     """Return the version that a ptxas prints, such as (12, 8); () if it prints none."""
-    try:
-        done = subprocess.run(  # noqa: S603 (our own words)
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PTXAS_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    found = re.search(rb"release (\d+)\.(\d+)", done.stdout)
+    answer = command.run((path, "--version"), os.environ, PTXAS_TIMEOUT_S)
+    found = re.search(r"release (\d+)\.(\d+)", answer.out)
     return (int(found[1]), int(found[2])) if found else ()
 
 

@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from saferun.base.durations import seconds
 from saferun.diagnosis import work_lost
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
-from saferun.inject.durations import seconds
 from saferun.inject.node.node_agreement import Offer, Start, is_one
 from saferun.journal import receipts
 from saferun.model import Checkpoint, LaunchPlan

@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from saferun.base import files
+from saferun.base.durations import seconds
 from saferun.diagnosis import signatures
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
-from saferun.inject.durations import seconds
 from saferun.inject.node import node_agent, node_agreement
 from saferun.inject.node.node_agreement import Agreement, Alone, NodeFacts, Report, Start
 from saferun.journal.event_types import NodesMet
@@ -40,7 +41,6 @@ from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.nodes import node_facts, shared_reports
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
-from saferun.system import paths
 
 TEXT_CHARS = 4000  # the longest line of output that the other nodes get
 AGENTS = 3  # so many agents in a row may end before their nodes meet
@@ -379,7 +379,7 @@ class PeerNodes:
         if directory is None:
             return None
         path = os.path.join(directory, name)
-        content = paths.read_private(path)
+        content = files.read_private(path)
         try:
             if content is not None:
                 os.unlink(path)  # another start of the same attempt writes its own

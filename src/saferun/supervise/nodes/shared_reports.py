@@ -23,6 +23,7 @@ import os
 import time
 from collections.abc import Collection
 
+from saferun.base import files, untrusted
 from saferun.inject.node import node_agreement, node_joining, node_watch
 from saferun.inject.node.node_agreement import Report
 from saferun.system import paths
@@ -163,7 +164,7 @@ def _place(shared: str) -> str:
     place, word = json.loads(shared)
     return (
         place
-        if paths.read_private(os.path.join(place, node_joining.WORD_FILE)) == word.encode()
+        if files.read_private(os.path.join(place, node_joining.WORD_FILE)) == word.encode()
         else ""
     )
 
@@ -180,8 +181,5 @@ def _names(directory: str) -> set[str]:
 
 
 def _parsed(path: str) -> Report | None:
-    try:
-        report: Report | None = json.loads(paths.read_private(path) or b"null")
-    except ValueError:
-        return None
+    report: Report | None = untrusted.value(files.read_private(path))
     return report

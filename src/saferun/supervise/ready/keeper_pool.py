@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from saferun.base import proc
 from saferun.keeper import libc_signals, output_ends, protocol
 from saferun.keeper.output_ends import OutputPipes
 from saferun.keeper.process_tree import read_stat
@@ -228,9 +230,5 @@ def memory_suffices() -> bool:
 
 
 def _available() -> int | None:
-    try:
-        with open("/proc/meminfo", "rb") as file:
-            rows = (line.split() for line in file)
-            return next((int(row[1]) * 1024 for row in rows if row[0] == b"MemAvailable:"), None)
-    except (OSError, ValueError):
-        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", proc.text("/proc/meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

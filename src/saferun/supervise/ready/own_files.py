@@ -26,13 +26,13 @@ from saferun.system import paths, trust
 from saferun.system.paths import PACKAGE
 
 _IMPORTED = ("supervise", "gpu", "journal", "planning", "diagnosis", "knowledge", "system")
-_KEEPER, _HOOKS = "keeper", "inject"
-_ROOMS = (*_IMPORTED, "profile", _KEEPER, _HOOKS)
+_KEEPER, _HOOKS = ("", "base", "keeper"), ("base", "inject")  # the rooms that each of them needs
+_ROOMS = (*_IMPORTED, "profile", "keeper", "inject", "base")
 # Not passed to a keeper: its child reads its program from disk, in a Python that may not be ours.
 _NOT_KEPT = ("warm_agent.py",)
 # Rooms that other processes execute. The other rooms are needed only here, and may be imported
 # already.
-_EXECUTED = ("", _KEEPER, _HOOKS, "gpu")
+_EXECUTED = (*_KEEPER, *_HOOKS, "gpu")
 _HOOKS_PLACE = "hooks"  # a folder of the run's directory
 
 # The program of a keeper whose sources are in its command line.
@@ -88,7 +88,7 @@ class OwnFiles:
         found = {
             _module(path): (text, path.endswith("__init__.py"))
             for path, text in self._texts.items()
-            if _room(path) in ("", _KEEPER) and os.path.basename(path) not in _NOT_KEPT
+            if _room(path) in _KEEPER and os.path.basename(path) not in _NOT_KEPT
         }
 
         packed = base64.b64encode(zlib.compress(marshal.dumps(found))).decode()
@@ -109,14 +109,14 @@ class OwnFiles:
         place = os.path.join(run_path, _HOOKS_PLACE)
         paths.private_dir(place)
         for path, text in self._texts.items():
-            if _room(path) == _HOOKS:
+            if _room(path) in _HOOKS:
                 target = os.path.join(place, os.path.relpath(path, PACKAGE))
                 paths.write_private(target, text.encode())
         own = os.path.join(place, os.path.relpath(site, PACKAGE))
         return own if os.path.exists(os.path.join(own, "sitecustomize.py")) else site
 
-    def _is_unchanged(self, room: str) -> bool:
-        stamps = [(path, stamp) for path, stamp in self._stamps.items() if _room(path) == room]
+    def _is_unchanged(self, rooms: Sequence[str]) -> bool:
+        stamps = [(path, stamp) for path, stamp in self._stamps.items() if _room(path) in rooms]
         try:
             return all(_stamp(os.stat(path)) == stamp for path, stamp in stamps)
         except OSError:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
+from saferun.base.durations import seconds
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
-from saferun.inject.durations import seconds
 from saferun.journal.event_types import LossLost
 from saferun.model import LaunchPlan
 from saferun.supervise.ready import keeper_pool

@@ -13,12 +13,11 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from saferun.base import files, proc
 from saferun.diagnosis import flight_record
 from saferun.diagnosis.flight_record import Dump
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
-from saferun.supervise import rank_processes
-from saferun.system import paths
 
 # The time for all dumps: torch looks once a second and needs the GIL for the lines of the script. A
 # first dump took more than 5 s if its files were not yet in memory.
@@ -54,7 +53,7 @@ class FlightDumps:
         """Return whether no more dumps will come."""
         for rank, asked in self._asked.items():
             if rank not in self._read and _stamp(asked.path) not in (None, asked.before):
-                dump = flight_record.read(paths.read_private(asked.path, _MOST_BYTES) or b"")
+                dump = flight_record.read(files.read_private(asked.path, _MOST_BYTES) or b"")
                 if dump is not None:  # None while it is being written
                     self._read[rank] = dump
         return at_s >= self._until_s or self._read.keys() == self._asked.keys()
@@ -71,7 +70,7 @@ class FlightDumps:
 
 def _ask(pid: int, rank: int) -> _Asked | None:
     """Ask a rank for its dump; return where it will be, or None if the rank cannot be asked."""
-    environ = rank_processes.environ(pid)
+    environ = proc.environ(pid)
     name = next((environ[name] for name in DUMPS if environ.get(name)), None)
     if not environ.get(PIPE) or not name:
         return None

@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from saferun.base import files
+from saferun.base.durations import seconds
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
 from saferun.inject import contract
-from saferun.inject.durations import seconds
 from saferun.keeper import process_tree
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
@@ -412,9 +413,4 @@ def _size(path: str) -> int:
 
 def _tail(path: str, before: int) -> str:
     """Return what was appended to a file."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            file.seek(before)
-            return file.read(_STACK_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    return files.read(path, _STACK_BYTES, before).decode("utf-8", "replace")

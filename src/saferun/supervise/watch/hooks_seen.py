@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from saferun.base import proc
+from saferun.base.rank_numbers import ranks_text
 from saferun.diagnosis.evidence import Hang
 from saferun.inject import contract
-from saferun.inject.rank_differences import ranks_text
 from saferun.journal import rank_files
 from saferun.supervise import rank_processes
 from saferun.supervise.watch.running_job import NEVER_S, RunningJob
-from saferun.system import command, procfs
+from saferun.system import command
 
 KIND = "hooks-missing"
 _EVERY_S = 0.25  # an import of torch takes 1.5 s and more
@@ -76,11 +77,11 @@ class HooksSeen:
             starts_rank: torchrun has started this process itself. A Python that a rank's shell runs
                 writes no receipt at its start.
         """
-        if "python" not in os.path.basename(_link(f"/proc/{pid}/exe")):
+        if "python" not in os.path.basename(proc.link(f"/proc/{pid}/exe")):
             return ""
         if rank_processes.is_isolated(pid):
             return "their Python was started with -I, -E or -S, which skip it"
-        env = rank_processes.environ(pid)
+        env = proc.environ(pid)
         site = self._job.plan.env["PYTHONPATH"].value.partition(os.pathsep)[0]
         folders = env.get("PYTHONPATH", "").split(os.pathsep)
         if other := _before(folders, site):
@@ -104,14 +105,14 @@ class HooksSeen:
 
 def _is_complete(ranks: Mapping[int, int]) -> bool:
     """Return whether torchrun has started all ranks of this machine."""
-    size = next((rank_processes.environ(pid).get("LOCAL_WORLD_SIZE") for pid in ranks.values()), "")
+    size = next((proc.environ(pid).get("LOCAL_WORLD_SIZE") for pid in ranks.values()), "")
     return size == str(len(ranks))
 
 
 def _with_torch(pid: int) -> int:
     """Return the process that has loaded torch, a rank's or the one that its wrapper runs; or 0."""
-    while "libtorch" not in procfs.text(f"/proc/{pid}/maps"):
-        children = procfs.text(f"/proc/{pid}/task/{pid}/children").split()
+    while "libtorch" not in proc.text(f"/proc/{pid}/maps"):
+        children = proc.text(f"/proc/{pid}/task/{pid}/children").split()
         if len(children) != 1:
             return 0
         pid = int(children[0])
@@ -127,16 +128,9 @@ def _before(folders: Sequence[str], site: str) -> str:
 
 def _loaded(pid: int, env: Mapping[str, str], site: str) -> str:
     """Return which other sitecustomize a process's Python loads, as it says; "" if ours."""
-    python = procfs.text(f"/proc/{pid}/cmdline").partition("\0")[0]
+    python = proc.text(f"/proc/{pid}/cmdline").partition("\0")[0]
     if not os.path.isabs(python):
         return ""
     # Without the contract's variable ours does nothing but load the next one.
     environ = {name: value for name, value in env.items() if name != contract.VARIABLE}
     return command.run((python, "-c", _ASK, site), environ, _ASK_S).out.strip()
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

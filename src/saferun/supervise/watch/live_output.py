@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from saferun.base import files, proc
 from saferun.keeper import output_tail
 from saferun.supervise import rank_processes
-from saferun.system import procfs
 
 _BYTES = 64 * 1024  # bytes read of one end of a file
 
@@ -32,8 +32,8 @@ def ends(
     for _, data, at_s in _memories(keeper):
         yield data[-_BYTES:], max(0.0, time.monotonic() - at_s)
     pids = (launcher, *rank_processes.ranks(launcher).values())
-    files = {_id(status): (path, status) for pid in pids for path, status in _files(pid)}
-    for file, (path, status) in files.items():
+    found = {_id(status): (path, status) for pid in pids for path, status in _files(pid)}
+    for file, (path, status) in found.items():
         data = _part(path, max(since.get(file, 0), status.st_size - _BYTES))
         yield data, max(0.0, time.time() - status.st_mtime)
 
@@ -85,12 +85,7 @@ def _id(status: os.stat_result) -> FileId:
 
 
 def _part(path: str, start: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(_BYTES)
-    except OSError:
-        return b""
+    return files.read(path, _BYTES, start, follow=True)
 
 
 def _whole(data: bytes) -> bytes:
@@ -100,9 +95,9 @@ def _whole(data: bytes) -> bytes:
 
 def _memories(keeper: int) -> Iterator[tuple[int, bytes, float]]:
     """Yield the result of output_tail.shown for each memory file of a keeper."""
-    for name in procfs.names(f"/proc/{keeper}/fd"):
-        path = f"/proc/{keeper}/fd/{name}"
-        if target(path).startswith(f"/memfd:{output_tail.MEMORY}") and (found := _memory(path)):
+    for number, target in proc.descriptors(keeper).items():
+        is_memory = target.startswith(f"/memfd:{output_tail.MEMORY}")
+        if is_memory and (found := _memory(f"/proc/{keeper}/fd/{number}")):
             yield found
 
 
@@ -119,11 +114,3 @@ def _memory(path: str) -> tuple[int, bytes, float] | None:
     except OSError:
         return None
     return None
-
-
-def target(path: str) -> str:
-    """Return the target of a link; "" if it cannot be read."""
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from saferun.base import proc, untrusted
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
 from saferun.errors import UnavailableError
@@ -25,10 +26,8 @@ from saferun.journal.event_types import Stall, Started
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
 from saferun.settings import ResumePolicy
-from saferun.supervise import rank_processes
 from saferun.supervise.changes import resumption
 from saferun.supervise.watch import live_output, work_signs
-from saferun.system import procfs
 from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
@@ -134,7 +133,7 @@ class LiveRun:
 
     def _checkpoint(self, run: Run) -> Checkpoint | None:
         """Return the checkpoint from which a retry would resume; it is updated at intervals."""
-        policy = events.mapping(events.mapping(self._plan.raw.get("retry")).get("resume"))
+        policy = untrusted.mapping(untrusted.mapping(self._plan.raw.get("retry")).get("resume"))
         pid = run.process.get("pid", 0)
         if policy.get("checkpoints") and time.monotonic() >= self._saved_at_s + _SAVED_S:
             self._saved_at_s = time.monotonic()
@@ -142,8 +141,8 @@ class LiveRun:
             self._saved = resumption.saved_since(
                 wanted,
                 self._plan.script_args,
-                rank_processes.environ(pid),
-                live_output.target(f"/proc/{pid}/cwd"),
+                proc.environ(pid),
+                proc.link(f"/proc/{pid}/cwd"),
                 run.started_at or 0.0,
             )
         return self._saved
@@ -226,8 +225,7 @@ def _secrets_of(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables and words that may contain a run's secrets."""
     pid = run.process.get("pid", 0)
-    words = procfs.text(f"/proc/{pid}/cmdline").split("\0")
-    return {**environ, **rank_processes.environ(pid)}, [*command, *words]
+    return {**environ, **proc.environ(pid)}, [*command, *proc.command(pid)]
 
 
 def _last_line(output: bytes) -> str:
@@ -244,8 +242,8 @@ class _Gpus:
     """
 
     def __init__(self, plan: RecordedPlan, environ: Mapping[str, str]) -> None:
-        locks = events.mapping(plan.raw.get("locks"))
-        self._devices = events.strings(locks.get("devices"))
+        locks = untrusted.mapping(plan.raw.get("locks"))
+        self._devices = untrusted.strings(locks.get("devices"))
         self._environ = environ
         self._next_s = float("-inf")
 

@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 
-from saferun.supervise.watch.running_job import BesideJob
-from saferun.system import procfs
+from saferun.base import proc
+from saferun.system.command import Child
 
 STOPS_S = 3.0  # a process that waits longer in the kernel is read without being stopped
 LIMIT_S = 8.0  # for all processes; a torch rank takes about one second
@@ -35,7 +35,7 @@ class NativeStacks:
 
     def __init__(self, pids: Iterable[int], environ: Mapping[str, str], at_s: float) -> None:
         self._until_s, self._again_s = at_s + LIMIT_S, at_s + STOPS_S
-        self._running: dict[int, BesideJob] = {}
+        self._running: dict[int, Child] = {}
         self._program = _program(environ)
         states = {pid: _state(pid) for pid in list(pids)[:_MOST_RANKS]} if self._program else {}
         self._stopped = {pid for pid, state in states.items() if state in ("T", "t")}
@@ -66,7 +66,7 @@ class NativeStacks:
                 one.take()
                 self._start(pid, "--nonblocking")
 
-    def _kill(self, pid: int, one: BesideJob) -> None:
+    def _kill(self, pid: int, one: Child) -> None:
         """End one py-spy, and resume the process that it has stopped.
 
         The kernel detaches the process, but a stop that py-spy sent may still arrive.
@@ -78,11 +78,11 @@ class NativeStacks:
     def _start(self, pid: int, way: str) -> None:
         assert self._program is not None
         words = (self._program, "dump", way, "--full-filenames", "--pid", str(pid))
-        self._running[pid] = BesideJob(words)
+        self._running[pid] = Child(words, os.environ)
 
 
 def _state(pid: int) -> str:
-    fields = procfs.stat(pid)
+    fields = proc.stat(pid)
     return fields[0] if fields else ""
 
 

@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from saferun.base import proc
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Card
-from saferun.supervise.watch.running_job import BesideJob
-from saferun.system import procfs
+from saferun.system.command import Child
 
 _LOWER = 0.9  # of the others' clock; temperature does not explain so low a value
 _WAITED = 0.05  # part of the time that a rank waits for a CPU
@@ -38,10 +38,10 @@ class CpuState:
 
 def cpu_state(pid: int, at_s: float) -> CpuState:
     """Return a process's present state in /proc; an empty one if it is gone."""
-    status = procfs.text(f"/proc/{pid}/status")
+    status = proc.text(f"/proc/{pid}/status")
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.MULTILINE)
     swapped = re.search(r"^VmSwap:\s*(\d+) kB$", status, re.MULTILINE)
-    times = procfs.text(f"/proc/{pid}/schedstat").split()
+    times = proc.text(f"/proc/{pid}/schedstat").split()
     delay_s = int(times[1]) / 1e9 if len(times) > 1 and times[1].isdigit() else 0.0
     mib = int(swapped[1]) >> 10 if swapped else 0
     return CpuState(at_s, frozenset(_cpus(allowed[1] if allowed else "")), delay_s, mib)
@@ -55,21 +55,21 @@ def _cpus(text: str) -> Iterator[int]:
 
 def stolen() -> tuple[int, int]:
     """Return the ticks that the host took from this virtual machine, and all ticks (proc(5))."""
-    fields = procfs.text("/proc/stat").partition("\n")[0].split()[1:9]
+    fields = proc.text("/proc/stat").partition("\n")[0].split()[1:9]
     ticks = [int(field) for field in fields if field.isdigit()]
     return (ticks[7], sum(ticks)) if len(ticks) == 8 else (0, 0)
 
 
-def ask_cards(environ: Mapping[str, str]) -> BesideJob:
+def ask_cards(environ: Mapping[str, str]) -> Child:
     """Ask NVML for the health of the GPUs, without waiting for its answer.
 
     Args:
         environ: the user's environment, in which NVML is found.
     """
-    return BesideJob((*nvml.COMMAND, "--health"), environ)
+    return Child((*nvml.COMMAND, "--health"), environ)
 
 
-def answer_of(asked: BesideJob) -> nvml.Report:
+def answer_of(asked: Child) -> nvml.Report:
     """Return NVML's answer; an empty one if none has come. Call it once."""
     return nvml.read(asked.take()).report
 
@@ -157,9 +157,9 @@ def of_cpu(
             found.append(f"it waited {delays[rank]:.0%} of the time for a CPU, beside other work")
     if mine.swapped_mib > max([_SWAPPED_MIB, *(2 * one.swapped_mib for one in others)]):
         found.append(f"{mine.swapped_mib} MiB of it are in swap")
-    node = procfs.text(f"/sys/bus/pci/devices/{bus}/numa_node").strip() if bus else ""
+    node = proc.text(f"/sys/bus/pci/devices/{bus}/numa_node").strip() if bus else ""
     if node.isdigit():
-        near = set(_cpus(procfs.text(f"/sys/devices/system/node/node{node}/cpulist").strip()))
+        near = set(_cpus(proc.text(f"/sys/devices/system/node/node{node}/cpulist").strip()))
         if near and mine.cpus and not near & mine.cpus:
             found.append(f"its GPU is on NUMA node {node}, and none of the CPUs that it may use is")
     return found

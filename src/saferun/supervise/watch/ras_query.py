@@ -11,10 +11,10 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 
+from saferun.base import proc
 from saferun.diagnosis import ras
 from saferun.diagnosis.flight_record import Finding
 from saferun.diagnosis.silence import RankSign
-from saferun.supervise import rank_processes
 
 LIMIT_S = 13.0  # for both requests; RAS waits up to 5 s for a process
 BETWEEN_S = 2.0
@@ -38,7 +38,7 @@ class RasQuery:
         self._answers: list[ras.Answer] = []
         self._content = b""
         self._socket: socket.socket | None = None
-        environs = map(rank_processes.environ, sorted(self._pids)) if is_wanted else ()
+        environs = map(proc.environ, sorted(self._pids)) if is_wanted else ()
         environ = next(filter(None, environs), {})  # a rank may have ended
         size = environ.get("WORLD_SIZE", "")
         self._world = int(size) if size.isdecimal() and len(size) < 10 else len(self._pids)

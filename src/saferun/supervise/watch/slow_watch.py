@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 
+from saferun.base import files
 from saferun.diagnosis import slow_rank
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.slow_rank import Slow, Times
@@ -24,8 +25,8 @@ from saferun.supervise import rank_processes
 from saferun.supervise.watch import rank_facts
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.rank_facts import CpuState
-from saferun.supervise.watch.running_job import NEVER_S, BesideJob, RunningJob
-from saferun.system import paths
+from saferun.supervise.watch.running_job import NEVER_S, RunningJob
+from saferun.system.command import Child
 
 FIRST_S = 180.0  # until then the job starts and compiles
 EVERY_S = 600.0
@@ -42,7 +43,7 @@ class _Asked:
     """The ranks that were asked, and when."""
 
     def __init__(
-        self, ranks: Mapping[int, int], files: Mapping[int, str], cards: BesideJob | None
+        self, ranks: Mapping[int, int], files: Mapping[int, str], cards: Child | None
     ) -> None:
         self.ranks, self.files, self.cards = ranks, files, cards
         self.until_s = time.monotonic() + _ANSWER_S
@@ -161,7 +162,7 @@ def _take(asked: _Asked) -> dict[int, Times]:
     """Return the times of the ranks that have answered, and remove their files."""
     found = {}
     for rank, path in asked.files.items():
-        times = slow_rank.read(paths.read_private(path, _MOST_BYTES) or b"")
+        times = slow_rank.read(files.read_private(path, _MOST_BYTES) or b"")
         _remove(path)
         if times is not None:
             found[rank] = times

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from saferun.diagnosis.silence import RATE
 from saferun.gpu import nvml
-from saferun.supervise.watch.running_job import BesideJob
 from saferun.system import tcp_bytes
+from saferun.system.command import Child
 
 EVERY_S = 60.0  # between two answers of NVML
 ANSWER_S = 5.0  # longest wait for an answer
@@ -50,7 +50,7 @@ class GpuUse:
     def __init__(self, environ: Mapping[str, str], gpus: Collection[str]) -> None:
         self._asks = bool(gpus)
         self._environ, self._gpus = environ, frozenset(gpus)
-        self._asked: BesideJob | None = None
+        self._asked: Child | None = None
         self._asked_at_s = float("-inf")
 
     def are_used(self, at_s: float) -> bool:
@@ -58,10 +58,10 @@ class GpuUse:
         used = self._asked is not None and self._answer(self._asked, at_s)
         if not self._asked and self._asks and at_s >= self._asked_at_s + EVERY_S:
             self._asked_at_s = at_s
-            self._asked = BesideJob(nvml.COMMAND, self._environ)
+            self._asked = Child(nvml.COMMAND, self._environ)
         return used
 
-    def _answer(self, asked: BesideJob, at_s: float) -> bool:
+    def _answer(self, asked: Child, at_s: float) -> bool:
         if not asked.has_ended() and at_s < self._asked_at_s + ANSWER_S:
             return False
         hangs = asked.kill()

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
+from saferun.base import proc
 from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign, Used
 from saferun.supervise.rank_processes import rank_of
-from saferun.system import procfs
 from saferun.system.printable import printable
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -30,8 +30,8 @@ Tree: TypeAlias = dict[int, list[int]]  # the children of each process
 def tree() -> Tree:
     """Return the children of each process of this machine; reads one file for each process."""
     children: Tree = {}
-    for name in procfs.names("/proc"):
-        if name.isdigit() and (fields := procfs.stat(int(name))):
+    for name in proc.names("/proc"):
+        if name.isdigit() and (fields := proc.stat(int(name))):
             children.setdefault(int(fields[1]), []).append(int(name))
     return children
 
@@ -74,7 +74,7 @@ def everyone(ranks: Iterable[int]) -> list[int]:
 
 def used(ranks: Iterable[int]) -> Used:
     """Return the resources that some ranks and their descendants have used so far."""
-    found = [fields for pid in everyone(ranks) if (fields := procfs.stat(pid))]
+    found = [fields for pid in everyone(ranks) if (fields := proc.stat(pid))]
     # This includes children that have ended and were waited for.
     ticks = sum(int(one) for fields in found for one in fields[11:15])
     return Used(ticks / _TICKS, any(fields[0] == "R" for fields in found))
@@ -86,7 +86,7 @@ def helpers(ranks: Iterable[int]) -> list[Helper]:
     found = []
     for rank in ranks:
         for pid in _below(rank, children):
-            fields = procfs.stat(pid)
+            fields = proc.stat(pid)
             if pid != rank and fields is not None and fields[0] not in "ZX":
                 found.append(Helper(rank, pid, fields[0], _waits_in(pid)))
     return found
@@ -94,7 +94,7 @@ def helpers(ranks: Iterable[int]) -> list[Helper]:
 
 def _ticks(pid: int) -> int:
     """Return the CPU time of a process in clock ticks, at least 1; 0 if it is gone or a zombie."""
-    fields = procfs.stat(pid)
+    fields = proc.stat(pid)
     gone = fields is None or fields[0] in "ZX"
     return 0 if fields is None or gone else max(1, int(fields[11]) + int(fields[12]))
 
@@ -122,14 +122,11 @@ def _below(pid: int, children: Tree) -> Iterator[int]:
 
 
 def _program(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/exe")
-    except OSError:
-        return ""
+    return proc.link(f"/proc/{pid}/exe")
 
 
 def _sign(pid: int) -> RankSign | None:
-    fields = procfs.stat(pid)
+    fields = proc.stat(pid)
     if fields is None or fields[0] in "ZX":
         return None
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS
@@ -138,17 +135,17 @@ def _sign(pid: int) -> RankSign | None:
 
 def _io(pid: int) -> tuple[int, int]:
     """Return the bytes that a process has read and written so far (proc_pid_io(5))."""
-    found = re.findall(r"^[rw]char: (\d+)$", procfs.text(f"/proc/{pid}/io"), re.MULTILINE)
+    found = re.findall(r"^[rw]char: (\d+)$", proc.text(f"/proc/{pid}/io"), re.MULTILINE)
     return (int(found[0]), int(found[1])) if len(found) == 2 else (0, 0)
 
 
 def _waits_in(pid: int) -> str:
-    words = procfs.text(f"/proc/{pid}/syscall").split()
+    words = proc.text(f"/proc/{pid}/syscall").split()
     known = os.uname().machine == "x86_64" and bool(words) and words[0].isdigit()
     number = int(words[0]) if known else -1
     if number in (0, *_SELECTS) and _is_terminal(pid, words):
         return TERMINAL
-    function = procfs.text(f"/proc/{pid}/wchan").strip()
+    function = proc.text(f"/proc/{pid}/wchan").strip()
     if function not in ("", "0"):
         return f"{function}{_file(pid, words) if number in _OF_FILES else ''}"
     return _CALLS.get(number, f"system call {number}") if known else ""
@@ -156,10 +153,7 @@ def _waits_in(pid: int) -> str:
 
 def _file(pid: int, words: list[str]) -> str:
     """Return the file that a process reads or writes, as a clause; "" for an unnamed one."""
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
-    except OSError:
-        return ""
+    target = proc.link(f"/proc/{pid}/fd/{int(words[1], 16)}")
     return f" on {printable(target)}" if target.startswith("/") else ""
 
 
@@ -169,8 +163,4 @@ def _is_terminal(pid: int, words: list[str]) -> bool:
     if not reads and int(words[1], 16) != 1:  # it waits for more than descriptor 0
         return False
     number = int(words[1], 16) if reads else 0
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{number}")
-    except OSError:
-        return False
-    return re.match(r"/dev/(pts/\d|tty)", target) is not None
+    return re.match(r"/dev/(pts/\d|tty)", proc.link(f"/proc/{pid}/fd/{number}")) is not None

@@ -7,7 +7,6 @@ then its keeper ends the job.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -17,15 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from saferun.base import prctl
 from saferun.errors import EXIT_SOFTWARE, SaferunError
 from saferun.gpu.lock.slots import Slot
 from saferun.journal.writer import Journal
-from saferun.keeper import process_tree
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.loop import RunEnd, Say, run
 from saferun.supervise.records import record
 
-_SET_PDEATHSIG = 1  # linux/prctl.h
 _REPORT_BYTES = 4096  # PIPE_BUF: written in one piece
 
 
@@ -59,7 +57,7 @@ def be_supervisor(
     status = EXIT_SOFTWARE
     say = prefixed(say, part.number)
     try:
-        process_tree.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        prctl.die_with_parent()
         if os.getppid() == part.saferun:
             leave()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

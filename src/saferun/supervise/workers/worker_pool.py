@@ -17,10 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from saferun.base import prctl
+from saferun.base.durations import seconds
 from saferun.errors import EXIT_BUSY, EXIT_UNAVAILABLE, BusyError, UsageError
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.slots import Slot, Slots
-from saferun.inject.durations import seconds
 from saferun.journal.event_types import RunEnded, WorkerBegun, WorkersBegun
 from saferun.journal.writer import Journal
 from saferun.keeper import process_tree
@@ -177,7 +178,7 @@ class _Workers:
 
     def go(self) -> int:
         """Start the workers and wait for them; return the exit status of the run."""
-        process_tree.become_subreaper()
+        prctl.become_subreaper()
         self._journal.share()
         self._journal.event(WorkersBegun(self._count, procfs.this_process()))
         before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status is kept

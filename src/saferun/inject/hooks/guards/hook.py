@@ -8,9 +8,9 @@ the value, and after which every CUDA call of the process fails
 Delete when torch raises an error for the call with its values, as on a CPU.
 
 Settings (hooks.guards): labels, embeddings, logits (on | off). A check waits for the GPU once.
-Dynamo and torch.jit use torch's own functions; compiled code has checks if `compiled` is on
-(compiled.py). Nothing is checked while a CUDA graph is captured, in functorch's transforms, under a
-dispatch mode, or for a subclass of Tensor (DTensor).
+Dynamo and torch.jit use torch's own functions, so compiled code has no checks. Nothing is checked
+while a CUDA graph is captured, in functorch's transforms, under a dispatch mode, or for a subclass
+of Tensor (DTensor).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 from ... import contract, hidden_frames
 from ...context import Context
 from .. import cuda_failures
-from . import compiled
 from .index_checks import check_range, on_rank
 
 Check = Callable[[str, Mapping[str, Any]], "Exception | None"]
@@ -37,15 +36,11 @@ def apply(name: str, module: ModuleType, context: Context) -> None:
     """Put the profile's checks before the functions.
 
     Args:
-        name: "torch.nn.functional", or "torch._inductor.compile_fx".
+        name: "torch.nn.functional".
         module: that module.
         context: the process's context.
     """
     settings = context.hooks.guards
-    if name == "torch._inductor.compile_fx":
-        if settings.compiled == "on":
-            compiled.hold(module, context)
-        return
     losses: list[Check] = []
     if settings.logits == "on":
         losses.append(_check_shapes)

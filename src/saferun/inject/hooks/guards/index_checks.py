@@ -1,4 +1,4 @@
-"""The range check that the guards of eager and of compiled code share."""
+"""The range check of labels and indices, and its message."""
 
 from __future__ import annotations
 

@@ -24,10 +24,11 @@ import os
 import sys
 import time
 
+from ....base import durations
+from ....base.rank_numbers import ranks_text
 from ... import (
     collective_times,
     contract,
-    durations,
     first_steps,
     hidden_frames,
     meeting,
@@ -336,7 +337,7 @@ def _local_rank(rank: int) -> int:
 
 
 def _absence(missing: list[int], size: int, verb: str, timeout_s: float) -> str:
-    who = rank_differences.ranks_text(missing)
+    who = ranks_text(missing)
     return (
         f"{who} of {size} did not {verb} init_process_group within {durations.seconds(timeout_s)}"
     )

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ... import durations, meeting, rank
+from ....base import durations
+from ....base.rank_numbers import ranks_text
+from ... import meeting, rank
 from ...context import Context
-from ...rank_differences import ranks_text
 from . import hook
 
 TIMEOUT_S = 60.0  # ranks make the same model seconds apart; after more, a rank wraps none

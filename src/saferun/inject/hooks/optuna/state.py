@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ....base import files, untrusted
 from ... import contract, cut, receipts
 from ...context import Context
 
@@ -26,7 +27,6 @@ _MAX_TEXT = 200  # most characters of a parameter's value
 _MAX_PARAMS = 200
 _BESIDE_TRIES, _BESIDE_WAIT_S = 20, 0.1  # 2 s: after that the other worker has not got so far
 _WORKER = os.environ.get("SAFERUN_WORKER", "")  # value at the start: a script may clear it
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class State:
@@ -44,32 +44,16 @@ class State:
 
     def write(self, name: str, entry: Mapping[str, Any]) -> None:
         """Replace the content under a name: a reader finds the old or the new content, complete."""
-        draft = self._path(f".{name}.{os.getpid()}")
-        file = os.open(draft, _FLAGS | os.O_TRUNC, 0o600)
-        try:
-            os.write(file, json.dumps(entry, separators=(",", ":")).encode())
-        finally:
-            os.close(file)
-        os.replace(draft, self._path(name))
+        files.replace(self._path(name), json.dumps(entry, separators=(",", ":")).encode())
 
     def append(self, name: str, line: Mapping[str, Any]) -> int:
         """Append one line in one write; return the size of the file."""
         text = json.dumps(line, default=str, separators=(",", ":"))
-        return receipts.append_bytes(self._path(name), text.encode() + b"\n")
+        return files.append(self._path(name), text.encode() + b"\n")
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return the lines of a file, except one during whose write the process was killed."""
-        found = []
-        try:
-            with open(self._path(name), "rb") as file:
-                for line in file:
-                    try:
-                        found.append(json.loads(line))
-                    except ValueError:
-                        continue
-        except OSError:
-            return []
-        return [line for line in found if isinstance(line, dict)]
+        return list(untrusted.objects(files.read(self._path(name), 2 * _MAX_BYTES)))
 
     def wait_beside(self, name: str, holds: Callable[[dict[str, Any]], bool]) -> bool:
         """Return whether another worker's content under a name passes a test within 2 s.
@@ -97,7 +81,7 @@ class State:
 
     def progress(self) -> None:
         """Count a finished trial for the loop of attempts."""
-        receipts.append_bytes(self._path(contract.PROGRESS), b".")
+        files.append(self._path(contract.PROGRESS), b".")
 
     def record(self, trial: Mapping[str, Any]) -> None:
         """Append a finished trial; the file stops growing at 64 MiB."""
@@ -110,12 +94,7 @@ class State:
 
 
 def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return untrusted.mapping(untrusted.value(files.read(path, _MAX_BYTES)))
 
 
 def shown(params: Mapping[str, Any]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Phrases that a text is searched for."""
+"""Pure: phrases that a text is searched for."""
 
 
 def says(parts: tuple[str, ...], text: str) -> bool:

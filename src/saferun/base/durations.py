@@ -1,4 +1,4 @@
-"""Pure: durations as text for people, for saferun and for the code inside the ranks."""
+"""Pure: durations as text for people."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What every process of saferun needs of the operating system, and words that all of them use."""
