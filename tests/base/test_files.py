@@ -27,7 +27,7 @@ def test_a_part_of_a_regular_file_is_read(tmp_path):
 def test_what_is_no_regular_file_has_no_content(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    (tmp_path / "file").write_text("mine")
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
     for name in ("fifo", "link", "none", ".", "zero\0byte"):
         assert files.read(f"{tmp_path}/{name}", 9) == b""
         assert files.read_private(f"{tmp_path}/{name}") is None
@@ -49,20 +49,20 @@ def test_another_users_file_is_not_private():
 def test_a_whole_file_is_written_over_a_planted_draft(tmp_path, write):
     """One that was planted, or left by a process that was killed and had our pid."""
     (tmp_path / f"file.{os.getpid()}.tmp").symlink_to(tmp_path / "target")
-    (tmp_path / "target").write_text("mine")
+    (tmp_path / "target").write_text("mine", encoding="utf-8")
     write(str(tmp_path / "file"), b"new")
     assert sorted(os.listdir(tmp_path)) == ["file", "target"]
     assert ((tmp_path / "file").read_bytes(), mode(tmp_path / "file")) == (b"new", 0o600)
-    assert (tmp_path / "target").read_text() == "mine"
+    assert (tmp_path / "target").read_text(encoding="utf-8") == "mine"
 
 
 def test_only_a_new_file_is_created(tmp_path):
     path = tmp_path / "file"
-    path.write_text("old")
+    path.write_text("old", encoding="utf-8")
     with pytest.raises(FileExistsError):
         files.write_new(str(path), b"new")
     assert os.listdir(tmp_path) == ["file"]
-    assert path.read_text() == "old"
+    assert path.read_text(encoding="utf-8") == "old"
 
 
 def test_a_file_system_without_hard_links_gets_a_new_file(tmp_path, monkeypatch):
@@ -78,7 +78,7 @@ def test_a_file_system_without_hard_links_gets_a_new_file(tmp_path, monkeypatch)
 
 def test_a_file_is_replaced_in_an_open_directory(tmp_path):
     directory = os.open(tmp_path, os.O_RDONLY)
-    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").write_text("old", encoding="utf-8")
     files.replace("file", b"new", directory=directory)
     os.close(directory)
     assert ((tmp_path / "file").read_bytes(), os.listdir(tmp_path)) == (b"new", ["file"])

@@ -148,10 +148,10 @@ def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, 
     (kept,) = tmp_path.rglob("kit.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert bundle.pack(environ) == packed
-    entry = json.loads(kept.read_text())
+    entry = json.loads(kept.read_text(encoding="utf-8"))
     program = entry["value"][0]
     entry["value"][1] = "KEPT"
-    kept.write_text(json.dumps(entry))
+    kept.write_text(json.dumps(entry), encoding="utf-8")
     assert bundle.pack(environ) == (program, "KEPT")
     monkeypatch.setattr(bundle, "_MAIN", f"{bundle._MAIN}\n")
     changed = bundle.pack(environ)

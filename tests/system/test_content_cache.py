@@ -47,7 +47,7 @@ def test_an_entry_behind_a_link_is_not_read(environ, tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_no_error(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "file")}
     content_cache.write("y", MADE_OF, VALUE, environ)
     assert content_cache.read("y", MADE_OF, environ) is None
