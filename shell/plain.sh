@@ -137,10 +137,12 @@ given() { # OPTION [DEFAULT]: what the arguments say of it
   done
   [[ $value ]] && printf '%s' "$value"
 }
-newest() { # FILE...: sets `checkpoint`, whole or not, and `step`, the number in its name
+newest() { # FILE...: sets `checkpoint` to the one written last, whole or not
   checkpoint=''
   for file; do [[ ! -e $file || $checkpoint -nt $file ]] || checkpoint=$file; done
-  [[ ${checkpoint##*/} =~ ([0-9]+)[^0-9]*$ ]] && step=$((10#${BASH_REMATCH[1]}))
+  #@ if step
+  [[ ${checkpoint##*/} =~ ([0-9]+)[^0-9]*$ ]] && step=$((10#${BASH_REMATCH[1]})) # in its name
+  #@ end
   [[ $checkpoint ]]
 }
 first=("${job[@]}")

@@ -1,3 +1,3 @@
 sys.path.remove(os.path.dirname(__file__))
 del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401 (the one of your own; Python knows what it means if there is none)
+import sitecustomize  # your own, if there is one; Python itself says nothing where there is none

@@ -14,8 +14,9 @@ def guard(name, find):
         call.apply_defaults()
         inner = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
         is_plain = {type(one) for one in call.args[:2]} <= {torch.Tensor, torch.nn.Parameter}
-        reads = is_plain and not inner and not torch.cuda.is_current_stream_capturing()
-        error = find(**call.arguments) if reads else None
+        on_gpu = is_plain and call.args[0].is_cuda
+        reads = not inner and not (on_gpu and torch.cuda.is_current_stream_capturing())
+        error = find(**call.arguments) if is_plain and reads else None
         yield fail if error else original, (error,) if error else given, {} if error else options
 
     vars(check)["__script_if_tracing_wrapper"] = True  # compilers go on with torch's own function

@@ -39,6 +39,7 @@ _HELD = (
 _HOOKS: dict[str, tuple[str, ...]] = {
     "hooks.init.set_device": ("init",),
     "hooks.init.barrier": ("init",),
+    "hooks.init.timeout_s": (),
     "hooks.order.mode": ("order",),
     "hooks.compile.enabled": ("compile",),
     "hooks.compile.autotune": ("inductor", "autotune"),
@@ -53,12 +54,12 @@ _HOOKS: dict[str, tuple[str, ...]] = {
 }
 # Settings that are a variable of the script: of torch's or TensorFlow's own, or of their hook.
 _VARIABLES = {
-    ("hooks.init.set_device", "false"): "HOOK_SET_DEVICE=false",
     ("hooks.init.barrier", "store"): "TORCH_DIST_INIT_BARRIER=1",
     ("hooks.compile.cudagraphs", "off-when-distributed"): "HOOK_CUDAGRAPHS=off-when-distributed",
     ("hooks.cudagraph_markers", "off-when-distributed"): "HOOK_MARKERS=off-when-distributed",
     ("hooks.tensorflow.memory_growth", "true"): "TF_FORCE_GPU_ALLOW_GROWTH=true",
 }
+_BARRIER, _TIMEOUT = "hooks.init.barrier", "hooks.init.timeout_s"
 _UNHELD = (("hooks.order.mode", "error"), ("hooks.order.mode", "fix"))
 _OF_RANKS = ("hooks.init.", "hooks.order.")  # there are none under `launcher: python`
 # What an error says that may pass. The data must name each one, of a kind whose verdict is `retry`
@@ -105,7 +106,7 @@ def render(
     """
     profile = _profile(gathered)
     settings = profile.settings
-    chosen = dict(_chosen(script_settings, gathered))
+    chosen = _chosen(script_settings, gathered)
     conditions = {
         "hooks": any(_HOOKS[key] for key in chosen),
         "template": False,
@@ -114,6 +115,7 @@ def render(
         "wait": settings.locks.gpus in ("wait", "refuse"),
         "locks": settings.locks.gpus != "off",
         "resume": bool(settings.retry.resume.checkpoints),
+        "step": any("{step}" in word for word in settings.retry.resume.args),
         "table": settings.locks.slots > 1 or settings.locks.gpus in ("wait", "refuse"),
         "again": settings.retry.attempts > 1,
     }
@@ -190,7 +192,7 @@ def _header(
 def _differs(key: str, value: str) -> bool:
     """Return whether a setting asks for something: a hook's if it acts, others if not as usual."""
     kind = KEYS[key]
-    if key.startswith("hooks."):
+    if key.startswith("hooks.") and kind.kind != "number":
         return acts(kind, True if value.lower() == "true" else value)
     return value != str(kind.default)
 
@@ -225,19 +227,25 @@ def _passing() -> Iterator[str]:
 # --- the hooks -----------------------------------------------------------------------------------
 
 
-def _chosen(script_settings: ScriptSettings, gathered: RunInputs) -> Iterator[tuple[str, Leaf]]:
-    """Yield the settings of hooks that the script holds; one with a condition at run time is not.
+def _chosen(script_settings: ScriptSettings, gathered: RunInputs) -> dict[str, Leaf]:
+    """Return the settings of hooks that the script holds: none with a condition at run time.
 
     The first that applies counts, as for variables.
     """
     python = _profile(gathered).settings.launcher == "python"
+    found: dict[str, Leaf] = {}
     for key in _HOOKS:
         tests = [(leaf, _test(leaf, gathered)) for leaf in reversed(_leaves(script_settings, key))]
         leaf, test = next(((one, test) for one, test in tests if test is not None), (None, ""))
         if leaf is None or test or (python and key.startswith(_OF_RANKS)):
             continue
-        if acts(KEYS[key], leaf.value) and (key, leaf.value) not in _UNHELD:
-            yield key, leaf
+        if key == _TIMEOUT:
+            acting = _BARRIER in found  # a limit alone asks for no hook
+        else:
+            acting = acts(KEYS[key], leaf.value) and (key, leaf.value) not in _UNHELD
+        if acting:
+            found[key] = leaf
+    return found
 
 
 def _hooks(chosen: Mapping[str, Leaf], read: Callable[[str], str]) -> str:
@@ -265,7 +273,9 @@ def _variables(
     for key in dict.fromkeys(keys):
         yield from _variable(key, script_settings, gathered)
     for key, leaf in chosen.items():
-        name, _, value = _VARIABLES.get((key, write_value(key, leaf.value)), "").partition("=")
+        text = write_value(key, leaf.value)
+        limit = f"HOOK_TIMEOUT_S={text}" if key == _TIMEOUT else ""
+        name, _, value = _VARIABLES.get((key, text), limit).partition("=")
         if name and f"env.{name}" not in keys:
             yield f"{_one_line(leaf.why)}{_unless(name)}export {name}={value}\n"
     settings, options = _profile(gathered).settings, gathered.request.options
