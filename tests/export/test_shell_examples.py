@@ -36,6 +36,24 @@ def test_before_and_after_start_the_same_jobs(machine, name):
     assert "--nproc_per_node=4" in jobs(machine, "after")[0]
 
 
+def test_the_plain_twin_starts_the_same_jobs_and_resumes_after_a_crash(machine):
+    environ = {"OUT": "out here", "GPUS": "4"}
+    before = machine.run(["bash", EXAMPLES / "speedrun-before.sh"], "before", **environ)
+    plain = machine.run(["bash", EXAMPLES / "speedrun-plain.sh"], "plain", **environ)
+    assert (before.status, plain.status) == (0, 0), plain.err
+    assert jobs(machine, "plain") == jobs(machine, "before")
+    ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
+    train = EXAMPLES / "train-plain.sh"
+    crashed = machine.run(["bash", train, "--standalone", "train.py"], "crashed", ends=ends)
+    first = ["--standalone", "train.py"]
+    assert (crashed.status, jobs(machine, "crashed")) == (0, [first, [*first, "--resume"]])
+
+
+def test_the_plain_twin_is_what_its_command_makes(machine):
+    done = machine.gen_shell("--check", str(EXAMPLES / "train-plain.sh"))
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_loop_of_before_repeats_a_mistake_and_saferun_does_not(machine):
     ends = [{"stderr": '[rank0]: KeyError: "label"\n', "status": 1}]
     before = machine.run(["bash", EXAMPLES / "run1000-before.sh"], "before", ends=ends, PAUSE="0")
