@@ -7,6 +7,7 @@ set -uo pipefail
 
 #@ if slurm
 # --- Under Slurm: sbatch runs this once, on the first node; there it starts itself on every node --
+# Each node runs its own loop. They agree on nothing but where they meet.
 if [[ ! ${on_node-} ]]; then
   export on_node=yes
   first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:?this is for sbatch}" | head -n 1)

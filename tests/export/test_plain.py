@@ -179,7 +179,8 @@ def test_two_scripts_on_a_gpu_know_of_each_other_as_the_policy_says(machine):
     refuses = machine.cwd / "refuses.sh"
     text = machine.gen_shell("--plain", "--profile=cuda", "--set=locks.gpus=refuse").stdout
     refuses.write_text(text)
-    job = machine.start(["bash", made], ends=STAYS, CUDA_VISIBLE_DEVICES="0")
+    command = ["bash", "-c", 'umask 077 && exec bash "$0"', made]
+    job = machine.start(command, ends=STAYS, CUDA_VISIBLE_DEVICES="0")
     up(machine)
     status, err = busy(machine, made)
     assert (status, first in err, second in err) == (0, True, False)
@@ -295,12 +296,22 @@ def test_a_port_that_is_taken_is_replaced_by_another(machine):
     assert ran.received[2].env["PET_MASTER_PORT"] == second[0].partition("=")[2]
 
 
+LEAVES = """
+import subprocess
+left = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=-3, stderr=-3)
+open(place + "/left", "w").write(str(left.pid))
+os.kill(os.getpid(), 9)
+"""
+LOOKS = """
+path = "/proc/" + open(place + "/left").read() + "/cmdline"
+print(os.path.exists(path) and open(path).read())
+"""
+
+
 def test_nothing_of_an_attempt_lives_when_the_next_begins(machine):
-    stay = f"exec(open({STAYS[0]['program']!r}).read().partition('def record')[0]); sys.exit(137)"
-    count = "open(place + '/left', 'w').write(' '.join(os.listdir('/proc')))"
     made = script(machine, "--", "t.py")
-    ran = machine.run(["bash", made], ends=[{"code": stay}, {"code": count}])
-    assert ran.status == 0, ran.err
+    ran = machine.run(["bash", made], ends=[{"code": LEAVES}, {"code": LOOKS}])
+    assert (ran.status, ran.out.strip() in ("False", "")) == (0, True), ran
     assert machine.living() == {}
 
 

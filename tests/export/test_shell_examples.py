@@ -68,3 +68,9 @@ def test_saferuns_attempt_after_a_crash_resumes_as_the_loop_did(machine):
     after = machine.run(["bash", EXAMPLES / "run1000.sh"], "after", ends=ends)
     assert after.status == 0, after.err
     assert after.received[2].argv == [*after.received[1].argv, "--resume"]
+
+
+def test_the_document_shows_a_plain_script_as_its_command_makes_it(machine):
+    text = (ROOT / "docs" / "scripts-and-slurm.md").read_text(encoding="utf-8")
+    command = text.partition("    saferun gen-shell ")[2].partition(" > run.sh\n")[0]
+    assert f"```bash\n{machine.gen_shell(*command.split()).stdout}```\n" in text
