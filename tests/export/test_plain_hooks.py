@@ -217,4 +217,5 @@ def test_a_fault_of_a_hook_is_one_line_and_the_job_goes_on(machine):
     code = f"import sys; sys.path.insert(0, {os.fspath(fake.parent)!r}); import torch; print('on')"
     ran = run(machine, code, "h100-llava")
     assert (ran.status, ran.out) == (0, "on\n"), ran.err
-    assert ran.err == "hook: AttributeError: module 'torch' has no attribute 'compile'\n"
+    (line,) = ran.err.splitlines()
+    assert line.startswith("hook: AttributeError: ")
