@@ -1,9 +1,14 @@
-"""The script of `gen-shell --plain` in a real bash: what its job gets, when it is tried again."""
+"""The script of `gen-shell --plain` in a real bash: what its job gets, when it is tried again.
+
+What its hooks do is in test_plain_hooks.py.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,27 +19,20 @@ import yaml
 from cases import slow
 from helpers import until
 from repo import ROOT
-from sandbox import shell, shell_program
-from scripts import NASTY, STAYS, TORCHRUN, Machine, end, signals, up
+from scripts import NASTY, PROGRAMS, STAYS, Machine, end, signals, up
 from terminals import start
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+HOOKS = {
+    path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "shell" / "hooks").glob("*.py")
+}
 TOOLS = Path(sys.executable).parent
-# Conditions are asked of a Python with torch; the job is the recording program.
-ASKED = f'case "$2" in "import torch;"*) exec {shell(sys.executable)} "$@" ;; esac'
-RANK = """\
-import os, signal, sys
-with open("started", "a") as file:
-    file.write(" ".join([os.environ["RANK"], *sys.argv[1:]]) + chr(10))
-if os.environ["RANK"] == "1" and "--resume" not in sys.argv:
-    {failure}
-"""
+PYTHON = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
 
 
 @pytest.fixture
 def machine(machine: Machine) -> Machine:
-    machine.program("recording", TORCHRUN)
-    machine.program("python3", shell_program(machine.bin / "recording", before=ASKED))
+    machine.program("python3", PYTHON)  # of conditions: one that has torch
     return machine
 
 
@@ -43,19 +41,28 @@ def script(machine: Machine, *argv: str, profile: str = "cpu", **environ: str) -
     return machine.script("--plain", "--profile", profile, *argv, **environ)
 
 
-def test_it_has_at_most_60_lines_and_shellcheck_is_silent(machine):
+def starts(machine: Machine) -> list[list[str]]:
+    return [
+        json.loads(line)
+        for line in (machine.records("x") / "all").read_text(encoding="utf-8").splitlines()
+    ]
+
+
+# --- the text ------------------------------------------------------------------------------------
+
+
+def test_it_has_at_most_200_lines_60_more_for_slurm_and_the_linters_are_silent(machine):
     files = []
     for name in PROFILES:
-        files.append(machine.tmp / f"{name}.sh")
-        files[-1].write_text(
-            script(machine, "--", "t.py", NASTY, profile=name).read_text(encoding="utf-8"),
-            encoding="utf-8",
-        )
-    lengths = {path.stem: path.read_text(encoding="utf-8").count("\n") for path in files}
-    assert {name: count for name, count in lengths.items() if count > 60} == {}
-    assert not any("shellcheck" in path.read_text(encoding="utf-8") for path in files)
-    head = "".join(files[0].read_text(encoding="utf-8").splitlines(keepends=True)[1:5])
-    assert "It takes no locks, diagnoses nothing" in head
+        for extra, most in (((), 200), (("--slurm",), 260)):
+            files.append(machine.tmp / f"{name}{''.join(extra)}.sh")
+            text = script(machine, *extra, "--", "t.py", NASTY, profile=name).read_text(
+                encoding="utf-8"
+            )
+            files[-1].write_text(text, encoding="utf-8")
+            assert text.count("\n") <= most, files[-1]
+            assert "#@" not in text
+            assert "shellcheck" not in text
     for tool in (["shellcheck", "-e", "SC2016"], ["shfmt", "-i", "2", "-ci", "-d"]):
         if not (TOOLS / tool[0]).exists():
             pytest.skip(f"no {tool[0]} beside this Python")
@@ -63,19 +70,42 @@ def test_it_has_at_most_60_lines_and_shellcheck_is_silent(machine):
         assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_each_hook_stands_in_it_as_in_its_file_and_only_where_the_profile_asks(machine):
+    held = {}
+    for name in PROFILES:
+        text = script(machine, "--", "t.py", profile=name).read_text(encoding="utf-8")
+        held[name] = {stem for stem, hook in HOOKS.items() if hook in text}
+        if held[name]:
+            code = text.partition("<<'PYTHON'\n")[2].partition("\nPYTHON\n")[0]
+            ast.parse(code)
+    cuda = {"start", "end", "init", "order"}
+    assert held["cpu"] == held["resume-hf"] == set()
+    assert held["cuda"] == held["h100"] == cuda
+    assert held["h100-nanochat"] == cuda | {"inductor", "autotune", "cudagraphs"}
+    assert held["h100-llava"] == cuda | {"compile"}
+    assert held["ddp-safe"] == cuda | {"inductor", "cudagraphs", "cudagraph_markers"}
+    assert held["debug"] == cuda | {"guards", "guard_labels", "guard_logits", "guard_embeddings"}
+    assert held["hpo"] == {"start", "end", "guards", "guard_labels", "guard_logits", "memory"}
+    assert held["tf-rtx5090"] == {"start", "end", "cross_device_ops"}
+    assert set().union(*held.values()) == set(HOOKS)
+
+
+def test_the_head_names_what_it_leaves_out(machine):
+    head = script(machine, "--", "t.py", profile="hpo").read_text(encoding="utf-8")[:1500]
+    left = "locks.slot_memory_gib, hooks.optuna.mode, start.ranks, hooks.excepthook"
+    assert all(key in head for key in left.split(", ")), head
+    assert "hooks.guards.labels" not in head
+
+
 def test_a_check_tells_whether_it_would_be_made_again(machine):
-    made = script(machine, "--", "train.py", SAFERUN_SET="")
-    assert machine.gen_shell("--check", str(made)).stdout == f"{made}: up to date\n"
-    made.write_text(
-        made.read_text(encoding="utf-8").replace("attempts=3", "attempts=4"), encoding="utf-8"
-    )
-    done = machine.gen_shell("--check", str(made))
-    assert (done.returncode, "would be `attempts=3" in done.stdout) == (1, True)
-
-
-def test_it_is_not_for_slurm(machine):
-    done = machine.gen_shell("--plain", "--slurm", "--", "train.py")
-    assert (done.returncode, "--plain is for one machine" in done.stderr) == (2, True)
+    for extra in ((), ("--slurm", "--nodes", "2")):
+        made = script(machine, *extra, "--", "train.py", SAFERUN_SET="")
+        assert machine.gen_shell("--check", str(made)).stdout == f"{made}: up to date\n"
+        made.write_text(
+            made.read_text(encoding="utf-8").replace("attempts=3", "attempts=4"), encoding="utf-8"
+        )
+        done = machine.gen_shell("--check", str(made))
+        assert (done.returncode, "would be `attempts=3" in done.stdout) == (1, True)
 
 
 # --- what the job gets ---------------------------------------------------------------------------
@@ -91,9 +121,25 @@ def test_values_and_arguments_survive(machine):
     )
     ran = machine.run(["bash", made, NASTY], YOURS=NASTY, LAST=NASTY)
     assert (ran.status, ran.err) == (0, "")
-    got = ran.received[0]
-    assert got.argv[3:] == ["t.py", NASTY, "", NASTY]
+    got = ran.received[1]
+    assert got.argv[1:] == ["t.py", NASTY, "", NASTY]
     assert [got.env[name] for name in ("MINE", "YOURS", "LAST")] == [NASTY, NASTY, "always"]
+    assert [p.name for p in machine.temporary.iterdir()] == []
+
+
+def test_the_job_gets_what_it_gets_from_saferun(machine):
+    machine.gpus()
+    made = script(machine, "--", "--nnodes=1", "train.py", "--lr=1", profile="h100-nanochat")
+    plain = machine.run(["bash", made]).received[1]
+    live = machine.script(
+        "--profile", "h100-nanochat", "--", "--nnodes=1", "train.py", "--lr=1", name="live.sh"
+    )
+    full = machine.run(["bash", live], "live").received[1]
+    assert plain.argv[-3:] == full.argv[-3:] == ["--nnodes=1", "train.py", "--lr=1"]
+    names = ("CUDA_DEVICE_ORDER", "SAFERUN_ATTEMPT", "TORCHINDUCTOR_FX_GRAPH_CACHE")
+    assert [plain.env.get(n) for n in names] == [full.env.get(n) for n in names]
+    assert plain.env["PET_NPROC_PER_NODE"] == "gpu"
+    assert "--nproc-per-node=gpu" in full.argv
 
 
 @pytest.mark.parametrize(
@@ -109,7 +155,7 @@ def test_values_and_arguments_survive(machine):
 def test_what_is_exported_wins(machine, exported, expected):
     made = script(machine, "--", "train.py", profile="h100-llava")
     ran = machine.run(["bash", made], **exported)
-    assert {name: ran.received[0].env.get(name) for name in expected} == expected
+    assert {name: ran.received[1].env.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -125,40 +171,187 @@ def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch,
     made = script(machine, "--", "train.py", profile=profile)
     (machine.tmp / "torch.py").write_text(torch, encoding="utf-8")
     ran = machine.run(["bash", made], PYTHONPATH=str(machine.tmp))
-    assert ran.received[0].env.get(variable) == value
+    assert ran.received[1].env.get(variable) == value
+
+
+# --- the lock ------------------------------------------------------------------------------------
+
+
+def busy(machine: Machine, made: Path, **environ: str) -> tuple[int, str]:
+    ran = machine.run(["bash", made], "second", **environ)
+    return ran.status, ran.err
+
+
+def test_two_scripts_on_a_gpu_know_of_each_other_as_the_policy_says(machine):
+    first, second = machine.gpus(2)
+    made = script(machine, "--", "t.py", profile="cuda")
+    refuses = machine.cwd / "refuses.sh"
+    text = machine.gen_shell("--plain", "--profile=cuda", "--set=locks.gpus=refuse").stdout
+    refuses.write_text(text, encoding="utf-8")
+    command = ["bash", "-c", 'umask 077 && exec bash "$0"', made]
+    job = machine.start(command, ends=STAYS, CUDA_VISIBLE_DEVICES="0")
+    up(machine)
+    status, err = busy(machine, made)
+    assert (status, first in err, second in err) == (0, True, False)
+    status, err = busy(machine, refuses)
+    assert (status, first in err) == (75, True)
+    assert busy(machine, refuses, CUDA_VISIBLE_DEVICES=second) == (0, "")
+    job.terminate()
+    end(job)
+    assert busy(machine, refuses) == (0, "")
+
+
+def test_a_plain_script_and_saferun_know_of_each_other(machine):
+    gpu = machine.gpus()[0]
+    refuse = ("--profile", "cuda", "--set", "locks.gpus=refuse", "--", "train.py")
+    plain = machine.script("--plain", *refuse, name="plain.sh")
+    full = machine.script(*refuse, name="full.sh")
+    for holder, other in ((plain, full), (full, plain)):
+        job = machine.start(["bash", holder], ends=STAYS)
+        up(machine)
+        status, err = busy(machine, other)
+        assert (status, gpu[:12] in err) == (75, True), err
+        job.terminate()
+        end(job)
+        (machine.records("x") / "up").unlink()
+
+
+def test_slots_are_counted_and_waited_for(machine):
+    machine.gpus()
+    settings = ("--set=locks.slots=2", "--set=locks.gpus=wait", "--set=locks.wait_s=0")
+    made = script(machine, *settings, "--", "t.py")
+    jobs = []
+    for label in ("x", "y"):
+        jobs.append(machine.start(["bash", made], label, ends=STAYS))
+        up(machine, label)
+    assert busy(machine, made)[0] == 75
+    waits = script(machine, *settings[:2], "--set=locks.wait_s=600", "--", "t.py")
+    third = machine.start(["bash", waits], "third")
+    until(lambda: "sleep" in machine.living().values(), "it waits")
+    for job in jobs:
+        job.terminate()
+        end(job)
+    assert end(third)[0] == 0
+
+
+def test_without_gpus_a_script_locks_itself(machine):
+    made = script(machine, "--set=locks.gpus=refuse", "--", "t.py")
+    other = machine.cwd / "other.sh"
+    other.write_text(made.read_text(encoding="utf-8"), encoding="utf-8")
+    job = machine.start(["bash", made], ends=STAYS)
+    up(machine)
+    assert busy(machine, made)[0] == 75
+    assert busy(machine, other)[0] == 0
+    job.terminate()
+    end(job)
 
 
 # --- when it is tried again ----------------------------------------------------------------------
 
+LOST = "RuntimeError: [/pytorch/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:7\n"
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+    "network address. port: 29500, useIPv6: false, code: -98, name: EADDRINUSE\n"
+)
+
 
 @pytest.mark.parametrize(
-    ("failure", "status", "started"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 0, ["0", "0 --resume", "1", "1 --resume"]),
-        *slow(("raise KeyError('label')", 1, ["0", "1"])),
-    ],
+    ("failure", "status", "attempts"),
+    [("segv", 0, 2), *slow(("peer", 0, 2), ("key", 1, 1), ("both", 1, 1)), ("agent", 0, 2)],
 )
-def test_torchrun_is_started_again_where_a_signal_ended_a_rank(machine, failure, status, started):
-    (machine.cwd / "ranks.py").write_text(RANK.format(failure=failure), encoding="utf-8")
+def test_torchrun_is_started_again_where_what_ended_it_may_pass(machine, failure, status, attempts):
     made = script(
-        *(machine, "--set", "retry.resume_args=[--resume]"),
-        *("--", "--standalone", "--nproc-per-node=2", "ranks.py"),
+        *(machine, "--set", "retry.resume_args=[--resume]", "--", "--standalone"),
+        *("--nproc-per-node=2", str(PROGRAMS / "plain_ranks.py"), failure),
     )
     ran = machine.run(["bash", made], PATH=f"{TOOLS}:/usr/bin:/bin", OMP_NUM_THREADS="1")
     assert ran.status == status, ran.err
-    assert sorted((machine.cwd / "started").read_text(encoding="utf-8").splitlines()) == started
-    assert ("ranks.py FAILED" in ran.err, "attempt 2 of 3" in ran.err) == (True, status == 0)
+    started = sorted((machine.cwd / "started").read_text(encoding="utf-8").splitlines())
+    assert started == ["1 0", "1 1", *(["2 0 --resume", "2 1 --resume"] if attempts == 2 else [])]
+    assert machine.living() == {}
 
 
 @pytest.mark.parametrize(
-    ("launcher", "last", "starts"),
-    [("torchrun", 3, 3), ("torchrun", 137, 1), ("python", 139, 3), ("python", 1, 1)],
+    ("launcher", "last", "count"),
+    [
+        ("torchrun", {"stderr": LOST, "status": 1}, 3),
+        ("torchrun", {"stderr": f"[rank1]: {LOST}", "status": 1}, 3),
+        ("torchrun", {"stderr": f"{LOST}ValueError\n", "status": 1}, 1),
+        ("torchrun", {"stderr": "a peer: connection closed by peer\n", "status": 1}, 1),
+        ("torchrun", {"code": "os.kill(os.getpid(), 9)"}, 3),
+        ("torchrun", {"status": 1}, 1),
+        ("python", {"code": "os.kill(os.getpid(), 11)"}, 3),
+        ("python", {"status": 1}, 1),
+    ],
+    ids=str,
 )
-def test_attempts_are_bounded_and_the_status_is_that_of_the_last(machine, launcher, last, starts):
+def test_attempts_are_bounded_and_the_status_is_that_of_the_last(machine, launcher, last, count):
+    machine.program("python3", (machine.bin / "torchrun").read_text(encoding="utf-8"))
     made = script(machine, "--set", f"launcher={launcher}", "--", "train.py")
-    ran = machine.run(["bash", made], ends=[{"status": last}])
-    assert ran.status == last
-    assert len((machine.records("x") / "all").read_text(encoding="utf-8").splitlines()) == starts
+    ran = machine.run(["bash", made], ends=[last])
+    signalled = {"9": 137, "11": 139}.get(last.get("code", "")[-3:].strip(" ()"), 1)
+    assert (ran.status, len(starts(machine))) == (signalled, count), ran.err
+    assert list(ran.received) == [*range(1, count + 1)]
+    assert last.get("stderr", "") in ran.err
+
+
+def test_a_port_that_is_taken_is_replaced_by_another(machine):
+    made = script(machine, "--", "--master-port=29500", "t.py")
+    ran = machine.run(["bash", made], ends=[{"stderr": TAKEN, "status": 1}, {}])
+    first, second = starts(machine)
+    assert (ran.status, first[0]) == (0, "--master-port=29500")
+    assert second[0].startswith("--master-port=")
+    assert second[0] != first[0]
+    assert ran.received[2].env["PET_MASTER_PORT"] == second[0].partition("=")[2]
+
+
+LEAVES = """
+import subprocess
+left = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=-3, stderr=-3)
+open(place + "/left", "w").write(str(left.pid))
+os.kill(os.getpid(), 9)
+"""
+LOOKS = """
+path = "/proc/" + open(place + "/left").read() + "/cmdline"
+print(os.path.exists(path) and open(path).read())
+"""
+
+
+def test_nothing_of_an_attempt_lives_when_the_next_begins(machine):
+    made = script(machine, "--", "t.py")
+    ran = machine.run(["bash", made], ends=[{"code": LEAVES}, {"code": LOOKS}])
+    assert (ran.status, ran.out.strip() in ("False", "")) == (0, True), ran
+    assert machine.living() == {}
+
+
+def test_it_goes_on_from_the_newest_checkpoint(machine):
+    (machine.cwd / "my out").mkdir()
+    for age, step in enumerate((100, 20, 30)):
+        (machine.cwd / "my out" / f"checkpoint-{step}").mkdir()
+        os.utime(machine.cwd / "my out" / f"checkpoint-{step}", (1000 - age, 1000 - age))
+    ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
+    made = script(machine, "--", "t.py", profile="resume-hf")
+    ran = machine.run(["bash", made, "--output-dir", "my out"], ends=ends)
+    given = ["t.py", "--output-dir", "my out"]
+    resumed = [*given, "--resume_from_checkpoint=my out/checkpoint-100"]
+    assert (ran.status, starts(machine)) == (0, [given, resumed]), ran.err
+
+
+@pytest.mark.parametrize(("depth", "folder"), [([], "d20"), (["--depth=8"], "d8")])
+def test_placeholders_within_placeholders_and_steps_are_filled(machine, depth, folder):
+    place = machine.cwd / "base dir" / "base_checkpoints" / folder
+    place.mkdir(parents=True)
+    (place / "meta_000090.json").write_text("{}", encoding="utf-8")
+    ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
+    made = script(machine, "--", "t.py", *depth, profile="resume-nanochat")
+    machine.run(["bash", made], ends=ends, NANOCHAT_BASE_DIR="base dir")
+    assert starts(machine) == [["t.py", *depth], ["t.py", *depth, "--resume-from-step=90"]]
+
+
+def test_without_a_checkpoint_it_begins_anew(machine):
+    made = script(machine, "--", "t.py", profile="resume-hf")
+    machine.run(["bash", made], ends=[{"code": "os.kill(os.getpid(), 9)"}, {}])
+    assert starts(machine) == [["t.py"], ["t.py"]]
 
 
 # --- signals -------------------------------------------------------------------------------------
@@ -172,7 +365,9 @@ def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     job.send_signal(getattr(signal, name))
     assert end(job)[0] == -getattr(signal, name)
     assert signals(machine) == name
-    assert len((machine.records("x") / "all").read_text(encoding="utf-8").splitlines()) == 1
+    assert len(starts(machine)) == 1
+    until(lambda: not machine.living(), "nothing is left")
+    until(lambda: not list(machine.temporary.iterdir()), "the directory is gone")
 
 
 def test_a_ctrl_c_reaches_the_job_once(machine):
@@ -186,13 +381,23 @@ def test_a_ctrl_c_reaches_the_job_once(machine):
     assert signals(machine) == "SIGINT"
 
 
+def test_after_a_sigkill_of_the_script_nothing_lives_on(machine):
+    job = machine.start(["bash", script(machine, "--", "t.py")], ends=STAYS)
+    up(machine)
+    job.kill()
+    job.wait()
+    until(lambda: not machine.living(), "nothing is left")
+    until(lambda: not list(machine.temporary.iterdir()), "the directory is gone")
+    end(job)
+
+
 def test_a_signal_between_attempts_ends_the_script(machine):
     made = script(machine, "--", "t.py", SAFERUN_SET="retry.backoff_s='[600, 600]'")
-    job = machine.start(["bash", made], ends=[{"status": 3}])
+    job = machine.start(["bash", made], ends=[{"code": "os.kill(os.getpid(), 9)"}])
     assert job.stderr is not None
     assert any("starts in 600 s" in line for line in iter(job.stderr.readline, ""))
     job.send_signal(signal.SIGQUIT)
     until(lambda: "sleep" in machine.living().values(), "it waits")
     job.terminate()
     assert end(job)[0] == -signal.SIGTERM
-    assert machine.living() == {}
+    until(lambda: not machine.living(), "nothing is left")

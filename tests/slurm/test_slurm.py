@@ -319,3 +319,42 @@ def test_slurm_reads_a_directive_as_it_is_meant(user, value):
     reported = user.slurm("squeue", "--noheader", "-j", job, "--format=[%k]")
     assert reported == f"[{value}]\n"
     assert not (user.cwd / "touched").exists()
+
+
+# --- the plain script ----------------------------------------------------------------------------
+
+
+def test_nodes_of_a_plain_script_meet_again_after_a_rank_of_one_is_killed(user):
+    user.generates("--plain", "--nodes", "2", "--", "job.py", "gloo", "9", "kill", "n2")
+    job = user.submits("--nodelist=n[1-2]", "job.sh")
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    for node in ("n1", "n2"):
+        log = user.log(f"job-{job}-{node}.out")
+        assert f"on {node}: done at step 9" in log, user.logs()
+        assert "attempt 2 of 3 starts" in log, user.logs()
+    assert user.left_behind() == []
+    assert list((user.place / "tmp").glob("tmp.*")) == []
+
+
+def test_a_mistake_ends_the_job_of_a_plain_script(user):
+    user.generates("--plain", "--nodes", "2", "--", "job.py", "gloo", "9", "raise", "n2")
+    job = user.submits("--nodelist=n[1-2]", "job.sh")
+    assert user.waits_for_end(job) == "FAILED", user.logs()
+    assert "attempt 2" not in user.log(f"job-{job}-n2.out")
+    assert user.left_behind() == []
+
+
+@pytest.mark.slow
+def test_a_plain_script_whose_time_is_over_saves_and_goes_on_from_its_checkpoint(user):
+    user.generates("--plain", "--time", "3", "--", "job.py", "long", "9000")
+    job = user.submits("job.sh")
+    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=400)
+    saved = int((user.cwd / "long.step").read_text(encoding="utf-8"))
+    assert f"saved step {saved} because of SIGTERM" in user.logs()
+    (user.cwd / "job.py").write_text(
+        (user.cwd / "job.py").read_text(encoding="utf-8").replace("0.1", "0.0001"), encoding="utf-8"
+    )
+    user.lets_begin(job)
+    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    assert f"begins at step {saved}\n" in user.logs()
+    assert user.left_behind() == []

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from saferun.cli.options import HELP, TORCHRUN_ARGUMENTS, echo
-from saferun.errors import UsageError
 from saferun.export import generate, sbatch
 from saferun.export.generate import ScriptRequest
 from saferun.planning import inputs
@@ -36,8 +35,8 @@ def _value(context: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--plain",
     is_flag=True,
-    help="At most 60 lines, without saferun's own code: variables, and torchrun again where a "
-    "signal ended a rank; no locks, no diagnosis, no hooks.",
+    help="At most 200 lines to read and commit, without saferun's own code: variables, hooks, a "
+    "lock, and torchrun again where a signal ended a rank or an error may pass; no diagnosis.",
 )
 @click.option("--slurm", is_flag=True, help="Make a file for sbatch: one torchrun on each node.")
 @click.option(
@@ -101,8 +100,6 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptRequest:
 def _request(given: Mapping[str, Any], environ: Mapping[str, str]) -> ScriptRequest:
     named = {name: given[name[2:].replace("-", "_")] for name in sbatch.NAMED}
     slurm = sbatch.read(given["slurm"], named, given["sbatch"])
-    if given["plain"] and slurm is not None:
-        raise UsageError("--plain is for one machine", fix="leave --slurm or --plain out")
     once = {"--profile": "profile", "--retries": "retries", "--run-dir": "run_dir"}
     ours = [f"{name}={given[key]}" for name, key in once.items() if given[key] is not None]
     ours += [f"--set={text}" for text in given["set"]]

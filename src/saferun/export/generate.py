@@ -109,7 +109,8 @@ def make(wanted: ScriptRequest, environ: Mapping[str, str], cwd: str) -> Script:
         name = script_settings.profile
         here = f"profile {name} is for this machine; name the nodes' own with --profile"
         remarks = (*remarks, here)
-    text = sbatch.render(text, wanted.slurm, request.line, bundle.template("slurm.sh"))
+    if not wanted.plain:
+        text = sbatch.render(text, wanted.slurm, request.line, bundle.template("slurm.sh"))
     return Script(text, (*remarks, *sbatch.remarks(wanted.slurm)), private=bool(secrets))
 
 
@@ -117,9 +118,13 @@ def _text(
     wanted: ScriptRequest, script_settings: ScriptSettings, gathered: inputs.RunInputs
 ) -> str:
     if wanted.plain:
-        template = bundle.template(plain.TEMPLATE)
         return plain.render(
-            script_settings, gathered, wanted.args, command=wanted.command, template=template
+            script_settings,
+            gathered,
+            wanted.args,
+            command=wanted.command,
+            read=bundle.template,
+            slurm=wanted.slurm,
         )
     return shell_script.render(
         script_settings,

@@ -1,38 +1,88 @@
-"""Pure: the script of `gen-shell --plain`: only a short bash loop around torchrun.
+"""Pure: the script of `gen-shell --plain`: a short bash script to read and commit, nothing packed.
 
-shell/plain.sh is the hand-written part. The settings are those that such a script supports; its
-head names the others that the profile sets.
+shell/plain.sh is the hand-written part; its lines `#@ NAME` are places that are filled here, and
+those between `#@ if NAME` and `#@ end` stay where NAME holds. The files of shell/hooks stand in the
+script as they are: those that the profile asks for.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 
 from saferun import __version__
-from saferun.export import shell_script
+from saferun.diagnosis import signatures
+from saferun.export import sbatch, shell_script
 from saferun.export.settings_codec import ScriptSettings
 from saferun.export.shell_script import comment, one_line, quote
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Profile
 from saferun.planning.inputs import RunInputs
-from saferun.planning.own_variables import SHARE_STORE, for_torchrun
+from saferun.planning.own_variables import SHARE_STORE, acts, for_torchrun
 from saferun.profile.merge import Conditions, holds
 from saferun.profile.schema import Leaf
-from saferun.profile.values import write_value
-from saferun.settings import KEYS, RetryPolicy
+from saferun.profile.values import PLACEHOLDER, write_value
+from saferun.settings import KEYS, LockPolicy, ResumePolicy
 
 TEMPLATE = "plain.sh"
-_HAS = ("launcher", "retry.attempts", "retry.backoff_s", "retry.resume_args")
-_TORCHRUN = re.compile(r"# torchrun ends with.*?\)'\n", re.DOTALL)  # asks it how the ranks ended
-_JOB = 'job=(python3 -c "$torchrun" "$@")\n'
+_FIRST_LINE = "#!/usr/bin/env bash\n"
+_JOB = 'job=(torchrun "$@")\n'
 _POLICY = "attempts=3 wait_s=5 longest_s=60"
-_CRASHED = "status == 3"
+_HELD = (
+    *("launcher", "retry.attempts", "retry.backoff_s", "retry.resume_args"),
+    *("retry.resume.checkpoints", "retry.resume.args"),
+    *("locks.gpus", "locks.wait_s", "locks.slots"),
+)
+# The files of shell/hooks that hold a setting, in their order in the script.
+_HOOKS: dict[str, tuple[str, ...]] = {
+    "hooks.init.set_device": ("init",),
+    "hooks.init.barrier": ("init",),
+    "hooks.init.timeout_s": (),
+    "hooks.order.mode": ("order",),
+    "hooks.compile.enabled": ("compile",),
+    "hooks.compile.autotune": ("inductor", "autotune"),
+    "hooks.compile.cudagraphs": ("inductor", "cudagraphs"),
+    "hooks.cudagraph_markers": ("cudagraph_markers",),
+    "hooks.guards.labels": ("guards", "guard_labels"),
+    "hooks.guards.logits": ("guards", "guard_logits"),
+    "hooks.guards.embeddings": ("guards", "guard_embeddings"),
+    "hooks.memory.clear_between_trials": ("memory",),
+    "hooks.tensorflow.cross_device_ops": ("cross_device_ops",),
+    "hooks.tensorflow.memory_growth": (),
+}
+# Settings that are a variable of the script: of torch's or TensorFlow's own, or of their hook.
+_VARIABLES = {
+    ("hooks.init.barrier", "store"): "TORCH_DIST_INIT_BARRIER=1",
+    ("hooks.compile.cudagraphs", "off-when-distributed"): "HOOK_CUDAGRAPHS=off-when-distributed",
+    ("hooks.cudagraph_markers", "off-when-distributed"): "HOOK_MARKERS=off-when-distributed",
+    ("hooks.tensorflow.memory_growth", "true"): "TF_FORCE_GPU_ALLOW_GROWTH=true",
+}
+_BARRIER, _TIMEOUT = "hooks.init.barrier", "hooks.init.timeout_s"
+_UNHELD = (("hooks.order.mode", "error"), ("hooks.order.mode", "fix"))
+_OF_RANKS = ("hooks.init.", "hooks.order.")  # there are none under `launcher: python`
+# What an error says that may pass. The data must name each one, of a kind whose verdict is `retry`
+# or, for a port that is in use, one whose mitigation is another port.
+_PHRASES = {
+    "peer-lost": (
+        "connection closed by peer",
+        "connection reset by peer",
+        "remote process exited or there was a network error",
+    ),
+    "rendezvous-connect-failed": (
+        "the client socket has timed out after",
+        "the client socket has failed to connect to any network address",
+    ),
+    "nccl-system-error": ("unhandled system error",),
+    "port-in-use": ("server socket has failed to listen on any",),
+}
+_PORT = "free-port"  # a mitigation's name in knowledge/mitigations.yaml
 # Facts for conditions, as `python3 -c` expressions; a version is compared with a text.
 _FACTS = {"torch": "torch.__version__", "gpus": "torch.cuda.device_count()"}
 _COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
+_HOLE = re.compile(PLACEHOLDER, re.ASCII)
+_MARK = re.compile("\x01([^\x02]*)\x02")  # a piece of shell in a text
 
 
 def render(
@@ -41,7 +91,8 @@ def render(
     args: Sequence[str],
     *,
     command: Sequence[str],
-    template: str,
+    read: Callable[[str], str],
+    slurm: sbatch.Job | None,
 ) -> str:
     """Return the whole script.
 
@@ -50,51 +101,100 @@ def render(
         gathered: the inputs of the first plan on this machine.
         args: torchrun's arguments; empty if the script takes them at run time.
         command: `saferun gen-shell --plain …`, which makes this script.
-        template: the hand-written part, shell/plain.sh.
+        read: function that returns the text of a file of shell/.
+        slurm: the requests to Slurm; None for a script that is run by hand.
     """
     profile = _profile(gathered)
-    retry = profile.settings.retry
-    head, job, loop = template.partition(_JOB)
-    assert job, "the template starts the job"
-    words = ["python3", "-c", "$torchrun", *args]
-    if profile.settings.launcher == "python":
-        head, loop = _TORCHRUN.sub("", head), loop.replace(_CRASHED, "status > 128")
-        words = ["python3", *(gathered.plan().command[1:] if args else ())]
-    quoted = " ".join('"$torchrun"' if word == "$torchrun" else quote(word) for word in words)
-    resume = f"  ((attempt > 1)) || job+=({' '.join(map(quote, retry.resume_args))})\n"
-    parts = {
-        "#@ header\n": _header(script_settings, profile, command),
-        "#@ settings\n": "".join(_settings(script_settings, gathered)),
-        "  #@ resume\n": resume if retry.resume_args else "",
-        _POLICY: _policy(retry),
+    settings = profile.settings
+    chosen = _chosen(script_settings, gathered)
+    conditions = {
+        "hooks": any(_HOOKS[key] for key in chosen),
+        "template": False,
+        "slurm": slurm is not None,
+        "slots": settings.locks.slots > 1,
+        "wait": settings.locks.gpus in ("wait", "refuse"),
+        "locks": settings.locks.gpus != "off",
+        "resume": bool(settings.retry.resume.checkpoints),
+        "step": any("{step}" in word for word in settings.retry.resume.args),
+        "table": settings.locks.slots > 1 or settings.locks.gpus in ("wait", "refuse"),
+        "again": settings.retry.attempts > 1,
     }
-    text = f'{head}job=({quoted} "$@")\n{loop}'
-    return re.sub("|".join(map(re.escape, parts)), lambda place: parts[place[0]], text)
+    text = "".join(_kept(read(TEMPLATE), conditions))
+    words = ["torchrun", *args]
+    if settings.launcher == "python":
+        words = ["python3", *(gathered.plan().command[1:] if args else ())]
+    variables = _variables(script_settings, gathered, chosen)
+    places = {
+        "header": _header(script_settings, profile, chosen, command),
+        "settings": "".join(dict.fromkeys(variables)),
+        "hooks": _hooks(chosen, read),
+        "phrases": "".join(_passing()),
+        "again": "".join(_again(settings.retry.resume_args, settings.retry.resume)),
+    }
+    text = re.sub(r"^ *#@ (\w+)\n", lambda place: places[place[1]], text, flags=re.MULTILINE)
+    wait_s, longest_s = map(math.ceil, settings.retry.backoff_s)
+    retry = f"attempts={settings.retry.attempts} wait_s={wait_s} longest_s={longest_s}"
+    for old, new in (
+        (_JOB, f'job=({" ".join(map(quote, words))} "$@")\n'),
+        (_POLICY, retry),
+        ("slots=1\n", f"slots={settings.locks.slots}\n"),
+        ("limit_s=0\n", f"limit_s={_limit_s(settings.locks)}\n"),
+    ):
+        text = text.replace(old, new, 1)
+    if slurm is None:
+        return text
+    directives = sbatch.directives(slurm, gathered.request.line)
+    return text.replace(_FIRST_LINE, _FIRST_LINE + directives, 1)
+
+
+def _kept(text: str, conditions: Mapping[str, bool]) -> Iterator[str]:
+    """Yield the lines of a template that stay under these conditions; blocks may be nested."""
+    stays = [True]
+    for line in text.splitlines(keepends=True):
+        mark, _, name = line.strip().removeprefix("#@ ").partition(" ")
+        if "#@" not in line or mark not in ("if", "else", "end"):
+            yield from [line] if all(stays) else []
+        elif mark == "if":
+            stays.append(conditions[name])
+        elif mark == "else":
+            stays[-1] = not stays[-1]
+        else:
+            stays.pop()
 
 
 # --- the parts -----------------------------------------------------------------------------------
 
 
-def _header(script_settings: ScriptSettings, profile: Profile, command: Sequence[str]) -> str:
+def _header(
+    script_settings: ScriptSettings,
+    profile: Profile,
+    chosen: Mapping[str, Leaf],
+    command: Sequence[str],
+) -> str:
     out = [
         key
         for key, note in profile.notes.items()
-        if key not in _HAS and note.value != str(KEYS[key].default)
+        if key not in chosen and key not in _HELD and _differs(key, note.value)
     ]
-    python = profile.settings.launcher == "python"
-    what = "a signal ends the script" if python else "a signal ended a rank"
-    name = "python3" if python else "torchrun"
+    what = "python3" if profile.settings.launcher == "python" else "torchrun"
     return (
         comment(
-            f"{name} with the variables of profile {script_settings.profile}, started again where "
-            f"{what}; after any other failure it stops. It takes no locks, diagnoses nothing, has "
-            "no hooks in the ranks and ends no processes that an attempt left: `saferun gen-shell` "
-            "without --plain makes a script that does."
+            f"{what} with the variables and hooks of profile {script_settings.profile}, under a "
+            "lock, and again where a signal ended it or where its errors may pass; other failures "
+            "end it. It makes no diagnosis; a script of `saferun gen-shell` without --plain does."
         )
         + _one_line(f"Of the profile it leaves out {', '.join(out)}." if out else "")
         + f"# Made by saferun {__version__} with\n"
         + f"{shell_script.INDENT}{' '.join(map(quote, command))}\n"
     )
+
+
+def _differs(key: str, value: str) -> bool:
+    """Return whether a setting asks for something: a hook's if it acts, others if not as usual."""
+    kind = KEYS[key]
+    if key.startswith("hooks.") and kind.kind != "number":
+        return acts(kind, True if value.lower() == "true" else value)
+    return value != str(kind.default)
 
 
 def _profile(gathered: RunInputs) -> Profile:
@@ -108,16 +208,76 @@ def _one_line(text: str) -> str:
     return f"# {plain}\n" if plain else ""
 
 
-def _policy(retry: RetryPolicy) -> str:
-    wait_s, longest_s = map(math.ceil, retry.backoff_s)
-    return f"attempts={retry.attempts} wait_s={wait_s} longest_s={longest_s}"
+def _limit_s(locks: LockPolicy) -> int:
+    return math.ceil(locks.wait_s) if locks.gpus == "wait" else 0
 
 
-def _settings(script_settings: ScriptSettings, gathered: RunInputs) -> Iterator[str]:
+def _passing() -> Iterator[str]:
+    """Yield a line for each kind of error that may pass: what it says, as a pattern."""
+    known = signatures.load()
+    said = {(sign.kind, " ... ".join(needle)) for sign in known.signs for needle in sign.says}
+    lines = {kind: f"  '{'|'.join(phrases)}'" for kind, phrases in _PHRASES.items()}
+    for kind, phrases in _PHRASES.items():
+        missing = [phrase for phrase in phrases if (kind, phrase) not in said]
+        assert not missing, f"failures.yaml has no {missing} of {kind}"
+        if known.kinds[kind].verdict == "retry" or _PORT in known.kinds[kind].mitigations:
+            yield f"{lines[kind]:{max(map(len, lines.values()))}} # {kind}\n"
+
+
+# --- the hooks -----------------------------------------------------------------------------------
+
+
+def _chosen(script_settings: ScriptSettings, gathered: RunInputs) -> dict[str, Leaf]:
+    """Return the settings of hooks that the script holds: none with a condition at run time.
+
+    The first that applies counts, as for variables.
+    """
+    python = _profile(gathered).settings.launcher == "python"
+    found: dict[str, Leaf] = {}
+    for key in _HOOKS:
+        tests = [(leaf, _test(leaf, gathered)) for leaf in reversed(_leaves(script_settings, key))]
+        leaf, test = next(((one, test) for one, test in tests if test is not None), (None, ""))
+        if leaf is None or test or (python and key.startswith(_OF_RANKS)):
+            continue
+        if key == _TIMEOUT:
+            acting = _BARRIER in found  # a limit alone asks for no hook
+        else:
+            acting = acts(KEYS[key], leaf.value) and (key, leaf.value) not in _UNHELD
+        if acting:
+            found[key] = leaf
+    return found
+
+
+def _hooks(chosen: Mapping[str, Leaf], read: Callable[[str], str]) -> str:
+    """Return the sitecustomize.py of the script: the files of its hooks; "" without hooks."""
+    whys: dict[str, str] = {}
+    for key, leaf in chosen.items():
+        for name in _HOOKS[key]:
+            whys[name] = whys.get(name, "")
+        if _HOOKS[key] and (key, write_value(key, leaf.value)) not in _VARIABLES:
+            whys[_HOOKS[key][-1]] += _one_line(leaf.why)
+    if not whys:
+        return ""
+    texts = [f"{why}{read(f'hooks/{name}.py')}" for name, why in whys.items()]
+    return "\n".join([read("hooks/start.py"), *texts, read("hooks/end.py")])
+
+
+# --- the variables -------------------------------------------------------------------------------
+
+
+def _variables(
+    script_settings: ScriptSettings, gathered: RunInputs, chosen: Mapping[str, Leaf]
+) -> Iterator[str]:
     keys = [key for doc in script_settings.chain for key in doc.leaves]
     keys += [given.key for given in script_settings.sets]
     for key in dict.fromkeys(keys):
         yield from _variable(key, script_settings, gathered)
+    for key, leaf in chosen.items():
+        text = write_value(key, leaf.value)
+        limit = f"HOOK_TIMEOUT_S={text}" if key == _TIMEOUT else ""
+        name, _, value = _VARIABLES.get((key, text), limit).partition("=")
+        if name and f"env.{name}" not in keys:
+            yield f"{_one_line(leaf.why)}{_unless(name)}export {name}={value}\n"
     settings, options = _profile(gathered).settings, gathered.request.options
     own = for_torchrun(settings, options, gathered.identity, {}, ())
     if SHARE_STORE in own:
@@ -140,7 +300,7 @@ def _variable(key: str, script_settings: ScriptSettings, gathered: RunInputs) ->
     elif section != "env":
         return
     given = [one.leaf for one in script_settings.sets if one.key == key]
-    every = [doc.leaves[key] for doc in script_settings.chain if key in doc.leaves] + given
+    every = _leaves(script_settings, key)
     for place in range(len(every) - 1, -1, -1):
         leaf, before = every[place], [one for one in every[:place] if not one.when]
         value = _value(key, name, [*before, leaf])
@@ -150,6 +310,12 @@ def _variable(key: str, script_settings: ScriptSettings, gathered: RunInputs) ->
             yield _one_line(leaf.why) + f"{unless}{test}export {name}={value}\n"
         if not leaf.when:
             return
+
+
+def _leaves(script_settings: ScriptSettings, key: str) -> list[Leaf]:
+    """Return the values of a setting, of which the last one that applies counts."""
+    files = [doc.leaves[key] for doc in script_settings.chain if key in doc.leaves]
+    return files + [one.leaf for one in script_settings.sets if one.key == key]
 
 
 def _value(key: str, name: str, leaves: Sequence[Leaf]) -> str:
@@ -185,3 +351,58 @@ def _test(leaf: Leaf, gathered: RunInputs) -> str | None:
         return ""
     code = f"import torch; exit(not ({' and '.join(found)}))"
     return f"! python3 -c {quote(code)} || "
+
+
+# --- another attempt -----------------------------------------------------------------------------
+
+
+def _again(args: Sequence[str], policy: ResumePolicy) -> Iterator[str]:
+    """Yield the lines that add to the job's arguments from the second attempt on."""
+    if args:
+        yield f"  ((attempt > 1)) || job+=({' '.join(map(quote, args))})\n"
+    if policy.checkpoints:
+        values: list[str] = []
+        pattern = _word(policy.checkpoints, values, "*?[]")
+        words = [_word(word, values) for word in policy.args]
+        start = '"${first[@]}"' + (f" {' '.join(map(quote, args))}" if args else "")
+        steps = [*values, f"newest {pattern}", f"job=({start} {' '.join(words)})"]
+        yield f"  {' && '.join(steps)}\n"
+
+
+def _word(text: str, values: list[str], bare: str = "") -> str:
+    """Return a text with placeholders as a shell word, after commands that find their values.
+
+    Args:
+        text: a text of `retry.resume`.
+        values: gets the commands; one that finds no value fails.
+        bare: characters that are left unquoted, as they are the shell's.
+    """
+    while hole := _HOLE.search(text):
+        name, default = hole.groups()
+        at = name
+        if name not in ("checkpoint", "step"):
+            at = f"value{len(values)}"
+            values.append(_assignment(at, name, None if default is None else _quoted(default)))
+        text = f'{text[: hole.start()]}\x01"${at}"\x02{text[hole.end() :]}'
+    return _quoted(text, bare)
+
+
+def _assignment(at: str, name: str, default: str | None) -> str:
+    """Return the command that gives a variable the value of an option or of an exported one."""
+    if name.startswith("-"):
+        return f"{at}=$({' '.join(['given', quote(name), *filter(None, [default])])})"
+    return f"[[ -v {name} ]] && {at}=${name}" if default is None else f"{at}=${{{name}-{default}}}"
+
+
+def _quoted(text: str, bare: str = "") -> str:
+    """Return a text quoted, save its pieces of shell and the characters that are to stay bare."""
+    home = '"$HOME"/' if text.startswith("~/") else ""
+    own = f"|[{re.escape(bare)}]" if bare else ""
+    pieces = re.split(f"(\x01[^\x02]*\x02{own})", text.removeprefix("~/") if home else text)
+    return home + "".join(_piece(one, bare) for one in pieces if one)
+
+
+def _piece(text: str, bare: str) -> str:
+    if text in bare:
+        return text
+    return _MARK.sub(r"\1", text) if _MARK.match(text) else quote(text)

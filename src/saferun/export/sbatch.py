@@ -114,8 +114,12 @@ def render(script: str, job: Job, line: CommandLine, shell: str) -> str:
     head, mark = f"{head}\n".removeprefix(_FIRST_LINE), PLACE
     head = head.replace("     bash THIS-FILE", "     sbatch THIS-FILE", 1)
     part = shell.replace(_NUMBERS, _numbers(job))
-    directives = "".join(f"#SBATCH {one}\n" for one in _directives(job, line))
-    return f"{_FIRST_LINE}{directives}#\n{head}{part}\n{mark}{tail}"
+    return f"{_FIRST_LINE}{directives(job, line)}{head}{part}\n{mark}{tail}"
+
+
+def directives(job: Job, line: CommandLine) -> str:
+    """Return the lines at the top of a file for sbatch."""
+    return "".join(f"#SBATCH {one}\n" for one in _directives(job, line)) + "#\n"
 
 
 def quote(text: str) -> str:

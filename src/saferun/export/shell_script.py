@@ -180,7 +180,8 @@ def _header(script_settings: ScriptSettings, command: Sequence[str], whole: bool
         + comment(
             "which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether "
             "it still would. Change the settings as you like. It needs bash, python3 (3.10 or "
-            "later) and torch, and no saferun: what it needs of that travels at its end."
+            "later) and torch, and no saferun: what it needs of that travels at its end. With "
+            "--plain it is a short one to commit, which does less."
         )
     )
 

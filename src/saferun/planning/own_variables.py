@@ -159,11 +159,11 @@ def for_watch(settings: Settings, identity: Identity, given: Container[str]) -> 
 
 def any_hook(hooks: HookSettings) -> bool:
     """Return whether any hook is active under these settings."""
-    found = (_acts(key, value) for name, key, value in leaves(hooks) if name != "required")
+    found = (acts(key, value) for name, key, value in leaves(hooks) if name != "required")
     return any(found)
 
 
-def _acts(key: Key, value: object) -> bool:
+def acts(key: Key, value: object) -> bool:
     """Return whether a setting makes a hook active; `keep`, else `off`, is inactive."""
     idle = "keep" if "keep" in key.choices else "off"
     return value is True or (key.kind == "choice" and value != idle)
