@@ -13,7 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import (
+    ASKED,
+    FAILED,
+    REPLACED,
+    AttemptOutcome,
+    Decision,
+)
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
@@ -265,17 +271,17 @@ class _Run:
         self, status: int, reason: str, *, asked: bool = False, by_interrupt: bool = False
     ) -> RunEnd:
         last = self._history[-1] if self._history else None
-        failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
+        failed = [one.lived_s for one in self._history if one.way in (FAILED, REPLACED)]
         advice = self._resumption.advice(failed)
         if advice:
             self._say(advice)
         if status and last:
             self._record.harmlessly(lambda: self._fail_left_trials(status))
-        if last and not last.asked:
+        if last and last.way != ASKED:
             self._record.harmlessly(lambda: self._parts.keep(last.lived_s))
-        asked = asked or (last is not None and last.asked)
+        asked = asked or (last is not None and last.way == ASKED)
         self._record.end(status, reason, advice, asked=asked)
-        verdict = last.diagnosis.verdict if last and last.exit_code and not last.asked else ""
+        verdict = last.diagnosis.verdict if last and last.way == FAILED else ""
         if verdict and self._gathered.identity.worker is None:
             self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))
         return RunEnd(status, reason, verdict, by_interrupt, asked)
@@ -306,7 +312,7 @@ class _Run:
             site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
             attempt=number,
             checkpoint=self._resumption.checkpoint(number, start),
-            previous=None if last is None or last.replaced else last.exit_code,
+            previous=None if last is None or last.way == REPLACED else last.exit_code,
         )
         self._gathered = self._gathered._replace(identity=identity)
         if self._nodes:
@@ -492,7 +498,7 @@ class _Run:
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
         ended_s = time.monotonic() - self._began
         last = self._watch.outcome(ended, ended_s, self._mitigations.in_force)
-        if last.replaced:
+        if last.replaced_for:
             assert self._watch.request is not None, "it has said why"
             self._record.journal.event(Recycled(last.number, *self._watch.request))
         elif ended.exit_code:
@@ -547,7 +553,7 @@ class _Run:
             EndRequestedError: a signal came during the recovery.
         """
         last = self._history[-1] if self._history else None
-        if last is None or last.asked or last.replaced or decision.action == retry_policy.DONE:
+        if last is None or last.way != FAILED:
             return
         if last.number != self._gathered.identity.attempt:
             return  # the nodes met, but began no attempt

@@ -6,7 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import (
+    ASKED,
+    FAILED,
+    REPLACED,
+    SUCCEEDED,
+    AttemptOutcome,
+)
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.process_end import launcher_end
@@ -87,14 +93,14 @@ class AttemptWatch:
         return AttemptOutcome(
             number=identity.attempt,
             exit_code=ended.exit_code,
+            way=_way(ended, is_replaced=replaced is not None),
             lived_s=round(ended.lived_s, 3),
             ended_s=ended_s,
             mitigations=mitigations,
-            asked=end_requested(ended),
             first_step=_first_step(ended),
             progressed=progressed,
             diagnosis=Diagnosis((replaced and replaced.kind) or "no-failure"),
-            replaced=replaced.why if replaced else "",
+            replaced_for=replaced.why if replaced else "",
             launcher_end=_launcher_end(ended, self._plan.launcher),
             ended_by=ended.ended_by,
             signals=ended.forwarded,
@@ -138,7 +144,7 @@ class AttemptWatch:
         self.nccl_tests = self._nccl_tests(ended)
         diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, self._nccl_finding, known)
         return last._replace(
-            asked=last.asked and not self._failed_by_itself(ended, diagnosis),
+            way=FAILED if self._failed_by_itself(ended, diagnosis) else last.way,
             diagnosis=diagnosis,
             offered=self._offered(diagnosis, ended.started_at),
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
@@ -220,6 +226,14 @@ class AttemptWatch:
             no_python=foreign,
             needed=_needed(self._plan.settings.hooks),
         )
+
+
+def _way(ended: Ended, *, is_replaced: bool) -> str:
+    if end_requested(ended):
+        return ASKED
+    if ended.exit_code == 0:
+        return SUCCEEDED
+    return REPLACED if is_replaced else FAILED
 
 
 def _launcher_end(ended: Ended, launcher: str) -> str:

@@ -22,8 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
-from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.attempt_outcome import FAILED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
@@ -314,7 +313,7 @@ class PeerNodes:
         last, outcome = self._history[-1], self._outcome
         self.number = last.number + 1
         self.host = self._facts["host"]
-        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
+        if last.way != FAILED or outcome is None:
             return decision
         from saferun.diagnosis.deciding import classify  # only a failure needs it
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from saferun import __version__
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import REPLACED, AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
@@ -98,7 +98,7 @@ class Record:
         self.journal.event(outcome)
         if self.notifier:
             self.notifier.attempt_ended(outcome)
-        if not outcome.replaced:  # nobody reads the output of a replaced process
+        if outcome.way != REPLACED:  # nobody reads the output of a replaced process
             self._tails = outcome.number, ended
 
     def clean(self, ended: Ended) -> Ended:

@@ -6,7 +6,13 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import (
+    ASKED,
+    FAILED,
+    REPLACED,
+    AttemptOutcome,
+    Decision,
+)
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
@@ -55,11 +61,11 @@ def attempt_lines(
     last = history[-1]
     if decision.action == retry_policy.DONE:
         return failure_report.success(history, _search(history, journal))
-    if last.replaced and not last.asked:
+    if last.way == REPLACED:
         return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
         return [failure_report.between(last, decision, change)]
-    if last.asked:
+    if last.way == ASKED:
         return []
     host = host or os.uname().nodename
     search = _search(history, journal)
@@ -71,8 +77,8 @@ def attempt_lines(
 def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:
     """Return a line on the trials that the run has made; "" if it has made none."""
     made = trials.read(journal) if journal else ()
-    replaced = sum(bool(one.replaced) for one in history)
-    crashed = sum(bool(one.exit_code) and not one.replaced for one in history)
+    replaced = sum(one.way == REPLACED for one in history)
+    crashed = sum(one.way == FAILED for one in history)
     return trials.headline(made, crashed, replaced) if made else ""
 
 
