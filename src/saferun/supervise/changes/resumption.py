@@ -23,7 +23,8 @@ from saferun.planning import resume
 from saferun.planning.inputs import RunInputs
 from saferun.planning.torchrun.torchrun_args import ranks
 from saferun.settings import ResumePolicy
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise import faults
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.system import checkpoints, disk_room
 from saferun.system.checkpoints import Found, Stamp
 
@@ -124,7 +125,7 @@ class Resumption:
         steps = f"{last.steps} steps, " if last.steps else ""  # a job may print few of its steps
         return f"; {steps}{seconds(last.s)} of work are done again"
 
-    def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
+    def judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: AttemptEnd) -> AttemptOutcome:
         """Return an attempt with its checkpoints, and, if it failed, with what they allow.
 
         The record then has whether it came further than all earlier attempts, whether an older
@@ -140,7 +141,7 @@ class Resumption:
             return last
         return self._harmlessly(lambda: self._judged(last, plan, ended)) or last
 
-    def _judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: Ended) -> AttemptOutcome:
+    def _judged(self, last: AttemptOutcome, plan: LaunchPlan, ended: AttemptEnd) -> AttemptOutcome:
         found = [one.checkpoint for one in self._find()]
         last = last._replace(saved=work_lost.saved_in(ended.started_at, ended.lived_s, found))
         if not ended.exit_code:
@@ -264,12 +265,8 @@ class Resumption:
         return checkpoints.problem(checkpoint.path, ranks(self._first), written)
 
     def _harmlessly(self, work: Callable[[], T]) -> T | None:
-        try:
-            return work()
-        except Exception as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"the checkpoints could not be looked at, a fault of saferun's own ({what})")
-            return None
+        what = "the checkpoints could not be looked at"
+        return faults.contained(work, None, lambda error: self._say(faults.worded(what, error)))
 
 
 def _offer(found: Found) -> Offer:

@@ -17,12 +17,12 @@ from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
 from saferun.journal import trials
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt_end import AttemptEnd
 
 
 def show(
     say: Callable[[str], None],
-    ended: Ended,
+    ended: AttemptEnd,
     lines: Sequence[str],
 ) -> None:
     """Print messages after an attempt's output, each on a line of its own.

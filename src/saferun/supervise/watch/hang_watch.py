@@ -22,6 +22,7 @@ from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
 from saferun.inject import contract
 from saferun.inject.durations import seconds
 from saferun.keeper import process_tree
+from saferun.supervise.beside import Beside
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
@@ -33,6 +34,7 @@ from saferun.supervise.watch.work_signs import Tree
 _EVERY_S = 10.0  # between looks
 _TREE_S = 60.0  # between two scans of all processes of the machine, while the job works
 _FIRST = 8  # number of looks in which the job starts
+_AFTER_FAULT_S = 10.0
 _ANSWER_S = 2.0  # longest time for ranks to write their stacks
 _AGAIN_S = 0.25  # between looks for the answers
 # Seconds after a stall in which a collective's own timeout prints, dumps and waits before the job
@@ -147,16 +149,14 @@ class _Stall:
     functions: set[str]  # functions in which these are
 
 
-class HangWatch:
+class HangWatch(Beside):
     """Watch one attempt for a hang.
 
     Args:
         job: the attempt.
-
-    Attributes:
-        cause: why the attempt was ended; None if it was not.
-        is_wanted: a person asked where the ranks are: a report follows, however busy the job is.
     """
+
+    again_s = _AFTER_FAULT_S  # any other watch would ask ranks again
 
     def __init__(self, job: RunningJob) -> None:
         self._job = job
@@ -178,8 +178,7 @@ class HangWatch:
         self._loud_s = self._gone_s = float("inf")
         # The last stall, and when it ended.
         self._last_stall: tuple[Hang, float] | None = None
-        self.is_wanted = False
-        self.cause: Hang | None = None
+        self._is_wanted = False  # a person asked, and has no report yet
 
     @property
     def stall(self) -> Hang | None:
@@ -194,7 +193,12 @@ class HangWatch:
         """Return whether the job's silence is longer than the time between two looks."""
         return self._silence.lasts_s(time.monotonic()) > 1.5 * self._every_s
 
-    def check_job(self) -> float:
+    def asked(self) -> bool:
+        """A person asks where the ranks are: a report follows, however busy the job is."""
+        self._is_wanted = True
+        return True
+
+    def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
         now = self._now(time.monotonic())
         if now is None:
@@ -213,7 +217,7 @@ class HangWatch:
             if self._gpu_use.are_used(now.at_s) or moves:
                 self._silence.note_busy(now.at_s)
         began = self._silence.take(now, self._every_s)
-        if self.is_wanted:
+        if self._is_wanted:
             began = self._silence.with_ended(now)
         if not self._silence.is_stalled:
             self._end_stall(now.at_s)
@@ -241,7 +245,7 @@ class HangWatch:
 
     def _now(self, at_s: float) -> Look | None:
         """Look at the job. New processes are searched for only if they may matter."""
-        matters = self._asked or self.is_wanted or self._silence.is_quiet(at_s)
+        matters = self._asked or self._is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
         now = work_signs.observe_job(self._job.launcher, at_s, self._tree)
@@ -281,7 +285,7 @@ class HangWatch:
             self._report_hang(found, asked, now)
 
     def _report_hang(self, found: _Found, asked: _Asked, now: Look) -> None:
-        wanted, self.is_wanted = self.is_wanted, False
+        wanted, self._is_wanted = self._is_wanted, False
         silent_s = now.at_s - asked.since.at_s
         lines = silence.report(found.places, "" if wanted else seconds(silent_s), found.told)
         ras = [f"  NCCL's RAS: {found.by_ras.line}"] if found.by_ras else []

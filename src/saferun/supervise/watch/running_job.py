@@ -14,7 +14,6 @@ from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.records.record import Record
 from saferun.system.command import REAP_S, Answer
 
-NEVER_S = float("inf")  # returned by a watch that looks no more
 _MOST_BYTES = 1 << 20  # most bytes read of a program's output
 
 

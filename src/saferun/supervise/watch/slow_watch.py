@@ -15,16 +15,17 @@ import time
 from collections.abc import Mapping
 
 from saferun.diagnosis import slow_rank
-from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.slow_rank import Slow, Times
 from saferun.gpu import nvml
 from saferun.inject import contract
 from saferun.keeper import process_tree
 from saferun.supervise import rank_processes
+from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch import rank_facts
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.rank_facts import CpuState
-from saferun.supervise.watch.running_job import NEVER_S, BesideJob, RunningJob
+from saferun.supervise.watch.running_job import BesideJob, RunningJob
 from saferun.system import paths
 
 FIRST_S = 180.0  # until then the job starts and compiles
@@ -54,7 +55,7 @@ class _Asked:
         return answered and all(map(os.path.exists, self.files.values()))
 
 
-class SlowWatch:
+class SlowWatch(Beside):
     """Watch one attempt for a slow rank.
 
     Args:
@@ -72,14 +73,13 @@ class SlowWatch:
         self._answers = 0  # number of answers that showed nothing
         self._states: dict[int, CpuState] = {}  # at the previous answer
         self._stolen = (0, 0)
-        self.cause: Hang | None = None  # this watch ends nothing
 
-    def ended(self) -> None:
+    def ended(self, ended: AttemptEnd) -> None:
         """Stop waiting for the GPUs' data: the attempt has ended."""
         if self._asked and self._asked.cards:
             self._asked.cards.take()
 
-    def check_job(self) -> float:
+    def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
         if self._job.receipts is None or self._job.plan.launcher != "torchrun":
             return NEVER_S
