@@ -19,12 +19,12 @@ from saferun.journal import rank_files
 from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
-    Hang,
+    HangSeen,
+    JobStarted,
     LossLost,
     RunEnded,
     SlowRank,
     Stall,
-    Started,
 )
 from saferun.journal.writer import Journal
 from saferun.model import Checkpoint, Identity, LaunchPlan
@@ -87,7 +87,7 @@ class Record:
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes, and use the time to write the last attempt's output."""
-        self.journal.event(Started(keeper, launcher))
+        self.journal.event(JobStarted(keeper, launcher))
         self.keep_tails()
 
     def ended(self, ended: AttemptEnd, outcome: AttemptOutcome) -> None:
@@ -135,7 +135,7 @@ class Record:
         """
         text = "\n".join(stacks.values())
         file = self.journal.stacks(text) if text else None
-        self.journal.event(Hang(silent_s, tuple(places), file))
+        self.journal.event(HangSeen(silent_s, tuple(places), file))
         self.journal.sync()
         if self.notifier and not asked:
             self.notifier.hang(self._attempt, silent_s, places)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.flight_record import Finding
+from saferun.diagnosis.flight_record import CollectiveFinding
 from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
 from saferun.inject import contract
 from saferun.inject.durations import seconds
@@ -44,7 +44,13 @@ _HELD = ("D", "T", "t")  # in these states a process handles no signal
 _STACK_BYTES = 256 * 1024  # most bytes read of each file
 
 
-class _Asked:
+# States of the watch.
+WATCHING = "watching"  # nobody is asked
+STACKS = "stacks"  # the ranks were asked for their stacks
+REST = "rest"  # they have answered or never will; what else was asked has not answered yet
+
+
+class Question:
     """The processes that were asked where they are, and when.
 
     Args:
@@ -75,22 +81,23 @@ class _Asked:
         self._until_s = before.at_s + _ANSWER_S
         self._sizes: dict[int, int] = {}  # pid -> size of its file at the last look
         self._environ, self.is_stall = environ, is_stall
-        self._have_answered = False
 
-    def are_ready(self, now: Look) -> bool:
-        if not self._have_answered:
-            able = {one.pid for one in now.ranks if one.state not in _HELD}
-            if not self._are_written(able) and now.at_s < self._until_s:
-                return False
-            self._have_answered = True
-            self.native = None if self.is_stall else self._ask_py_spy(now.at_s)
-        native = self.native is None or self.native.are_ready(now.at_s)
-        flight, ras = self.flight.are_ready(now.at_s), self.ras.are_ready(now.at_s)
+    def has_stacks(self, now: Look) -> bool:
+        """Return whether no more stacks of ranks will come."""
+        able = {one.pid for one in now.ranks if one.state not in _HELD}
+        return self._are_written(able) or now.at_s >= self._until_s
+
+    def ask_py_spy(self, at_s: float) -> None:
+        """Ask py-spy, unless the job may only be slow."""
+        if not self.is_stall:
+            pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
+            self.native = NativeStacks(pids, self._environ, at_s)
+
+    def has_rest(self, at_s: float) -> bool:
+        """Return whether nothing else will come."""
+        native = self.native is None or self.native.are_ready(at_s)
+        flight, ras = self.flight.are_ready(at_s), self.ras.are_ready(at_s)
         return native and flight and ras
-
-    def _ask_py_spy(self, at_s: float) -> NativeStacks:
-        pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
-        return NativeStacks(pids, self._environ, at_s)
 
     def _are_written(self, able: set[int]) -> bool:
         """Return whether all that can answer have written, and have not written more since then."""
@@ -106,8 +113,8 @@ class _Found:
 
     places: list[Place]
     native: Mapping[int, str]  # pid -> py-spy's output
-    finding: Finding | None  # of the flight recorder
-    by_ras: Finding | None
+    finding: CollectiveFinding | None  # of the flight recorder
+    by_ras: CollectiveFinding | None
     stopped: frozenset[int | None]  # ranks of this machine that are alive
 
     @property
@@ -166,7 +173,8 @@ class HangWatch(Beside):
         least = 1 if job.plan.options.nodes != 1 else 2
         self._silence: Silence = Silence(policy.silence_s, job.longest, least)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
-        self._asked: _Asked | None = None
+        self.state = WATCHING
+        self._question: Question | None = None  # the one that is open
         self._tree: Tree = {}
         self._tree_until_s = 0.0
         self._ranks: list[int] = []
@@ -203,13 +211,9 @@ class HangWatch(Beside):
         now = self._now(time.monotonic())
         if now is None:
             return self._every_s
-        if self._asked is not None:
-            if not self._asked.are_ready(now):
-                return _AGAIN_S
-            asked, self._asked = self._asked, None
-            self._report(asked, now)
-            self._silence.answered(now)
-            return self._every_s
+        return _STEPS[self.state](self, now)
+
+    def _watch(self, now: Look) -> float:
         if self._silence.is_near(now):
             # These signs of work cost more.
             pids = work_signs.everyone(one.pid for one in now.ranks)
@@ -224,8 +228,26 @@ class HangWatch(Beside):
         stall = self._stall_to_ask(now) if began is None else None
         if began is None and stall is None:
             return self._silence.look_again_s(now.at_s, self._every_s)
-        self._asked = self._ask(began or stall or now, now, is_stall=began is None)
+        self._question = self._ask(began or stall or now, now, is_stall=began is None)
+        self.state = STACKS
         return _AGAIN_S
+
+    def _await_stacks(self, now: Look) -> float:
+        assert self._question is not None
+        if not self._question.has_stacks(now):
+            return _AGAIN_S
+        self._question.ask_py_spy(now.at_s)
+        self.state = REST
+        return self._await_rest(now)
+
+    def _await_rest(self, now: Look) -> float:
+        assert self._question is not None
+        if not self._question.has_rest(now.at_s):
+            return _AGAIN_S
+        self.state = WATCHING
+        self._report(self._question, now)
+        self._silence.answered(now)
+        return self._every_s
 
     def _stall_to_ask(self, now: Look) -> Look | None:
         """Return the look with which a stall began, if its ranks must be asked now."""
@@ -245,7 +267,7 @@ class HangWatch(Beside):
 
     def _now(self, at_s: float) -> Look | None:
         """Look at the job. New processes are searched for only if they may matter."""
-        matters = self._asked or self._is_wanted or self._silence.is_quiet(at_s)
+        matters = self.state != WATCHING or self._is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
         now = work_signs.observe_job(self._job.launcher, at_s, self._tree)
@@ -255,11 +277,11 @@ class HangWatch(Beside):
             self._ranks, self._tree_until_s = ranks, at_s
         return now
 
-    def _ask(self, began: Look, now: Look, *, is_stall: bool) -> _Asked:
+    def _ask(self, began: Look, now: Look, *, is_stall: bool) -> Question:
         flight = FlightDumps(now.ranks, now.at_s)
         ras = RasQuery(began.ranks, now.at_s, is_wanted=bool(self._gpus))
         files = self._ask_ranks(now)
-        return _Asked(began, now, files, flight, ras, self._job.environ, is_stall=is_stall)
+        return Question(began, now, files, flight, ras, self._job.environ, is_stall=is_stall)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return each rank's file, and the file's size before.
@@ -277,14 +299,14 @@ class HangWatch(Beside):
                     os.kill(one.pid, contract.STACKS_SIGNAL)
         return files
 
-    def _report(self, asked: _Asked, now: Look) -> None:
+    def _report(self, asked: Question, now: Look) -> None:
         found = _found(asked)
         if asked.is_stall:
             self._report_stall(found, asked, now)
         else:
             self._report_hang(found, asked, now)
 
-    def _report_hang(self, found: _Found, asked: _Asked, now: Look) -> None:
+    def _report_hang(self, found: _Found, asked: Question, now: Look) -> None:
         wanted, self._is_wanted = self._is_wanted, False
         silent_s = now.at_s - asked.since.at_s
         lines = silence.report(found.places, "" if wanted else seconds(silent_s), found.told)
@@ -296,7 +318,7 @@ class HangWatch(Beside):
         if path:
             self._job.say(f"  all stacks, those of C++ too: {path}")
 
-    def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
+    def _report_stall(self, found: _Found, asked: Question, now: Look) -> None:
         """Note who waits for whom; report it on stderr if it is the longest stall in this run.
 
         A rank that works is reported only if others have waited for a rank in the same function
@@ -337,7 +359,15 @@ class HangWatch(Beside):
         return silence.works(found.places, self._stall.noted, now, used) or moves
 
 
-def _found(asked: _Asked) -> _Found:
+# What a look does in each state.
+_STEPS = {
+    WATCHING: HangWatch._watch,
+    STACKS: HangWatch._await_stacks,
+    REST: HangWatch._await_rest,
+}
+
+
+def _found(asked: Question) -> _Found:
     """Return the result of all answers."""
     native = asked.native.take() if asked.native else {}
     written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}

@@ -39,7 +39,7 @@ _SILENT_S = 5.0  # between looks for the end of a silence
 _MOST_BYTES = 16 << 20
 
 
-class _Asked:
+class TimesAsked:
     """The ranks that were asked, and when."""
 
     def __init__(
@@ -49,6 +49,7 @@ class _Asked:
         self.until_s = time.monotonic() + _ANSWER_S
 
     def is_ready(self) -> bool:
+        """Return whether all have answered, or had the time for it."""
         if time.monotonic() >= self.until_s:
             return True
         answered = self.cards is None or self.cards.has_ended()
@@ -67,7 +68,7 @@ class SlowWatch(Beside):
         self._job, self._hangs = job, hangs
         self._uuids = [gpu.uuid for gpu in job.plan.gpus.gpus]
         self._has_begun = False
-        self._asked: _Asked | None = None
+        self._asked: TimesAsked | None = None
         self._is_timed = False  # NCCL was told to measure its collectives
         self._suspect: int | None = None
         self._answers = 0  # number of answers that showed nothing
@@ -96,7 +97,7 @@ class SlowWatch(Beside):
         asked, self._asked = self._asked, None
         return self._judge(asked, _take(asked))
 
-    def _ask(self, receipts: str) -> _Asked | None:
+    def _ask(self, receipts: str) -> TimesAsked | None:
         """Ask the ranks for their times; None if they cannot answer."""
         ranks = rank_processes.ranks(self._job.launcher)
         able = all(process_tree.catches(pid, contract.TIMES_SIGNAL) for pid in ranks.values())
@@ -113,14 +114,14 @@ class SlowWatch(Beside):
             _remove(files[rank])
             _signal(pid, contract.TIMES_SIGNAL)
         cards = rank_facts.ask_cards(self._job.environ) if self._uuids else None
-        return _Asked(ranks, files, cards)
+        return TimesAsked(ranks, files, cards)
 
     def _next_s(self) -> float:
         self._suspect = None
         self._answers += 1
         return EVERY_S if self._answers < _SOME else SELDOM_S
 
-    def _judge(self, asked: _Asked, times: Mapping[int, Times]) -> float:
+    def _judge(self, asked: TimesAsked, times: Mapping[int, Times]) -> float:
         told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.Report()
         cards = rank_facts.of_ranks(told, asked.ranks, self._uuids)
         now_s, pids = time.monotonic(), set(asked.ranks.values())
@@ -157,7 +158,7 @@ class SlowWatch(Beside):
         self._job.say(line)
 
 
-def _take(asked: _Asked) -> dict[int, Times]:
+def _take(asked: TimesAsked) -> dict[int, Times]:
     """Return the times of the ranks that have answered, and remove their files."""
     found = {}
     for rank, path in asked.files.items():
