@@ -13,13 +13,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from saferun.diagnosis.attempt_outcome import (
-    ASKED,
-    FAILED,
-    REPLACED,
-    AttemptOutcome,
-    Decision,
-)
+from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
@@ -43,7 +37,7 @@ from saferun.supervise.changes.parts import RunParts
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.left_trials import fail_left_over
-from saferun.supervise.nodes.nodes import Agreed, Alone, Nodes
+from saferun.supervise.nodes.nodes import Agreed, Nodes
 from saferun.supervise.one_attempt import Attempt, OfRun
 from saferun.supervise.ready import own_files
 from saferun.supervise.ready.keeper_pool import KeeperPool
@@ -181,7 +175,7 @@ class _Run:
 
     def _all_nodes(self, plan: LaunchPlan) -> Nodes:
         if self._gathered.launcher is None or plan.options.nodes == 1:
-            return Alone()
+            return Nodes()
 
         from saferun.supervise.nodes.peer_nodes import PeerNodes  # few runs have several nodes
 

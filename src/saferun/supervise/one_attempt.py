@@ -90,10 +90,10 @@ class Attempt(Observer):
         """
         record = self._run.record
         record.harmlessly(lambda: self.evidence.started(launcher))
-        following, alive = self._run.following, _Alive(record)
+        following = self._run.following
         self.beside.add(own_files.files, after_s=LOAD_S)
         self.beside.add(following, after_s=LOAD_S if following.replaces else PREPARE_S)
-        self.beside.add(alive, self.evidence, after_s=PREPARE_S)
+        self.beside.add(_Alive(record), self.evidence, after_s=PREPARE_S)
         record.harmlessly(lambda: self._watch(keeper, launcher))
         record.harmlessly(lambda: record.started(keeper, launcher))
 
@@ -101,6 +101,7 @@ class Attempt(Observer):
         """Begin to watch the ranks; the modules are imported now, while the job starts."""
         from saferun.supervise.watch import watches
         from saferun.supervise.watch.running_job import RunningJob
+        from saferun.supervise.watch.step_samples import StepSamples
 
         job = RunningJob(
             plan=self.plan,
@@ -115,6 +116,7 @@ class Attempt(Observer):
             keeper=keeper,
             launcher=launcher,
         )
+        self.beside.add(StepSamples(job), after_s=PREPARE_S)
         self.beside.add(*watches.of_job(job))
 
     def cold(self, reason: str) -> None:

@@ -7,13 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import (
-    ASKED,
-    FAILED,
-    REPLACED,
-    SUCCEEDED,
-    AttemptOutcome,
-)
+from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, SUCCEEDED, AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.process_end import launcher_end

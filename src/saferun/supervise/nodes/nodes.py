@@ -1,9 +1,9 @@
-"""What a run needs of the other nodes that take part in it, and a run that has no others."""
+"""What a run needs of the other nodes that take part in it; where it has none, it is alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
@@ -29,14 +29,14 @@ class Telling(NamedTuple):
     is_silent: bool = False  # it tells the other nodes first
 
 
-class Nodes(Protocol):
-    """The nodes of a run, as this one knows them.
+class Nodes:
+    """The nodes of a run, as this one knows them: here it is alone (PeerNodes has others).
 
     Attributes:
         start: what the nodes have agreed on for the next attempt; None: nothing yet.
     """
 
-    start: Start | None
+    start: Start | None = None
 
     def begins(self, number: int, gathered: RunInputs) -> RunInputs:
         """Return the inputs of the next attempt: its number, and a profile that all nodes share.
@@ -45,9 +45,11 @@ class Nodes(Protocol):
             number: the attempt's number on this node alone.
             gathered: the run's inputs.
         """
+        return gathered._replace(identity=gathered.identity._replace(attempt=number))
 
     def environ(self, plan: LaunchPlan) -> Mapping[str, str]:
         """Return the variables with which an attempt's agent meets the other nodes."""
+        return {}
 
     def met(
         self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
@@ -63,63 +65,29 @@ class Nodes(Protocol):
         Returns:
             With a decision if no rank was started; without one if ranks ran, or may have run.
         """
+        return Agreed()
 
     def lost(self) -> str:
         """Return a message on nodes that were lost in the last attempt; "" for none."""
+        return ""
 
     def shared(self, ended: AttemptEnd, last: AttemptOutcome, decision: Decision) -> Agreed:
-        """Return the nodes' decision after an attempt with ranks.
+        """Return the nodes' decision after an attempt with ranks that has failed or succeeded.
 
         Args:
             ended: how the attempt ended.
             last: its record.
             decision: this node's own decision.
         """
-
-    def status(self, own: int) -> int:
-        """Return the run's exit status: its own, or that of the nodes' decision."""
-
-    def telling(self, decision: Decision) -> Telling:
-        """Return what this node tells people of a decision."""
-
-    def close(self) -> None:
-        """Remove what was made only for this run."""
-
-
-class Alone:
-    """The only node of a run: it meets nobody, and decides by itself."""
-
-    start: Start | None = None
-
-    def begins(self, number: int, gathered: RunInputs) -> RunInputs:
-        """Return the inputs of the attempt with this number."""
-        return gathered._replace(identity=gathered.identity._replace(attempt=number))
-
-    def environ(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """Return no variables."""
-        return {}
-
-    def met(
-        self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
-    ) -> Agreed:
-        """Return no agreement."""
-        return Agreed()
-
-    def lost(self) -> str:
-        """Return no message."""
-        return ""
-
-    def shared(self, ended: AttemptEnd, last: AttemptOutcome, decision: Decision) -> Agreed:
-        """Return its own decision."""
         return Agreed(decision)
 
     def status(self, own: int) -> int:
-        """Return its own status."""
+        """Return the run's exit status: its own, or that of the nodes' decision."""
         return own
 
     def telling(self, decision: Decision) -> Telling:
-        """Tell all."""
+        """Return what this node tells people of a decision."""
         return Telling()
 
     def close(self) -> None:
-        """Remove nothing."""
+        """Remove what was made only for this run."""

@@ -35,7 +35,7 @@ from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.nodes import node_facts, shared_reports
-from saferun.supervise.nodes.nodes import Agreed, Telling
+from saferun.supervise.nodes.nodes import Agreed, Nodes, Telling
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
 from saferun.system import paths
@@ -47,7 +47,7 @@ REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
-class PeerNodes:
+class PeerNodes(Nodes):
     """The other nodes of a run, as this node knows them over all attempts.
 
     Args:
@@ -85,7 +85,6 @@ class PeerNodes:
         self._node = 0  # the rank of this one in the last meeting
         self._keys: tuple[dict[str, Any], list[str]] | None = None  # agreed for the run
         self._evidence = 0  # attempts with ranks, known to those who decided on the last start
-        self.start: Start | None = None  # agreed for the next attempt; None: not yet
         self._number = 1  # the number of the next attempt
         self._host = os.uname().nodename  # where the last failure began
         self._diagnosis: Diagnosis | None = None  # of the run, where its nodes did not come back

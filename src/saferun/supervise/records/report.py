@@ -6,13 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.attempt_outcome import (
-    ASKED,
-    FAILED,
-    REPLACED,
-    AttemptOutcome,
-    Decision,
-)
+from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report

@@ -6,7 +6,7 @@ import time
 
 from saferun.diagnosis.reading import progress
 from saferun.journal.training_steps import Point, as_text, number
-from saferun.supervise.beside import PREPARE_S, Beside, seldom_s
+from saferun.supervise.beside import Beside, seldom_s
 from saferun.supervise.watch import live_output
 from saferun.supervise.watch.running_job import RunningJob
 
@@ -22,15 +22,11 @@ class StepSamples(Beside):
 
     def __init__(self, job: RunningJob) -> None:
         self._job, self._began_s = job, time.monotonic()
-        self._has_begun = False
         self._apart_s = 0.0  # least time between two points
         self._points: list[Point] = []
 
     def look(self) -> float:
         """Add a sample; return the seconds until the next."""
-        if not self._has_begun:  # the job starts, and has no steps
-            self._has_begun = True
-            return PREPARE_S
         if text := self.sample():
             self._job.record.journal.steps(self._job.number, text)
         return seldom_s(self._began_s)

@@ -8,13 +8,12 @@ from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.loss_watch import LossWatch
 from saferun.supervise.watch.running_job import RunningJob
 from saferun.supervise.watch.slow_watch import SlowWatch
-from saferun.supervise.watch.step_samples import StepSamples
 
 
 def of_job(job: RunningJob) -> list[Beside]:
     """Return the watches of an attempt, which was just started."""
     policy = job.plan.settings.watch
-    found: list[Beside] = [StepSamples(job), FirstSteps(job)]
+    found: list[Beside] = [FirstSteps(job)]
     if policy.mode != "off":
         hangs = HangWatch(job)
         found += [hangs, SlowWatch(job, hangs)]
