@@ -31,7 +31,7 @@ TIMED = """
 import json, os, sys, time
 from saferun import __main__
 from saferun.supervise import loop
-from saferun.supervise.attempt import attempt_watch
+from saferun.supervise.attempt import attempt_evidence
 
 def timed(owner, name):
     original = getattr(owner, name)
@@ -45,7 +45,7 @@ def timed(owner, name):
                 file.write(json.dumps([name, [span * 1000 for span in spans]]) + "\\n")
     setattr(owner, name, run)
 
-timed(attempt_watch.AttemptWatch, "diagnosed")
+timed(attempt_evidence.AttemptEvidence, "diagnosed")
 timed(loop._Run, "_decide")
 sys.exit(__main__.main(sys.argv[1:]))
 """

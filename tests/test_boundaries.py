@@ -169,10 +169,10 @@ LAUNCH = (
 )
 # Up to the moment in which the job would be started.
 SUPERVISED = """
-from saferun.supervise import loop
+from saferun.supervise import one_attempt
 from saferun.__main__ import main
 def started(*arguments, **options): raise KeyboardInterrupt
-loop.run_attempt = started
+one_attempt.run_attempt = started
 open('t.py', 'w').close()
 main(['--profile', 'h100', 't.py'])
 """

@@ -21,7 +21,7 @@ from saferun.errors import UsageError
 from saferun.gpu.nvml import Load
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt
-from saferun.journal.event_types import AttemptBegun, Started
+from saferun.journal.event_types import AttemptBegun, JobStarted
 from saferun.model import Checkpoint
 from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
 from saferun.system.procfs import this_process
@@ -102,7 +102,7 @@ RATES = {  # (seconds, step, pids of the ranks) at each look, and the rate after
 
 def test_the_rate_is_that_of_the_ranks_that_run():
     def check(looks, rate):
-        watched = Watched(Started(0, 0))
+        watched = Watched(JobStarted(0, 0))
         assert [watched.rate(*look) for look in looks][-1] == rate
 
     check_cases(RATES, check)

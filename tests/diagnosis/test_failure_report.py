@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outcomes import outcome
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import ASKED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
@@ -112,7 +112,7 @@ def test_it_stays_short_and_cannot_move_the_terminal():
 
 
 def test_a_run_that_was_asked_to_end_has_nothing_to_explain():
-    assert failure([attempt(asked=True)]) == []
+    assert failure([attempt(way=ASKED)]) == []
 
 
 def test_the_stack_of_a_crash_stands_below_its_line():

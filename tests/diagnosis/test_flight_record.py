@@ -15,7 +15,7 @@ import pytest
 from runs import program
 
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.flight_record import Dump, Finding, cause, compare, read
+from saferun.diagnosis.flight_record import CollectiveFinding, Dump, cause, compare, read
 
 C10D = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -41,7 +41,7 @@ def calls(*entries: dict[str, Any], **more: Any) -> Dump:
     return found
 
 
-def told(dumps: dict[int, Dump], asked: Collection[int] = ()) -> Finding:
+def told(dumps: dict[int, Dump], asked: Collection[int] = ()) -> CollectiveFinding:
     found = compare(dumps, asked)
     assert found is not None
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from saferun.diagnosis.flight_record import Finding
+from saferun.diagnosis.flight_record import CollectiveFinding
 from saferun.diagnosis.ras import compare, read
 
 PIDS = {100: 0, 101: 1, 102: 2}
@@ -38,7 +38,7 @@ def answer(*ranks: dict[str, Any], gone: tuple[dict[str, Any], ...] = ()) -> Any
     return found
 
 
-def told(stands: Any, pids: dict[int, int] = PIDS, world: int = 0) -> Finding:
+def told(stands: Any, pids: dict[int, int] = PIDS, world: int = 0) -> CollectiveFinding:
     """Return who is behind where an answer comes twice."""
     found = compare(stands, stands, pids, world)
     assert found is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outcomes import outcome
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import ASKED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding.retry_policy import (
     AGAIN,
     DEBUG,
@@ -102,9 +102,11 @@ TRIED_AGAIN = {
     "progress renews the budget": case(*(failed(n, first_step=100 * n) for n in range(1, 9))),
     "one step is progress": case(*attempts(2), failed(3, first_step=1)),
     "replaced processes are not counted": case(
-        *attempts(30, progressed=True, replaced="50 trials"), *attempts(2)
+        *attempts(30, progressed=True, way=REPLACED, replaced_for="50 trials"), *attempts(2)
     ),
-    "a replacement asks for no verdict": case(failed(1, "", progressed=True, replaced="50 trials")),
+    "a replacement asks for no verdict": case(
+        failed(1, "", progressed=True, way=REPLACED, replaced_for="50 trials")
+    ),
     "counted work renews the budget": case(*attempts(9, progressed=True)),
     "after counted work the same age means nothing": case(
         *attempts(2, lived_s=40.0, progressed=True)
@@ -162,7 +164,7 @@ STOPPED = {
     "a loss without a step is tried once": case(without_loss(1, None), without_loss(2, None)),
     "a user's mistake is never tried again": case(failed(1, "stop-user")),
     "broken hardware is never tried again": case(failed(1, "stop-hardware")),
-    "a preemption is the scheduler's to restart": case(failed(1, asked=True)),
+    "a preemption is the scheduler's to restart": case(failed(1, way=ASKED)),
     "nothing starts beside what cannot be killed": case(failed(1, unkillable=True)),
     "older checkpoints end with all attempts": case(
         *(failed(n, "stop-user", falls_back=True) for n in range(1, 11))
@@ -182,10 +184,12 @@ STOPPED = {
         failed(1), *(failed(n, first_step=50) for n in range(2, 5))
     ),
     "replaced processes start a new budget, no more": case(
-        *attempts(2), *attempts(1, progressed=True, replaced="50 trials"), *attempts(3)
+        *attempts(2),
+        *attempts(1, progressed=True, way=REPLACED, replaced_for="50 trials"),
+        *attempts(3),
     ),
     "a replacement may come too late": case(
-        failed(1, "", progressed=True, replaced="50 trials"), deadline_s=900.0
+        failed(1, "", progressed=True, way=REPLACED, replaced_for="50 trials"), deadline_s=900.0
     ),
     "the same failure twice after counted work would come again": case(
         failed(1, progressed=True), *(failed(n, lived_s=4.0) for n in (2, 3)), attempts=9
@@ -397,7 +401,7 @@ def test_what_is_left_is_bounded_in_a_row_and_in_all():
     assert left([], policy) == 2
     assert left([failed(1)], policy) == 1
     assert left([failed(number) for number in (1, 2, 3)], policy) == 0
-    replaced = [failed(number, progressed=True, replaced=True) for number in (1, 2, 3, 4)]
+    replaced = [failed(number, progressed=True, way=REPLACED) for number in (1, 2, 3, 4)]
     assert left(replaced, policy) == 2  # replaced ones use nothing of all
     progress = [failed(number, progressed=True) for number in (1, 2, 3)]
     assert left(progress, policy) == 1

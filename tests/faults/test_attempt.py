@@ -161,24 +161,28 @@ def test_command_that_is_not_there_is_reported_plainly():
 
 
 def test_job_ends_when_our_own_start_up_fails(tmp_path):
-    def fail(keeper, agent):
-        raise RuntimeError("ours")
+    class Failing(Observer):
+        def started(self, keeper, launcher):
+            raise RuntimeError("ours")
 
     mark = tmp_path.name + str(os.getpid())
     spec = AttemptSpec(["sleep", "1000"], {**os.environ, MARK: mark})
     with pytest.raises(RuntimeError, match="ours"):
-        run_attempt(spec, Observer(started=fail))
+        run_attempt(spec, Failing())
     until(lambda: not living(mark))
 
 
 def test_children_of_ours_that_are_no_part_of_the_attempt_survive_the_keepers_death(tmp_path):
+    class Killer(Observer):
+        def started(self, keeper, launcher):
+            os.kill(keeper, signal.SIGKILL)
+
+        def spared(self):
+            return [child.pid]
+
     child = subprocess.Popen(["sleep", "1000"])
     try:
-        observer = Observer(
-            started=lambda keeper, agent: os.kill(keeper, signal.SIGKILL),
-            spared=lambda: [child.pid],
-        )
-        ended = run_attempt(AttemptSpec(["sleep", "1000"], dict(os.environ)), observer)
+        ended = run_attempt(AttemptSpec(["sleep", "1000"], dict(os.environ)), Killer())
         assert (ended.ended_by, ended.exit_code) == ("keeper", 137)
         assert os.waitpid(-1, os.WNOHANG) == (0, 0)  # the child lives; no dead child is left
     finally:

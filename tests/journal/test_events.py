@@ -13,7 +13,7 @@ from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.journal import events
-from saferun.journal.event_types import EventFacts, Hang, Preflight, RunEnded
+from saferun.journal.event_types import EventFacts, HangSeen, Preflight, RunEnded
 from saferun.journal.events import read_raw as read_events
 from saferun.model import Finding
 
@@ -80,7 +80,7 @@ LINE = (  # others read these lines: names and order are fixed
     "facts",
     [
         OUTCOME,
-        Hang(9.5, (Place(1, 7, "waits", "t.py:3", True, True, ("a worker",)),), "hang-1.txt"),
+        HangSeen(9.5, (Place(1, 7, "waits", "t.py:3", True, True, ("a worker",)),), "hang-1.txt"),
         Preflight(False, (Finding("problem", "GPU 0", "it is sick", "", "replace it"),)),
         RunEnded(None, "a fault"),
         RunEnded(143, "stopped", asked=True),

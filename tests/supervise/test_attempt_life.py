@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from saferun.diagnosis.evidence import Hang
 from saferun.keeper import protocol
 from saferun.supervise.attempt import attempt_life
 from saferun.supervise.attempt.attempt_life import AttemptLife
@@ -26,7 +27,7 @@ def signalled(number: int) -> protocol.Signal:
     return protocol.Signal(number, None)
 
 
-class DrivenAttempt:
+class DrivenAttempt(Observer):
     """A life with a keeper that only takes commands, and a clock that a test moves."""
 
     def __init__(
@@ -34,20 +35,20 @@ class DrivenAttempt:
     ) -> None:
         self.now = 1000.0
         self.calls: list[object] = []
-        self.again_s: float | None = None
+        self.again_s = float("inf")
+        self.looks: list[float] = []
+        self.cause: Hang | None = None
         self._inbox = protocol.Inbox(received)
-        observer = Observer(
-            started=lambda *pids: self.calls.append(pids),
-            later=self.later,
-            later_s=5.0,
-        )
         self.keeper = keeper
         standby = Standby(self.keeper.pid, commands, -1, [])
         attempt = AttemptSpec(["job"], {}, **spec)  # type: ignore[arg-type]  # fields of several types
-        self.life = AttemptLife(standby, attempt, observer, lambda: self.now)
+        self.life = AttemptLife(standby, attempt, self, lambda: self.now)
 
-    def later(self) -> float | None:
-        self.calls.append("later")
+    def started(self, keeper: int, launcher: int) -> None:
+        self.calls.append((keeper, launcher))
+
+    def look(self) -> float:
+        self.looks.append(self.now)
         return self.again_s
 
     def reports(self, *reports: protocol.Report) -> None:
@@ -116,18 +117,35 @@ def test_whatever_signals_come_the_attempt_comes_to_its_end(
         run.sent()
 
 
-def test_the_later_moment_comes_again_after_the_seconds_that_it_asked_for(driven_attempt):
+def test_a_look_comes_at_the_start_and_after_the_seconds_that_the_last_one_asked_for(
+    driven_attempt,
+):
     run = driven_attempt()
     run.again_s = 30.0
     run.reports(STARTED)
-    run.passes(5.0)
+    run.passes(0.0)
     run.passes(29.0)
-    assert run.calls[1:] == ["later"]
+    assert run.looks == [1000.0]
     run.passes(1.0)
-    assert run.calls[1:] == ["later", "later"]
+    assert run.looks == [1000.0, 1030.0]
     run.reports(EXITED)
     run.passes(30.0)
-    assert run.calls[1:] == ["later", "later"]
+    assert run.looks == [1000.0, 1030.0]
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["while it runs", "while it ends"])
+def test_a_cause_ends_the_job_once_and_none_that_ends_already(driven_attempt, asked):
+    run = driven_attempt(grace_s=30.0)
+    run.again_s = 1.0
+    run.reports(STARTED)
+    if asked:
+        run.signal(signal.SIGTERM)
+    run.sent()
+    run.cause = Hang("hang", None, "nobody moves")
+    run.passes(0.0)
+    run.passes(1.0)
+    assert run.sent() == ([] if asked else [protocol.Kill()])
+    assert len(run.looks) == (2 if asked else 1)
 
 
 def test_second_interrupt_kills_but_an_echo_of_the_first_does_not(driven_attempt):

@@ -14,7 +14,7 @@ from saferun.keeper import protocol
 from saferun.model import Checkpoint
 from saferun.planning import inputs, request
 from saferun.planning.torchrun.torchrun_args import ranks
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.changes import resumption
 from saferun.supervise.changes.resumption import Resumption
 from saferun.system import checkpoints
@@ -23,10 +23,10 @@ FAILED = outcome(1, 137, 600.0, 600.0, kind="segfault", verdict="retry", last_st
 ARGS = 'retry.resume.args=["--from={step}"]'
 
 
-def ended(status: int = 9) -> Ended:
+def ended(status: int = 9) -> AttemptEnd:
     """How an attempt ended, with this status as waitpid(2) gives it."""
     report = protocol.Ended(status, 0, [], (b"", b""))
-    return Ended(report, 1000.0, 600.0, (), interrupted=False, ended_by="job")
+    return AttemptEnd(report, 1000.0, 600.0, (), interrupted=False, ended_by="job")
 
 
 class ResumableJob:

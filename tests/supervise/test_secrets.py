@@ -16,7 +16,8 @@ from saferun.inject import cut
 from saferun.journal.writer import Journal
 from saferun.keeper import protocol
 from saferun.supervise.attempt import evidence
-from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
+from saferun.supervise.attempt.attempt_values import TAIL_BYTES
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.records import record
 from saferun.system.redact import Masker
 
@@ -42,10 +43,10 @@ def leaks(text: str) -> list[str]:
     return [part for part in HIDDEN if part in text]
 
 
-def ended(output: str) -> Ended:
+def ended(output: str) -> AttemptEnd:
     tail = output.encode()[-TAIL_BYTES:]
     report = protocol.Ended(1 << 8, 0, [], (tail, b""), merged=True)
-    return Ended(report, 1.0, 2.0, forwarded=(), interrupted=False, ended_by="job")
+    return AttemptEnd(report, 1.0, 2.0, forwarded=(), interrupted=False, ended_by="job")
 
 
 def written(folder: Path, *outputs: str) -> str:

@@ -28,13 +28,13 @@ def test_a_silent_job_is_not_asked_and_who_tells_of_the_gpus_ends_with_the_attem
     job = SimpleNamespace(plan=plan, receipts=str(tmp_path), launcher=2, environ=os.environ)
     hangs = SimpleNamespace(is_silent=True)
     watch = slow_watch.SlowWatch(job, hangs)
-    assert watch.check_job() == slow_watch.FIRST_S
-    watch.check_job()
+    assert watch.look() == slow_watch.FIRST_S
+    watch.look()
     assert asked == []
     before = set(children(os.getpid()))  # other tests' servers
     hangs.is_silent = False
-    watch.check_job()
+    watch.look()
     assert asked == [10, 11]
     (child,) = set(children(os.getpid())) - before
-    watch.ended()
+    watch.ended(None)
     assert child not in children(os.getpid())

@@ -335,10 +335,16 @@ def _main() -> None:
         standby = _made_ready(command, ahead)
     if nexts is not None:
         kept: list[Any] = []
-        observer = Observer(
-            later=lambda: kept.append(_made_ready(command, nexts)),
-            spared=lambda: [standby.pid for standby in kept],
-        )
+
+        class Preparing(Observer):
+            def look(self) -> float:
+                kept.append(_made_ready(command, nexts))
+                return float("inf")
+
+            def spared(self) -> list[int]:
+                return [standby.pid for standby in kept]
+
+        observer = Preparing()
     ended = run_attempt(AttemptSpec(command, os.environ, **options), observer, standby)
     facts = ended._asdict() | dict(zip(ended.report._fields, ended.report, strict=True))
     facts |= {"exit_code": ended.exit_code, "signal": ended.signal}

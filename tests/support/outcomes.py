@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import FAILED, SUCCEEDED, AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 
 
@@ -12,4 +12,6 @@ def outcome(*values: Any, **facts: Any) -> AttemptOutcome:
     """An attempt whose diagnosis has those facts that are fields of no outcome."""
     own = {name: facts.pop(name) for name in AttemptOutcome._fields if name in facts}
     diagnosis = Diagnosis(**{"kind": "no-failure", **facts})
-    return AttemptOutcome(*values, **{"diagnosis": diagnosis, **own})
+    ended = AttemptOutcome(*values, **{"diagnosis": diagnosis, **own})
+    way = ended.way or (FAILED if ended.exit_code else SUCCEEDED)
+    return ended._replace(way=way)

@@ -13,6 +13,8 @@ from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.work_lost import Saved, WorkLost
 
+SUCCEEDED, FAILED, ASKED, REPLACED = "succeeded", "failed", "asked", "replaced"
+
 
 class Decision(NamedTuple):
     """What the loop does after an attempt."""
@@ -43,11 +45,13 @@ class AttemptOutcome(NamedTuple):
     fingerprint: str = ""
     mitigations: tuple[str, ...] = ()  # those in force
     waits: bool = False  # the failure passes with time: wait before the retry
-    asked: bool = False  # a signal from outside ended the attempt
+    # How it ended: SUCCEEDED, FAILED, ASKED (a signal from outside ended it, whatever its status),
+    # REPLACED (its process asked for a new one); "" from a journal.
+    way: str = ""
     first_step: int | None = None  # the first training step in its output
     last_step: int | None = None  # the last training step in its output
     progressed: bool = False  # it made progress: trials, or a checkpoint beyond all earlier ones
-    replaced: str = ""  # why its process asked for a new process; "" for a failure
+    replaced_for: str = ""  # why its process asked for a new one
     launcher_end: str = ""  # the signal that ended its first process, in words
     falls_back: bool = False  # its checkpoint could not be loaded, and an older one exists
     has_room: bool = False  # its disk was full, and there is now room for a checkpoint

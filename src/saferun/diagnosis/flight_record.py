@@ -56,7 +56,7 @@ class Dump:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CollectiveFinding:
     """The ranks that are elsewhere, by the recorder."""
 
     kind: str  # kind of the failure: "hang", "collective-mismatch"
@@ -215,7 +215,7 @@ def _place(frames: object) -> str:
     return ""
 
 
-def compare(dumps: Mapping[int, Dump], asked: Collection[int] = ()) -> Finding | None:
+def compare(dumps: Mapping[int, Dump], asked: Collection[int] = ()) -> CollectiveFinding | None:
     """Return the ranks that are elsewhere; None if the dumps do not tell.
 
     Args:
@@ -268,7 +268,7 @@ def _group_of(
     return _Group(name, of, last, without)
 
 
-def _mismatch_of(group: _Group) -> Finding | None:
+def _mismatch_of(group: _Group) -> CollectiveFinding | None:
     of = group.of
     if len(of) < 2:
         return None
@@ -284,7 +284,7 @@ def _mismatch_of(group: _Group) -> Finding | None:
     return None
 
 
-def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding | None:
+def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> CollectiveFinding | None:
     """Return the ranks that have not entered the collective in which others wait.
 
     A rank that itself waits for another rank, in any group, is not the cause.
@@ -311,10 +311,10 @@ def _behind_of(groups: Sequence[_Group], dumps: Mapping[int, Dump]) -> Finding |
             lines.append(_behind(tuple(sorted(here)), call, group.of, silent))
             left -= here
     awaited, name = tuple(sorted(behind)), waits[0][1].name
-    return Finding("hang", tuple(sorted(ranks)), "; ".join(lines), name, awaited)
+    return CollectiveFinding("hang", tuple(sorted(ranks)), "; ".join(lines), name, awaited)
 
 
-def _states_of(group: _Group) -> Iterator[Finding]:
+def _states_of(group: _Group) -> Iterator[CollectiveFinding]:
     """Yield what is wrong in a group whose ranks have all reached the same number."""
     calls = {rank: of[group.last[rank]] for rank, of in group.of.items()}
     some = next(iter(calls.values()))
@@ -323,23 +323,23 @@ def _states_of(group: _Group) -> Iterator[Finding]:
         if unknown and all(call.state != "completed" for call in calls.values()):
             wait = f"{_names(tuple(calls))} {_wait(calls)} in {_numbered(some)}"
             text = f"{wait}; of {_names(unknown)} there is no record here"
-            yield Finding("hang", (), text, some.name, unknown)
+            yield CollectiveFinding("hang", (), text, some.name, unknown)
         return
     late = tuple(rank for rank, call in calls.items() if call.state == "scheduled")
     if late and any(call.state == "started" for call in calls.values()):
         call = calls[late[0]]
         text = f"{_names(late)} {_has(late)} not begun {_numbered(call)}"
-        yield Finding("hang", late, f"{text}: the GPU is at something before it")
+        yield CollectiveFinding("hang", late, f"{text}: the GPU is at something before it")
     elif all(call.state != "completed" for call in calls.values()):
         text = f"all ranks have entered {_numbered(calls[min(calls)])}, and none has left it"
-        yield Finding("hang", (), text)
+        yield CollectiveFinding("hang", (), text)
 
 
 def _form(call: Call) -> tuple[str, str]:
     return call.name, call.sizes if call.name in _SIZED else ""
 
 
-def _mismatch(calls: Mapping[int, Call]) -> Finding:
+def _mismatch(calls: Mapping[int, Call]) -> CollectiveFinding:
     forms = [_form(call) for call in calls.values()]
     fewest = min(forms, key=forms.count)
     odd = tuple(rank for rank, call in calls.items() if _form(call) == fewest)
@@ -351,7 +351,7 @@ def _mismatch(calls: Mapping[int, Call]) -> Finding:
         f"rank {rank} calls {_described(call)}" for rank, call in zip(ranks, shown, strict=True)
     ]
     line = f"number {others[0].number} of group {others[0].group}: {'; '.join(texts)}"
-    return Finding("collective-mismatch", () if even else odd, line)
+    return CollectiveFinding("collective-mismatch", () if even else odd, line)
 
 
 def _described(call: Call) -> str:
@@ -391,7 +391,7 @@ def _names(ranks: tuple[int, ...], most: int = 4) -> str:
     return f"ranks {', '.join(map(str, ranks[:most]))}{more}"
 
 
-def cause(finding: Finding) -> Hang:
+def cause(finding: CollectiveFinding) -> Hang:
     """Return a finding as the hang that ends an attempt."""
     rank = finding.ranks[0] if finding.ranks else None
     return Hang(finding.kind, rank, finding.line)

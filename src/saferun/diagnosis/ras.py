@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from saferun.diagnosis.flight_record import Finding
+from saferun.diagnosis.flight_record import CollectiveFinding
 
 _CALL = "a collective of NCCL"
 _MOST = 100_000  # most communicators and ranks that are read
@@ -108,7 +108,7 @@ def _members(comm: Mapping[str, object]) -> Iterator[Member]:
 
 def compare(
     before: Answer, after: Answer, pids: Mapping[int, int], world: int = 0
-) -> Finding | None:
+) -> CollectiveFinding | None:
     """Return the ranks that are behind; None if nothing differs or something moves.
 
     Args:
@@ -133,7 +133,7 @@ def _counts(comm: tuple[Member, ...]) -> list[tuple[int, int | None, bool]]:
     return sorted((one.rank, one.launched or 0, one.is_gone) for one in comm)
 
 
-def _of(comm: tuple[Member, ...], pids: Mapping[int, int], world: int) -> Finding | None:
+def _of(comm: tuple[Member, ...], pids: Mapping[int, int], world: int) -> CollectiveFinding | None:
     most = max((one.launched for one in comm if one.launched is not None), default=0)
     gone = [one for one in comm if one.is_gone]
     behind = gone or [one for one in comm if one.launched is not None and one.launched < most]
@@ -151,9 +151,9 @@ def _of(comm: tuple[Member, ...], pids: Mapping[int, int], world: int) -> Findin
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     if gone:
         line = f"{who}{more}: dead, or gives no answer"
-        return Finding("hang", ranks, line, _CALL, gone=tuple(known))
+        return CollectiveFinding("hang", ranks, line, _CALL, gone=tuple(known))
     line = f"{who}{more} launched {named[0].launched} collectives, others of its group {most}"
-    return Finding("hang", ranks, line, _CALL)
+    return CollectiveFinding("hang", ranks, line, _CALL)
 
 
 def _has_all(comm: tuple[Member, ...], pids: Mapping[int, int]) -> bool:

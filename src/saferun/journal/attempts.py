@@ -13,11 +13,11 @@ from saferun.inject import contract
 from saferun.journal import events, receipts
 from saferun.journal.event_types import (
     AttemptBegun,
+    JobStarted,
     LossLost,
     PlanChanged,
     Recycled,
     SlowRank,
-    Started,
 )
 from saferun.journal.events import Event
 from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
@@ -91,7 +91,7 @@ def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attem
             changed = changes(before, plan)
             found[number] = Attempt(facts, running, worker, event.at, changed=changed)
             before = plan
-        elif isinstance(facts, Started) and number in found:
+        elif isinstance(facts, JobStarted) and number in found:
             found[number] = replace(found[number], started_at=event.at)
         elif isinstance(facts, LossLost) and number in found:
             found[number] = replace(found[number], loss=facts.line)

@@ -45,7 +45,7 @@ class WorkerBegun(NamedTuple):
     gpu: str | None  # UUID
 
 
-class Started(NamedTuple):
+class JobStarted(NamedTuple):
     """The processes of an attempt have started."""
 
     keeper: int  # pid
@@ -78,7 +78,7 @@ class NodesMet(NamedTuple):
     beats: bool
 
 
-class Hang(NamedTuple):
+class HangSeen(NamedTuple):
     """A job was silent for too long."""
 
     silent_s: float
@@ -150,11 +150,11 @@ NAMES: dict[type[EventFacts], str] = {
     AttemptBegun: "attempt",
     WorkersBegun: "workers",
     WorkerBegun: "worker",
-    Started: "started",
+    JobStarted: "started",
     Preflight: "preflight",
     Recovery: "recovery",
     NodesMet: "nodes",
-    Hang: "hang",
+    HangSeen: "hang",
     Stall: "stall",
     LossLost: "loss",
     SlowRank: "slow",
@@ -179,11 +179,11 @@ EventFacts: TypeAlias = (
     AttemptBegun
     | WorkersBegun
     | WorkerBegun
-    | Started
+    | JobStarted
     | Preflight
     | Recovery
     | NodesMet
-    | Hang
+    | HangSeen
     | Stall
     | LossLost
     | SlowRank

@@ -28,7 +28,7 @@ from saferun.journal import (
     trials,
 )
 from saferun.journal.attempts import Attempt, attempts, directory, on_rank
-from saferun.journal.event_types import Hang
+from saferun.journal.event_types import HangSeen
 from saferun.journal.rank_report import Ranks, ranks
 from saferun.journal.reader import (
     FAILED,
@@ -284,7 +284,7 @@ def _added(
 # --- hangs -------------------------------------------------------------------------------------
 
 
-def _silence(place: str, number: int, hang: Hang) -> Silence:
+def _silence(place: str, number: int, hang: HangSeen) -> Silence:
     by_oddness = sorted(hang.ranks, key=lambda rank: not rank.odd)
     stacks = []
     if hang.stacks and _STACKS_FILE.fullmatch(hang.stacks):

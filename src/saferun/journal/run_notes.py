@@ -9,7 +9,7 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
-    Hang,
+    HangSeen,
     LossLost,
     NodesMet,
     Preflight,
@@ -34,7 +34,7 @@ class Notes:
     """The notes of a journal, for each attempt and for the whole run."""
 
     lines: dict[Key, list[str]]
-    hangs: dict[Key, list[Hang]]
+    hangs: dict[Key, list[HangSeen]]
     hosts: tuple[str, ...]
     worker_gpus: frozenset[str]  # UUIDs
     begun: AttemptBegun | None  # the last attempt
@@ -44,7 +44,7 @@ class Notes:
 def read(log: Sequence[Event]) -> Notes:
     """Return the notes; a note between two attempts belongs to the later one."""
     lines: dict[Key, list[str]] = {}
-    hangs: dict[Key, list[Hang]] = {}
+    hangs: dict[Key, list[HangSeen]] = {}
     hosts: dict[str, str] = {}  # node -> host
     gpus: set[str] = set()
     begun, advice = None, ""
@@ -60,11 +60,11 @@ def read(log: Sequence[Event]) -> Notes:
             stall = stalls.pop(worker, None)
             # Where the line is evidence, the job ended of the stall.
             if stall and any(stall.line in by for by in facts.diagnosis.decided_by):
-                silence = Hang(stall.silent_s, stall.ranks, None)
+                silence = HangSeen(stall.silent_s, stall.ranks, None)
                 hangs.setdefault((worker, number), []).append(silence)
         elif isinstance(facts, WorkerBegun) and facts.gpu:
             gpus.add(facts.gpu)
-        elif isinstance(facts, Hang):
+        elif isinstance(facts, HangSeen):
             hangs.setdefault((worker, number), []).append(facts)
         elif isinstance(facts, Stall) and facts.line:
             stalls[worker] = facts

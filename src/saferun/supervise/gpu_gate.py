@@ -21,6 +21,7 @@ from saferun.journal import part_history
 from saferun.journal.event_types import Preflight
 from saferun.model import NOTE, PROBLEM, Finding, LaunchPlan, Request
 from saferun.planning.inputs import RunInputs
+from saferun.supervise import faults
 
 if TYPE_CHECKING:
     from saferun.gpu.recovery import Recovered
@@ -96,7 +97,7 @@ class GpuCare:
         try:
             found = part_history.findings(gathered.environ, gathered.facts.gpu.gpus)
         except Exception as error:
-            self._say(f"the history of parts could not be read ({type(error).__name__}: {error})")
+            self._say(faults.worded("the history of parts could not be read", error))
             return ()
         refused = policy.history == "refuse" and policy.mode == "require"
         return tuple(one._replace(level=PROBLEM if refused else NOTE) for one in found)
@@ -144,8 +145,7 @@ class GpuCare:
             if judged is not None and not judged.well and judged.asks:
                 judged = self._again(judged)
         except Exception as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"the GPUs could not be tested, a fault of saferun's own ({what})")
+            self._say(faults.worded("the GPUs could not be tested", error))
             return self._policy.mode != "require"
         if judged is not None and judged.well:
             return True

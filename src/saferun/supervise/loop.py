@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
 from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
@@ -24,42 +24,27 @@ from saferun.journal.writer import Journal
 from saferun.model import Finding, LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import announcement
-from saferun.supervise.attempt.attempt_runner import run_attempt
-from saferun.supervise.attempt.attempt_values import AttemptSpec, Ended, Observer
-from saferun.supervise.attempt.attempt_watch import (
-    AttemptWatch,
-    end_requested,
-    ended_status,
-    grace_s,
-)
+from saferun.supervise import faults
 from saferun.supervise.attempt.end_requests import (
-    INTERRUPTED,
     EndRequestedError,
     EndRequests,
-    answer,
     outlive_signals,
     restore_interrupts,
 )
+from saferun.supervise.attempt_end import INTERRUPTED, AttemptEnd
 from saferun.supervise.changes.mitigations import RunMitigations
 from saferun.supervise.changes.parts import RunParts
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.gpu_gate import GpuCare, take_locks
 from saferun.supervise.left_trials import fail_left_over
-from saferun.supervise.ready import own_files, warm_start
+from saferun.supervise.nodes.nodes import Agreed, Nodes
+from saferun.supervise.one_attempt import Attempt, OfRun
+from saferun.supervise.ready import own_files
 from saferun.supervise.ready.keeper_pool import KeeperPool
-from saferun.supervise.ready.rank_imports import RankImports
+from saferun.supervise.ready.next_attempt import NextAttempt
 from saferun.supervise.records import record, report
 from saferun.supervise.records.record import Record
 from saferun.supervise.replace import become_job, check_size
-
-if TYPE_CHECKING:  # the first is for several nodes, the others are imported during an attempt
-    from saferun.supervise.nodes.peer_nodes import PeerNodes
-    from saferun.supervise.watch.looks import Looks
-    from saferun.supervise.watch.step_samples import StepSamples
-
-LOAD_S = 0.5  # after the start, which imports for the end must not delay
-PREPARE_S = 5.0  # after the start: ranks are up, and the next attempt is prepared
-ALIVE_S = 30.0  # between two notes in the journal that the run lives; shorter at first
 
 Say = Callable[[str], None]
 
@@ -173,34 +158,27 @@ class _Run:
         self._history: list[AttemptOutcome] = []
         self._mitigations = RunMitigations(gathered, first, run_record.path or "")
         self._resumption = Resumption(gathered, first, say)
-        self._is_warm = first.settings.start.ranks == "warm"
-        self._imports = RankImports(first, gathered) if self._is_warm else None
-        self._cold: set[str] = set()  # reasons why replacing processes were not warm
-        self._stays_cold = False
+        self._following = NextAttempt(gathered, first, keepers, self._planned_next, say)
         self._parts = RunParts(gathered)
-        self._nodes = self._other_nodes(first)
-        # The next attributes belong to the running attempt.
-        self._watch: AttemptWatch
-        self._looks: Looks | None = None
-        self._longest = Longest()  # of the whole run
-        self._steps: StepSamples | None = None
-        self._began_s = 0.0
+        self._nodes = self._all_nodes(first)
         self._requests = EndRequests()
+        self._of_run = OfRun(
+            history=self._history,
+            record=run_record,
+            keepers=keepers,
+            following=self._following,
+            longest=Longest(),
+            saved_before=self._resumption.saved_before,
+            say=say,
+        )
 
-    def _other_nodes(self, plan: LaunchPlan) -> PeerNodes | None:
+    def _all_nodes(self, plan: LaunchPlan) -> Nodes:
         if self._gathered.launcher is None or plan.options.nodes == 1:
-            return None
+            return Nodes()
 
         from saferun.supervise.nodes.peer_nodes import PeerNodes  # few runs have several nodes
 
-        return PeerNodes(
-            self._gathered,
-            self._history,
-            self._mitigations,
-            self._resumption,
-            self._record,
-            self._say,
-        )
+        return PeerNodes(self._gathered, self._resumption, self._record, self._say)
 
     # --- the run ---------------------------------------------------------------------------
 
@@ -218,8 +196,7 @@ class _Run:
                 self._care.close()
                 self._keepers.close()
                 self._mitigations.close()
-                if self._nodes:
-                    self._nodes.close()
+                self._nodes.close()
                 self._record.close(self._requests.fd)
 
     def _attempts(self) -> RunEnd:
@@ -239,19 +216,24 @@ class _Run:
                 self._record.journal.event(test)
             if test and not test.granted:
                 return self._over(EXIT_UNAVAILABLE, "the GPUs failed the preflight test")
-            plan = self._begin_attempt()
-            ended = self._attempt(plan)
-            decision = self._decided(plan, ended)
-            self._recover(plan, decision)
+            attempt = self._begun()
+            ended = attempt.run(self._environment(attempt.plan), self._requests.blocked)
+            decision = self._decided(attempt, ended)
+            self._recover(attempt, decision)
             if decision.action != retry_policy.AGAIN:
-                status = ended_status(ended, torchrun=self._gathered.launcher is not None)
-                if self._nodes and self._nodes.status is not None:
-                    status = self._nodes.status
+                own = ended.status(torchrun=self._gathered.launcher is not None)
+                status = self._nodes.status(own)
                 interrupted = ended.by_interrupt and status == INTERRUPTED
                 return self._over(status, decision.reason, by_interrupt=interrupted)
             if decision.add:
                 self._mitigations.add(decision.add, self._history[-1].kind)
             delay_s = decision.delay_s
+
+    def _test_gpus(self) -> Preflight | None:
+        """Have the GPUs tested if needed; during the test attempt 1's agent imports torch."""
+        if not self._history and self._care.waits and not self._following.replaces:
+            self._following.prepare(*self._planned(self._gathered))
+        return self._care.tested(self._history[-1].kind if self._history else "")
 
     def _asked_between(self, number: int) -> RunEnd:
         """End the run because a signal asks for it between attempts."""
@@ -264,18 +246,18 @@ class _Run:
         self, status: int, reason: str, *, asked: bool = False, by_interrupt: bool = False
     ) -> RunEnd:
         at_s = time.monotonic()
-        last = self._history[-1] if self._history else None
-        failed = [one.lived_s for one in self._history if one.exit_code and not one.asked]
+        last = self._history[-1] if self._history else AttemptOutcome(0)
+        failed = [one.lived_s for one in self._history if one.way in (FAILED, REPLACED)]
         advice = self._resumption.advice(failed)
         if advice:
             self._say(advice)
-        if status and last:
+        if status and self._history:
             self._record.harmlessly(lambda: self._fail_left_trials(status))
-        if last and not last.asked:
+        if self._history and last.way != ASKED:
             self._record.harmlessly(lambda: self._parts.keep(last.lived_s))
-        asked = asked or (last is not None and last.asked)
+        asked = asked or last.way == ASKED
         self._record.end(status, reason, advice, asked=asked)
-        verdict = last.diagnosis.verdict if last and last.exit_code and not last.asked else ""
+        verdict = last.diagnosis.verdict if last.way == FAILED else ""
         if verdict and self._gathered.identity.worker is None:
             self._record.harmlessly(lambda: record.leave_verdict(self._gathered.environ, verdict))
         return RunEnd(status, reason, verdict, by_interrupt, asked, at_s)
@@ -283,232 +265,96 @@ class _Run:
     def _fail_left_trials(self, status: int) -> None:
         """Mark trials of a study that still count as running as failed; most runs have none."""
         identity, launcher = self._gathered.identity, self._gathered.launcher
-        plan = self._mitigations.plan(self._gathered)
+        plan, environ = self._planned(self._gathered)
         python = launcher.interpreter if launcher else plan.command[0]
         if identity.state is not None and python is not None:
-            fail_left_over(identity.state, python, self._environment(plan), status, self._say)
+            fail_left_over(identity.state, python, environ, status, self._say)
 
-    # --- one attempt -----------------------------------------------------------------------
+    # --- the plan of an attempt ------------------------------------------------------------
 
-    def _test_gpus(self) -> Preflight | None:
-        """Have the GPUs tested if needed; during the test attempt 1's agent imports torch."""
-        if not self._history and self._care.waits and not self._replaces_warm():
-            self._prepare_agent(self._gathered)
-        kind = self._history[-1].kind if self._history else ""
-        return self._care.tested(kind)
-
-    def _begin_attempt(self) -> LaunchPlan:
+    def _begun(self) -> Attempt:
+        """Return the next attempt: the same computation of a plan with what is known by now."""
         last = self._history[-1] if self._history else None
-        number, start = len(self._history) + 1, None
-        if self._nodes:
-            number, start = self._nodes.number, self._nodes.start
-        identity = self._gathered.identity._replace(
-            site=own_files.hooks_site(self._gathered.identity.site, self._record.path),
-            attempt=number,
-            checkpoint=self._resumption.checkpoint(number, start),
-            previous=None if last is None or last.replaced else last.exit_code,
+        gathered = self._nodes.begins(len(self._history) + 1, self._gathered)
+        number = gathered.identity.attempt
+        identity = gathered.identity._replace(
+            site=own_files.files.hooks_site(gathered.identity.site, self._record.path),
+            checkpoint=self._resumption.checkpoint(number, self._nodes.start),
+            previous=None if last is None or last.way == REPLACED else last.exit_code,
         )
-        self._gathered = self._gathered._replace(identity=identity)
-        if self._nodes:
-            self._gathered = self._nodes.as_agreed(self._gathered)
+        self._gathered = gathered._replace(identity=identity)
         plan = self._mitigations.plan(self._gathered)
-        self._watch = AttemptWatch(self._gathered, plan, self._mitigations.nccl_finding)
-        self._looks = self._steps = None
-        self._record.attempt(number, plan, self._history, self._gathered.facts.torch)
-        return plan
+        attempt = Attempt(self._gathered, plan, self._mitigations.nccl_finding, self._of_run)
+        self._record.attempt(number, plan, self._history, gathered.facts.torch)
+        return attempt
 
-    def _attempt(self, plan: LaunchPlan) -> Ended:
-        """Run one attempt until none of its processes lives."""
-        spec = AttemptSpec(
-            plan.command,
-            self._environment(plan),
-            launcher=plan.launcher,
-            no_python=plan.options.no_python,
-            grace_s=grace_s(plan),
-            receipts=self._gathered.identity.receipts,
-            handled=plan.options.handled_signals,
-            limits=plan.limits,
-            unblocked=self._requests.blocked,
-        )
-        self._warm_up(plan)
-        observer = Observer(
-            ordered=lambda: self._record.harmlessly(own_files.hold),
-            started=lambda keeper, launcher: self._started(plan, keeper, launcher),
-            cold=self._note_cold,
-            later=self._beside().__next__,
-            later_s=LOAD_S,
-            spared=lambda: (*self._keepers.pids(), *self._record.helpers()),
-            check_job=lambda: self._looks.check_job() if self._looks else LOAD_S,
-            asked=lambda: self._looks.ask() if self._looks else None,
-            interrupted=lambda left_s: self._say(answer(left_s)),
-        )
-        ended = run_attempt(spec, observer, self._keepers.take())
-        if imports := self._imports:
-            self._record.harmlessly(lambda: imports.take(self._gathered.identity.attempt))
-        return ended
+    def _planned(self, gathered: RunInputs) -> tuple[LaunchPlan, dict[str, str]]:
+        """Return the plan of an attempt with the mitigations in force, and its environment."""
+        plan = self._mitigations.plan(gathered)
+        return plan, self._environment(plan)
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        nodes = self._nodes.environ(plan) if self._nodes else {}
-        return {**plan.environment(self._gathered.environ), **self._held.environ(), **nodes}
+        own = plan.environment(self._gathered.environ)
+        return {**own, **self._held.environ(), **self._nodes.environ(plan)}
 
-    def _started(self, plan: LaunchPlan, keeper: int, launcher: int) -> None:
-        self._began_s = time.monotonic()
-        self._record.harmlessly(lambda: self._watch.started(launcher))
-        self._record.harmlessly(lambda: self._look_at(plan, keeper, launcher))
-        self._record.harmlessly(lambda: self._record.started(keeper, launcher))
+    def _planned_next(self) -> tuple[LaunchPlan, dict[str, str]]:
+        return self._planned(self._inputs_next())
 
-    def _look_at(self, plan: LaunchPlan, keeper: int, launcher: int) -> None:
-        """Begin to watch an attempt.
-
-        The modules for that are imported now, while the job starts.
-        """
-        from saferun.supervise.watch.looks import Looks
-        from saferun.supervise.watch.running_job import RunningJob
-        from saferun.supervise.watch.step_samples import StepSamples
-
-        identity = self._gathered.identity
-        job = RunningJob(
-            plan=plan,
-            number=identity.attempt,
-            history=self._history,
-            receipts=identity.receipts,
-            record=self._record,
-            longest=self._longest,
-            saved_before=self._resumption.saved_before,
-            say=self._say,
-            environ=self._gathered.environ,
-            keeper=keeper,
-            launcher=launcher,
-        )
-        self._looks, self._steps = Looks(job), StepSamples(keeper, launcher, self._began_s)
-
-    def _beside(self) -> Iterator[float]:
-        """Work beside an attempt in steps; yield the seconds until the next step.
-
-        First, the modules for its end are imported, then the next attempt is prepared. After that
-        the journal regularly notes that the run lives, and its latest steps.
-        """
-        self._record.harmlessly(own_files.keep)
-        prepares, waited_s = True, LOAD_S
-        while waited_s < PREPARE_S:
-            soon = prepares and self._replaces_warm()  # a process of a search may live only seconds
-            if soon and self._knows_imports():
-                self._record.harmlessly(lambda: self._prepare_agent(self._following()))
-                prepares = soon = False
-            pause_s = LOAD_S if soon else PREPARE_S - waited_s
-            waited_s += pause_s
-            yield pause_s
-        while True:
-            self._record.harmlessly(self._record.journal.alive)
-            self._record.harmlessly(self._watch.observe_ranks)
-            self._record.harmlessly(self._note_steps)
-            if prepares and self._knows_imports():
-                self._record.harmlessly(lambda: self._prepare_agent(self._following()))
-                prepares = False
-            rest = min(ALIVE_S, max(PREPARE_S, (time.monotonic() - self._began_s) / 4))
-            yield PREPARE_S if prepares else rest
-
-    def _note_steps(self) -> None:
-        if self._steps and (text := self._steps.sample()):
-            self._record.journal.steps(self._gathered.identity.attempt, text)
-
-    def _following(self) -> RunInputs:
+    def _inputs_next(self) -> RunInputs:
         """Return the inputs for the plan of the attempt after the running one."""
         identity = self._gathered.identity
         following = identity._replace(attempt=identity.attempt + 1)
         return self._gathered._replace(identity=following)
 
-    def _prepare_agent(self, gathered: RunInputs) -> None:
-        """Let the first process of a future attempt import its modules ahead."""
-        self._warm_up(self._mitigations.plan(gathered), ahead=True)
-
-    def _warm_up(self, plan: LaunchPlan, *, ahead: bool = False) -> None:
-        """Let a process import ahead, for a later attempt or for one whose ranks it forks.
-
-        Args:
-            plan: the plan of the attempt.
-            ahead: the attempt does not begin now.
-        """
-        replaces = self._replaces_warm()
-        if (replaces and not ahead) or not (self._is_warm or ahead) or self._stays_cold:
-            return
-        env, listed = self._environment(plan), self._imports.path if self._imports else None
-        warm = warm_start.offered(self._gathered.launcher, plan, env, listed)
-        starts = "torchrun's own Python" if self._gathered.launcher else "python"
-        why = self._keepers.prepare_warm(warm) if warm else f"{starts} does not start them"
-        if why and replaces:
-            self._note_cold(why)
-        elif why and not ahead:
-            self._say(f"start.ranks is warm, but ranks are started as usual: {why}")
-
-    def _replaces_warm(self) -> bool:
-        """Return whether a plain python process that replaces another should be warm."""
-        return self._is_warm and self._gathered.launcher is None
-
-    def _note_cold(self, why: str) -> None:
-        """Report why a replacing process was not warm; if the reason recurs, none is prepared."""
-        if self._replaces_warm():
-            self._stays_cold = why in self._cold
-            if not self._stays_cold:
-                self._cold.add(why)
-                self._say(f"start.ranks is warm, but a process is started as usual: {why}")
-
-    def _knows_imports(self) -> bool:
-        """Return whether the ranks' imports are known, or nobody needs them."""
-        attempt = self._gathered.identity.attempt
-        return self._imports is None or self._imports.known(attempt)
-
     # --- its end ---------------------------------------------------------------------------
 
-    def _decided(self, plan: LaunchPlan, ended: Ended) -> Decision:
+    def _decided(self, attempt: Attempt, ended: AttemptEnd) -> Decision:
         """Decide; a fault of saferun itself becomes one line, and the job's status stands."""
         try:
-            return self._met(plan, ended) or self._decide(plan, ended)
+            return self._met(attempt, ended) or self._decide(attempt, ended)
         except Exception as error:
             import traceback  # only our own fault needs it
 
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(
-                f"what the attempt's end means could not be decided, a fault of ours ({what})"
-            )
+            what = "what the attempt's end means could not be decided"
+            self._say(faults.worded(what, error))
             self._record.fault(error, traceback=traceback.format_exc())
             return Decision(retry_policy.STOP, "a fault of saferun's own")
 
-    def _met(self, plan: LaunchPlan, ended: Ended) -> Decision | None:
+    def _met(self, attempt: Attempt, ended: AttemptEnd) -> Decision | None:
         """Adopt the nodes' agreement; return a decision if they began no attempt."""
-        ran = self._watch.ranks_ran
-        decision = self._nodes.met(plan, ended, ranks_ran=ran) if self._nodes else None
+        last = self._history[-1] if self._history else None
+        ran = attempt.evidence.ranks_ran
+        decision = self._adopted(self._nodes.met(attempt.plan, ended, last, ranks_ran=ran))
         if decision is not None and decision.action == retry_policy.STOP:
             self._report(ended, decision, ())
         return decision
 
-    def _decide(self, plan: LaunchPlan, ended: Ended) -> Decision:
-        """Gather the facts, then decide; record and report the decision."""
-        identity, looks = self._gathered.identity, self._looks
-        self._record.mask_ranks(identity)
+    def _adopted(self, agreed: Agreed) -> Decision | None:
+        if agreed.last is not None:
+            self._history[-1] = agreed.last
+        if agreed.mitigations is not None:
+            self._mitigations.in_force = agreed.mitigations
+        return agreed.decision
+
+    def _decide(self, attempt: Attempt, ended: AttemptEnd) -> Decision:
+        """Gather the facts, then decide; record and report the decision.
+
+        The order counts: secrets are masked before anything is read, receipts are read before the
+        diagnosis, and the nodes share their decisions before one is recorded.
+        """
+        plan, evidence = attempt.plan, attempt.evidence
+        self._record.mask_ranks(attempt.identity)
         ended = self._record.clean(ended)
-        found, ranks_ran = self._watch.receipts(kept=self._record.journal.took_receipts())
+        found, ranks_ran = evidence.receipts(kept=self._record.journal.took_receipts())
         self._record.harmlessly(lambda: torchelastic_dirs.remove(found))
         self._mitigations.read_receipts(found, ranks_seen=ranks_ran)
-        ended_s = time.monotonic() - self._began
-        last = self._watch.outcome(ended, ended_s, self._mitigations.in_force)
-        if last.replaced:
-            assert self._watch.request is not None, "it has said why"
-            self._record.journal.event(Recycled(last.number, *self._watch.request))
-        elif ended.exit_code:
-            cause, stall = (
-                hang and hang._replace(line=self._record.journal.masked(hang.line))
-                for hang in ((looks.cause, looks.stall) if looks else (None, None))
-            )
-            lost = self._nodes.lost() if self._nodes else ""
-            last = self._watch.diagnosed(last, ended, cause, lost, stall)
-        if looks:
-            self._record.harmlessly(lambda: looks.ended(ended))
-        last = self._resumption.judged(last, plan, ended, looks.idle if looks else ())
+        last = self._outcome(attempt, ended)
+        attempt.beside.ended(ended)
+        last = self._resumption.judged(last, plan, ended, attempt.beside.idle)
         self._history.append(last)
         ranks = {receipt.rank for receipt in found if receipt.rank is not None}
         self._record.harmlessly(lambda: self._parts.note(last, ranks))
-        following = self._following()
+        following = self._inputs_next()
         decision = retry_policy.decide(
             self._history,
             plan.settings,
@@ -518,51 +364,59 @@ class _Run:
         if decision.action == retry_policy.DONE:
             self._mitigations.learn(self._gathered, plan)
         if decision.action == retry_policy.AGAIN:
-            self._mitigations.have_nccl_tested(following, last, self._watch.nccl_tests)
-        if self._nodes:
-            decision = self._nodes.share(ended, decision)
+            self._mitigations.have_nccl_tested(following, last, evidence.nccl_tests)
+        decision = self._adopted(self._nodes.shared(ended, last, decision)) or decision
         followed = decision._replace(delay_s=round(decision.delay_s, 3))
         self._record.ended(ended, last._replace(decision=followed))
         # A run that a signal ended may have had no time to leave receipts.
-        ranks_ran = ranks_ran and not (looks and looks.told_of_hooks)
-        problems = (
-            () if end_requested(ended) else self._watch.hook_problems(found, ranks_ran=ranks_ran)
-        )
+        ranks_ran = ranks_ran and not attempt.beside.told_of_hooks
+        problems = () if ended.end_requested else evidence.hook_problems(found, ranks_ran=ranks_ran)
         self._report(ended, decision, problems)
         return decision
 
-    def _report(self, ended: Ended, decision: Decision, problems: tuple[str, ...]) -> None:
+    def _outcome(self, attempt: Attempt, ended: AttemptEnd) -> AttemptOutcome:
+        """Return the record of an attempt: if it failed, with its diagnosis."""
+        evidence, beside = attempt.evidence, attempt.beside
+        ended_s = time.monotonic() - self._began
+        last = evidence.outcome(ended, ended_s, self._mitigations.in_force)
+        if last.replaced_for:
+            assert evidence.request is not None, "it has said why"
+            self._record.journal.event(Recycled(last.number, *evidence.request))
+        elif ended.exit_code:
+            cause, stall = (
+                hang and hang._replace(line=self._record.journal.masked(hang.line))
+                for hang in (beside.cause, beside.stall)
+            )
+            last = evidence.diagnosed(last, ended, cause, self._nodes.lost(), stall)
+        return last
+
+    def _report(self, ended: AttemptEnd, decision: Decision, problems: tuple[str, ...]) -> None:
         added = [decision.add] if decision.add else []
         change = self._mitigations.describe([*added, *self._mitigations.beside])
-        path, history = self._record.path, self._history
-        host, diagnosis = (self._nodes.host, self._nodes.diagnosis) if self._nodes else ("", None)
+        path, history, telling = self._record.path, self._history, self._nodes.telling(decision)
+        host, diagnosis = telling.host, telling.diagnosis
         resumes = self._resumption.is_set
         lines = report.attempt_lines(
             history, decision, change, path, host, diagnosis, resumes=resumes
         )
-        if self._nodes and self._nodes.is_telling(decision):
-            lines = []
-        report.show(self._say, ended, [*problems, *lines])
+        report.show(self._say, ended, [*problems, *([] if telling.is_silent else lines)])
 
-    def _recover(self, plan: LaunchPlan, decision: Decision) -> None:
+    def _recover(self, attempt: Attempt, decision: Decision) -> None:
         """Recover the GPUs as the failure requires.
 
         Raises:
             EndRequestedError: a signal came during the recovery.
         """
         last = self._history[-1] if self._history else None
-        if last is None or last.asked or last.replaced or decision.action == retry_policy.DONE:
-            return
-        if last.number != self._gathered.identity.attempt:
-            return  # the nodes met, but began no attempt
-        again = decision.action == retry_policy.AGAIN
-        found: tuple[Finding, ...] = ()
-
-        def recover() -> None:
-            nonlocal found
-            found = self._care.recover(plan, last.kind, again=again)
-
+        if last is None or last.way != FAILED or last.number != attempt.identity.attempt:
+            return  # in the last case the nodes met, but began no attempt
+        again, kind = decision.action == retry_policy.AGAIN, last.kind
+        nothing: tuple[Finding, ...] = ()
         with self._requests.raised():
-            self._record.harmlessly(recover)
+            found = faults.contained(
+                lambda: self._care.recover(attempt.plan, kind, again=again),
+                nothing,
+                self._record.fault,
+            )
         if found:
             self._record.journal.event(Recovery(found))

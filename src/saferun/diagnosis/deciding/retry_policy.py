@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from saferun.base.durations import seconds
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import ASKED, REPLACED, AttemptOutcome, Decision
 from saferun.settings import RetryPolicy, Settings
 
 # Two attempts failed at the same age if their durations differ by at most this share of the longer
@@ -60,12 +60,12 @@ def decide(
     last = history[-1]
     if last.exit_code == 0:
         return Decision(DONE, "")
-    if last.asked:
+    if last.way == ASKED:
         return Decision(STOP, "it was asked to end")
     if last.unkillable:
         return Decision(STOP, "one of its processes could not be killed")
-    if last.replaced:
-        return _in_time(last, policy, Decision(AGAIN, last.replaced))
+    if last.way == REPLACED:
+        return _in_time(last, policy, Decision(AGAIN, last.replaced_for))
     if last.falls_back:
         return _bounded(history, policy, Decision(AGAIN, "from the checkpoint before"))
     if last.has_room and not _seen_before(history):
@@ -239,7 +239,7 @@ def _bounded(history: Sequence[AttemptOutcome], policy: Settings, decision: Deci
 
 def _in_total(history: Sequence[AttemptOutcome], policy: Settings, decision: Decision) -> Decision:
     """Return the decision, or a stop if the run's total attempts or time are used up."""
-    if sum(not one.replaced for one in history) >= policy.retry.attempts_total:
+    if sum(one.way != REPLACED for one in history) >= policy.retry.attempts_total:
         limit = f"retry.attempts_total: {policy.retry.attempts_total}"
         return Decision(STOP, f"no attempts are left ({limit})")
     if decision.action == STOP:
@@ -261,7 +261,7 @@ def _in_time(last: AttemptOutcome, policy: Settings, decision: Decision) -> Deci
 def left(history: Sequence[AttemptOutcome], policy: RetryPolicy) -> int:
     """Return how many attempts can follow the next one if that makes no progress."""
     in_row = policy.attempts - used_up(history)
-    in_total = policy.attempts_total - sum(not one.replaced for one in history)
+    in_total = policy.attempts_total - sum(one.way != REPLACED for one in history)
     return max(0, min(in_row, in_total) - 1)
 
 
@@ -275,7 +275,7 @@ def used_up(history: Sequence[AttemptOutcome]) -> int:
     since = _furthest(history)
     for place, one in enumerate(history):
         if one.progressed:
-            since = max(since, place + bool(one.replaced))
+            since = max(since, place + (one.way == REPLACED))
     return sum(not one.falls_back for one in history[since:])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from saferun.base.durations import seconds
 from saferun.diagnosis import process_end
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import ASKED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding.known_from import known_from
 from saferun.diagnosis.deciding.retry_policy import AGAIN
 from saferun.diagnosis.diagnosis import Diagnosis
@@ -37,8 +37,8 @@ def between(last: AttemptOutcome, decision: Decision, change: str = "", begins: 
 def replaced(last: AttemptOutcome, decision: Decision) -> str:
     """Return the line about an attempt whose process asked for a new process."""
     if decision.action == AGAIN:
-        return f"process replaced: {last.replaced}"
-    return f"the process is not replaced, as it asked ({last.replaced}): {decision.reason}"
+        return f"process replaced: {last.replaced_for}"
+    return f"the process is not replaced, as it asked ({last.replaced_for}): {decision.reason}"
 
 
 def success(history: Sequence[AttemptOutcome], search: str = "") -> list[str]:
@@ -50,7 +50,7 @@ def success(history: Sequence[AttemptOutcome], search: str = "") -> list[str]:
     """
     if search:
         return [search] if len(history) > 1 else []
-    if all(one.replaced for one in history[:-1]):
+    if all(one.way == REPLACED for one in history[:-1]):
         return []
     in_force = history[-1].mitigations
     mitigated = f", with {', '.join(in_force)}" if in_force else ""
@@ -80,7 +80,7 @@ def failure(
         Lines for people; none if a signal from outside ended the run.
     """
     last = history[-1]
-    if last.asked:
+    if last.way == ASKED:
         return []
     meaning, rest = in_words(diagnosis.explanation)
     what = f"{_what(diagnosis)}, host {host}"
@@ -90,7 +90,7 @@ def failure(
     lines += where(diagnosis)
     lines += [text for text in (rest, _advice(history, diagnosis)) if text]
     lines += half_answer(diagnosis) + known_from(diagnosis.decided_by)
-    lines += [search] if search else _tried([one for one in history if not one.replaced])
+    lines += [search] if search else _tried([one for one in history if one.way != REPLACED])
     lines.append(f"not tried again: {decision.reason}")
     if journal:
         lines.append(f"journal: {journal}")

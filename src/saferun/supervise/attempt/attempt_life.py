@@ -39,7 +39,6 @@ USER = "user signal"
 INTERRUPT = "interrupt"  # SIGINT
 INTERRUPT_AGAIN = "second interrupt"  # another SIGINT, and not a repetition of the first
 TERMINATE = "terminate"  # SIGHUP, SIGTERM
-LATER = "later"  # the time of the observer's `later` has come
 DEADLINE = "deadline"
 HUNG = "hung"  # the watch asks for the end
 KEEPER_STOPPED = "keeper stopped"  # the keeper does not run (keeper_watch.py)
@@ -57,7 +56,7 @@ class AttemptLife(StateMachine):
     Args:
         standby: the keeper that has the task.
         spec: the command and how it is run.
-        observer: functions that are called during the attempt.
+        observer: what is called during the attempt.
         clock: function that returns seconds.
     """
 
@@ -75,8 +74,7 @@ class AttemptLife(StateMachine):
         self._clock = clock
         self._began = clock()
         self._deadline: float | None = None
-        self._later_at: float | None = None
-        self._check_at: float | None = None
+        self._look_at: float | None = None
         self._first_interrupt_at: float | None = None
         self._asked_at: float | None = None  # time of the last signal for the job
         self._ended_at: float | None = None
@@ -123,7 +121,7 @@ class AttemptLife(StateMachine):
                 self._send(protocol.Signal(int(signal.SIGQUIT), None))
         elif self.state == RUNNING:
             self._observer.asked()
-            self._check_at = self._clock()
+            self._look_at = self._clock()
 
     @property
     def saw_interrupt(self) -> bool:
@@ -138,24 +136,21 @@ class AttemptLife(StateMachine):
 
     def take_time(self) -> None:
         """Handle the deadlines that have passed."""
-        if self._later_at is not None and self._clock() >= self._later_at:
-            self._later_at = None
-            self.step(LATER)
-        if self._check_at is not None and self._clock() >= self._check_at:
-            self._check_job()
+        if self._look_at is not None and self._clock() >= self._look_at:
+            self._look()
         if self._deadline is not None and self._clock() >= self._deadline:
             self._deadline = None
             self.step(DEADLINE)
 
-    def _check_job(self) -> None:
-        delay_s = self._observer.check_job()
-        self._check_at = None if delay_s is None else self._clock() + delay_s
-        if delay_s is None and self.state == RUNNING:
+    def _look(self) -> None:
+        self._look_at = self._clock() + self._observer.look()
+        if self._observer.cause and self.state == RUNNING:
+            self._look_at = None
             self.step(HUNG)
 
     def left_ms(self) -> float | None:
         """Return the milliseconds until the next deadline; None if there is none."""
-        times = [t for t in (self._deadline, self._later_at, self._check_at) if t is not None]
+        times = [t for t in (self._deadline, self._look_at) if t is not None]
         return max(0, min(times) - self._clock()) * 1000 if times else None
 
     def asked_s(self) -> float | None:
@@ -174,16 +169,14 @@ class AttemptLife(StateMachine):
     def _begin(self, report: protocol.Started) -> None:
         self._began = self._clock()
         self.launcher, self.exact = report.launcher, report.exact
-        self._later_at = self._began + self._observer.later_s
         self._observer.started(self._standby.pid, report.launcher)
         if report.cold:
             self._observer.cold(report.cold)
-        self._check_at = self._began
+        self._look_at = self._began
 
     def _exit(self, report: protocol.Exited) -> None:
-        self.lived_s, self._ended_at, self._later_at = report.lived_s, self._clock(), None
+        self.lived_s, self._ended_at, self._look_at = report.lived_s, self._clock(), None
         self.status = report.wait_status
-        self._check_at = None
 
     def _exit_as_asked(self, report: protocol.Exited) -> None:
         self._exit(report)
@@ -203,11 +196,6 @@ class AttemptLife(StateMachine):
 
     def _resize(self) -> None:
         self._send(protocol.Resize())
-
-    def _call_later(self) -> None:
-        again_s = self._observer.later()
-        if again_s is not None:
-            self._later_at = self._clock() + again_s
 
     def _pass_user_signal(self, number: int, sender: str) -> None:
         handled = signal.Signals(number).name in self._spec.handled
@@ -294,7 +282,6 @@ _COMMON: Table = {
     (KILLING, protocol.Exited): (AttemptLife._exit, KILLING),
     **rows((DRAINING, KILLING), [protocol.Ended], AttemptLife._finish, ENDED),
     #
-    **rows((RUNNING, ENDING, KILLING), [LATER], AttemptLife._call_later),
     (RUNNING, HUNG): (_killed("hang"), KILLING),
     **rows((ASKED_EARLY, ENDING), [DEADLINE], _killed("grace"), KILLING),
     **rows([DRAINING], (*_ASKS, DEADLINE), AttemptLife._kill_unread, KILLING),

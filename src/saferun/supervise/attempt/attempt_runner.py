@@ -26,9 +26,10 @@ from saferun.supervise.attempt.attempt_life import (
     OVER,
     AttemptLife,
 )
-from saferun.supervise.attempt.attempt_values import AttemptSpec, Ended, Observer
+from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 from saferun.supervise.attempt.keeper_watch import KeeperWatch
 from saferun.supervise.attempt.terminal_modes import TerminalModes
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.ready import keeper_pool, warm_start
 from saferun.supervise.ready.keeper_pool import Standby
 from saferun.system.signalfd import Signals
@@ -39,9 +40,9 @@ _REFUSED = (os.strerror(errno.EAGAIN), "can't start new thread")
 
 def run_attempt(
     spec: AttemptSpec,
-    observer: Observer = Observer(),  # noqa: B008 - frozen
+    observer: Observer = Observer(),  # noqa: B008 - it has no state
     standby: Standby | None = None,
-) -> Ended:
+) -> AttemptEnd:
     """Start a command under supervision and wait until nothing of it is left.
 
     Call this function in the main thread, before other threads start (see signalfd.Signals). On
@@ -49,7 +50,7 @@ def run_attempt(
 
     Args:
         spec: the command and how it is run.
-        observer: functions that are called during the attempt.
+        observer: what is called during the attempt.
         standby: the result of an earlier `start_keeper` or `prepare`, which saves time; a dead
             keeper is replaced.
 
@@ -172,8 +173,8 @@ def _last_report(
     return report
 
 
-def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> Ended:
-    return Ended(
+def _ended(life: AttemptLife, report: protocol.Ended, started_at: float) -> AttemptEnd:
+    return AttemptEnd(
         report=report,
         started_at=started_at,
         lived_s=life.lived_s,

@@ -1,13 +1,11 @@
-"""The inputs of an attempt, its observer, and how it ended."""
+"""The inputs of an attempt, and its observer."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from saferun.keeper import protocol
+from saferun.diagnosis.evidence import Hang
 from saferun.model import ProcessLimits
 
 TAIL_BYTES = 256 * 1024
@@ -45,55 +43,46 @@ class AttemptSpec(NamedTuple):
         return self.launcher == "torchrun" and not self.no_python
 
 
-class Observer(NamedTuple):
-    """Functions that are called while an attempt runs. None of them may block."""
+class Observer:
+    """What is called while an attempt runs; nothing of it may block. This one does nothing.
 
-    # Called when the keeper has been told to start the command, while it does so.
-    ordered: Callable[[], object] = lambda: None
-    # Called with the pids of the keeper and of the command when the command has been started.
-    started: Callable[[int, int], object] = lambda keeper, launcher: None
-    # Called with the reason if a prepared warm process did not become the command.
-    cold: Callable[[str], object] = lambda reason: None
-    # Called `later_s` seconds after the start if the command still runs, to prepare the next
-    # attempt's keeper. It returns the seconds until it is called again; None: never.
-    later: Callable[[], float | None] = lambda: None
-    later_s: float = 0.0
-    # Called repeatedly while the command runs. It returns the seconds until the next call, or None
-    # to have the command ended because it hangs.
-    check_job: Callable[[], float | None] = lambda: float("inf")
-    # Called at a SIGQUIT while a command with its own process group runs; `check_job` is called
-    # next.
-    asked: Callable[[], object] = lambda: None
-    # Called at the first SIGINT that asks the job to end, with the seconds until it is killed.
-    interrupted: Callable[[float | None], object] = lambda left_s: None
-    # Returns the pids of our children that are no part of the attempt: they survive if the keeper
-    # is killed and we do its work.
-    spared: Callable[[], Iterable[int]] = tuple
+    Attributes:
+        cause: why the command must be ended, read after a look; None if it may go on.
+    """
 
+    cause: Hang | None = None
 
-class Ended(NamedTuple):
-    """How an attempt ended."""
+    def ordered(self) -> None:
+        """The keeper has been told to start the command, and does so now."""
 
-    report: protocol.Ended  # the keeper's; its wait status is SIGKILL where it was not learned
-    started_at: float  # seconds since the epoch
-    lived_s: float  # seconds from the launcher's start to its end
-    forwarded: tuple[str, ...]  # "SIGTERM", in order
-    interrupted: bool  # a signal asked us to end
-    # "job", "interrupt" (a second Ctrl-C), "grace" (out of time), "keeper" (killed), "hang"
-    ended_by: str
-    asked_s: float | None = None  # seconds from the last signal to the end; None: no signal came
-    keeper: str = ""  # what happened to the keeper, for people, if that ended the attempt
-    by_interrupt: bool = False  # a SIGINT asked us to end
+    def started(self, keeper: int, launcher: int) -> None:
+        """The command runs.
 
-    @property
-    def signal(self) -> int | None:
-        """Return the signal that the launcher died of; None if none."""
-        status = self.report.wait_status
-        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        Args:
+            keeper: the pid of the keeper.
+            launcher: the pid of the command.
+        """
 
-    @property
-    def exit_code(self) -> int:
-        """Return the exit status as in a shell: 128+n for a signal; 130 after a second Ctrl-C."""
-        if self.ended_by == "interrupt":
-            return 128 + signal.SIGINT
-        return 128 + self.signal if self.signal else os.WEXITSTATUS(self.report.wait_status)
+    def cold(self, reason: str) -> None:
+        """A prepared warm process did not become the command."""
+
+    def look(self) -> float:
+        """Look while the command runs, first at its start; return the seconds until the next."""
+        return float("inf")
+
+    def asked(self) -> None:
+        """A SIGQUIT came while a command with its own process group runs. `look` is called next."""
+
+    def interrupted(self, left_s: float | None) -> None:
+        """The first SIGINT asks the job to end.
+
+        Args:
+            left_s: the seconds until it is killed; None for no limit.
+        """
+
+    def spared(self) -> Iterable[int]:
+        """Return the pids of our children that are no part of the attempt.
+
+        They survive if the keeper is killed and we do its work.
+        """
+        return ()

@@ -12,7 +12,6 @@ from typing import NoReturn
 from saferun.base.durations import seconds
 from saferun.system.signalfd import Signals
 
-INTERRUPTED = 128 + signal.SIGINT
 END_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)  # no other signal ends a run
 USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 

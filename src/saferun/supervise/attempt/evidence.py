@@ -14,7 +14,7 @@ from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.reading.log_lines import Log
 from saferun.journal import rank_files
 from saferun.journal import receipts as journal_receipts
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.system import cgroup
 
 _MACHINE = "/proc/vmstat"  # counts the kills of the whole machine
@@ -24,7 +24,7 @@ _SHM_BYTES = 1 << 30  # sixteen times a container's default
 
 
 def evidence(
-    ended: Ended, receipts: str | None, attempt: int, oom_kills: int | None = None
+    ended: AttemptEnd, receipts: str | None, attempt: int, oom_kills: int | None = None
 ) -> Evidence:
     """Return what is known about an ended attempt.
 
@@ -56,7 +56,7 @@ def evidence(
     )
 
 
-def _last_step(ended: Ended) -> int | None:
+def _last_step(ended: AttemptEnd) -> int | None:
     from saferun.diagnosis.reading import progress  # only an attempt's end needs it
 
     steps = map(progress.last_step, ended.report.tails)

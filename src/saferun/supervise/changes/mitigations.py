@@ -20,6 +20,7 @@ from saferun.model import LaunchOptions, LaunchPlan
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.inputs import RunInputs
 from saferun.profile.schema import in_range
+from saferun.supervise import faults
 from saferun.system.gpus import driver_version
 from saferun.system.redact import Masker
 from saferun.system.stderr import say
@@ -191,7 +192,7 @@ class RunMitigations:
             if line := self.recall(gathered):
                 say(line)
         except Exception as error:
-            say(f"the history of mitigations could not be read ({type(error).__name__}: {error})")
+            say(faults.worded("the history of mitigations could not be read", error))
 
     def recall(self, gathered: RunInputs) -> str:
         """Put in force what helped this script here before; return a message about it, or ""."""

@@ -23,7 +23,8 @@ from saferun.planning import resume
 from saferun.planning.inputs import RunInputs
 from saferun.planning.torchrun.torchrun_args import ranks
 from saferun.settings import ResumePolicy
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise import faults
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.system import checkpoints, disk_room
 from saferun.system.checkpoints import Found, Stamp
 
@@ -132,7 +133,7 @@ class Resumption:
         self,
         last: AttemptOutcome,
         plan: LaunchPlan,
-        ended: Ended,
+        ended: AttemptEnd,
         idle: Sequence[tuple[float, float]] = (),
     ) -> AttemptOutcome:
         """Return an attempt with its checkpoints, and, if it failed, with what they allow.
@@ -155,7 +156,7 @@ class Resumption:
         self,
         last: AttemptOutcome,
         plan: LaunchPlan,
-        ended: Ended,
+        ended: AttemptEnd,
         idle: Sequence[tuple[float, float]],
     ) -> AttemptOutcome:
         found = [one.checkpoint for one in self._find()]
@@ -281,12 +282,8 @@ class Resumption:
         return checkpoints.problem(checkpoint.path, ranks(self._first), written)
 
     def _harmlessly(self, work: Callable[[], T]) -> T | None:
-        try:
-            return work()
-        except Exception as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"the checkpoints could not be looked at, a fault of saferun's own ({what})")
-            return None
+        what = "the checkpoints could not be looked at"
+        return faults.contained(work, None, lambda error: self._say(faults.worded(what, error)))
 
 
 def _offer(found: Found) -> Offer:

@@ -24,8 +24,7 @@ from typing import Any
 from saferun.base import files
 from saferun.base.durations import seconds
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
-from saferun.diagnosis.deciding import retry_policy
+from saferun.diagnosis.attempt_outcome import FAILED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
@@ -34,11 +33,10 @@ from saferun.inject.node.node_agreement import Agreement, Alone, NodeFacts, Repo
 from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
-from saferun.supervise.attempt.attempt_values import Ended
-from saferun.supervise.attempt.attempt_watch import end_requested
-from saferun.supervise.changes.mitigations import RunMitigations
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.nodes import node_facts, shared_reports
+from saferun.supervise.nodes.nodes import Agreed, Nodes, Telling
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
 
@@ -49,13 +47,11 @@ REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
 
 
-class PeerNodes:
+class PeerNodes(Nodes):
     """The other nodes of a run, as this node knows them over all attempts.
 
     Args:
         gathered: the run.
-        history: its attempts; another node's root of a failure may be inserted.
-        mitigations: gets the agreed mitigations.
         resumption: the checkpoints from which this node alone would resume.
         record: the journal.
         say: function that takes lines for people.
@@ -64,8 +60,6 @@ class PeerNodes:
     def __init__(
         self,
         gathered: RunInputs,
-        history: list[AttemptOutcome],
-        mitigations: RunMitigations,
         resumption: Resumption,
         record: Record,
         say: Callable[[str], None],
@@ -73,7 +67,6 @@ class PeerNodes:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
         self._temporary: str | None = None  # replaces a run directory that cannot be written to
-        self._history, self._mitigations = history, mitigations
         self._facts: NodeFacts = {
             **node_facts.of_run(gathered),
             "shared": shared_reports.offer(record.path),
@@ -92,11 +85,10 @@ class PeerNodes:
         self._node = 0  # the rank of this one in the last meeting
         self._keys: tuple[dict[str, Any], list[str]] | None = None  # agreed for the run
         self._evidence = 0  # attempts with ranks, known to those who decided on the last start
-        self.start: Start | None = None  # agreed for the next attempt; None: not yet
-        self.number = 1  # the number of the next attempt
-        self.host = os.uname().nodename  # where the last failure began
-        self.diagnosis: Diagnosis | None = None  # of the run, where its nodes did not come back
-        self.status: int | None = None  # the run's exit status, if the meeting decided it
+        self._number = 1  # the number of the next attempt
+        self._host = os.uname().nodename  # where the last failure began
+        self._diagnosis: Diagnosis | None = None  # of the run, where its nodes did not come back
+        self._status: int | None = None  # the run's exit status, if the meeting decided it
         if record.notifier:
             record.notifier.is_speaker = self._speaks
 
@@ -105,9 +97,29 @@ class PeerNodes:
         others = (int(node) for node in self._hosts.keys() - self._lost)
         return self._node <= min(others, default=self._node)
 
-    def is_telling(self, decision: Decision) -> bool:
-        """Return whether this node would stop, and must first tell the others."""
-        return self._own.action == STOP and decision.action == AGAIN
+    def telling(self, decision: Decision) -> Telling:
+        """Return what this node tells people of a decision.
+
+        If it would stop, and must first tell the others, it tells nothing.
+        """
+        is_silent = self._own.action == STOP and decision.action == AGAIN
+        return Telling(self._host, self._diagnosis, is_silent)
+
+    def status(self, own: int) -> int:
+        """Return the run's exit status: its own, or that of the nodes' decision."""
+        return own if self._status is None else self._status
+
+    def begins(self, number: int, gathered: RunInputs) -> RunInputs:
+        """Return the inputs of the next attempt: the nodes' number, and the keys that they share.
+
+        Args:
+            number: the attempt's number on this node alone.
+            gathered: the run's inputs.
+        """
+        gathered = gathered._replace(identity=gathered.identity._replace(attempt=self._number))
+        if self._keys is None or gathered.profile is None:
+            return gathered
+        return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
 
     def environ(self, plan: LaunchPlan) -> dict[str, str]:
         """Return the variables with which the next agent comes to the meeting.
@@ -129,8 +141,8 @@ class PeerNodes:
         }
         facts = {
             **self._facts,
-            "attempt": self.number,
-            "mitigations": list(self._mitigations.in_force),
+            "attempt": self._number,
+            "mitigations": list(plan.mitigations),
             "report": self._report,
             "start": start,
         }
@@ -142,36 +154,40 @@ class PeerNodes:
         }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
-    def met(self, plan: LaunchPlan, ended: Ended, *, ranks_ran: bool) -> Decision | None:
-        """Adopt the nodes' agreement before an attempt that has now ended.
+    def met(
+        self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
+    ) -> Agreed:
+        """Return the nodes' agreement before an attempt that has now ended.
 
         Args:
             plan: the attempt's plan.
             ended: how the attempt ended.
+            last: the last attempt with ranks before it.
             ranks_ran: ranks were seen during the attempt.
 
         Returns:
-            The decision if no rank was started; None if ranks ran, or may have run.
+            With a decision if no rank was started; without one if ranks ran, or may have run.
         """
-        outcome: node_agreement.Outcome | None = self._read(node_agent.outcome_name(self.number))
+        outcome: node_agreement.Outcome | None = self._read(node_agent.outcome_name(self._number))
         self._outcome = outcome if outcome and "agreement" in outcome else None
         self._since = None
-        ends = ended.exit_code == 0 or end_requested(ended)
+        ends = ended.exit_code == 0 or ended.end_requested
         if ends and self._outcome is None:
-            return None
+            return Agreed()
         if outcome is None:
-            return self._agent_lost(ended) if self._comes_back and not ranks_ran else None
+            is_lost = self._comes_back and not ranks_ran
+            return Agreed(self._agent_lost(ended) if is_lost else None)
         if "alone" in outcome:
-            return self._not_met(plan, outcome["alone"])
+            return self._not_met(plan, outcome["alone"], last)
         if "again" in outcome:
-            return self._anew(outcome["again"], outcome["start"])
+            return Agreed(self._anew(outcome["again"], outcome["start"]))
         agreement = outcome["agreement"]
         self._node = outcome["node"]
         self._hosts, self._shared = agreement["hosts"], agreement["shared"]
         self._holder = agreement["holder"]
-        known: dict[str, Any] = {**agreement, "attempt": self.number}
+        known: dict[str, Any] = {**agreement, "attempt": self._number}
         self._record.journal.event(NodesMet(**{name: known[name] for name in NodesMet._fields}))
-        self._take_root(agreement["root"])
+        last = self._with_root(last, agreement["root"])
         self._report, start = None, agreement["start"]
         if start and (agreement["action"] == node_agreement.BEGIN or outcome.get("began")):
             self._evidence = start["evidence"] + (agreement["action"] == node_agreement.BEGIN)
@@ -179,16 +195,16 @@ class PeerNodes:
             self._agents_lost = 0
         if agreement["action"] == node_agreement.BEGIN or ends:
             self._regroups, self._comes_back, self._own = 0, False, Decision(AGAIN, "")
-            return None
-        return self._without_ranks(agreement)
+            return Agreed(None, last)
+        return self._without_ranks(agreement, last)
 
-    def _agent_lost(self, ended: Ended) -> Decision:
+    def _agent_lost(self, ended: AttemptEnd) -> Decision:
         """Return the decision after an agent ended before it met the others."""
         self._agents_lost += 1
         why = f"torchrun ended with status {ended.exit_code} before the nodes met"
         if self._agents_lost < AGENTS:
             return Decision(AGAIN, f"{why}: they meet again")
-        self.status = ended.exit_code
+        self._status = ended.exit_code
         return Decision(STOP, f"{why}, {AGENTS} times in a row")
 
     def _anew(self, why: str, start: Start | None) -> Decision:
@@ -196,26 +212,26 @@ class PeerNodes:
         if start is not None:
             self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
         self.start = None
-        self.number += 1
+        self._number += 1
         self._regroups += 1
         if self._regroups > REGROUPS:
-            self.status = 1
+            self._status = 1
             return Decision(STOP, f"{why}, {REGROUPS} times in a row")
-        return Decision(AGAIN, f"{why}: attempt {self.number} starts")
+        return Decision(AGAIN, f"{why}: attempt {self._number} starts")
 
-    def _not_met(self, plan: LaunchPlan, alone: Alone) -> Decision:
+    def _not_met(self, plan: LaunchPlan, alone: Alone, last: AttemptOutcome | None) -> Agreed:
         """Return the end of a run whose nodes did not meet again."""
-        self.status = 1
+        self._status = 1
         root = alone["root"]
-        if root is None and self._history:
-            last = self._history[-1].number
-            root = shared_reports.read(self._shared, last, self._hosts)  # too late to wait for it
-        if root and self._history:
-            decision = self._decided_by(root)
+        if root is None and last:  # it is too late to wait for it
+            root = shared_reports.read(self._shared, last.number, self._hosts)
+        if root and last:
+            last = self._with_root(last, root)
+            decision = self._decided_by(root, plan.mitigations)
             if decision.action == STOP:
-                return decision
+                return Agreed(decision, last)
         if self._own.action == STOP:
-            return self._own
+            return Agreed(self._own, last)
         where, limit = alone["unreached"], plan.settings.retry.rejoin_s
         names = self._holder if where else self._missing(alone["came"])
         lost = f"{names} did not come back" if names else "not all of the other nodes came back"
@@ -223,14 +239,14 @@ class PeerNodes:
             lost = f"{names or 'the host of the rendezvous'} did not answer again at {where}"
         if where and names == self._facts["host"]:
             lost, names = f"the rendezvous at {where} could not be opened again", ""
-        if self._history and self._history[-1].diagnosis.verdict:
+        if last and last.diagnosis.verdict:
             from saferun.diagnosis.deciding import classify  # only a failure needs it
 
             known = signatures.load()
-            diagnosis = self._history[-1].diagnosis
-            self.diagnosis = classify.by_nodes(diagnosis, lost, known, ends=True)
-            self.host = names
-        return Decision(STOP, f"{lost} in time (retry.rejoin_s: {seconds(limit)})")
+            self._diagnosis = classify.by_nodes(last.diagnosis, lost, known, ends=True)
+            self._host = names
+        why = f"{lost} in time (retry.rejoin_s: {seconds(limit)})"
+        return Agreed(Decision(STOP, why), last)
 
     def _missing(self, came: list[str]) -> str:
         """Return the hosts that did not come, in words; "" if unknown."""
@@ -240,28 +256,29 @@ class PeerNodes:
                 left.remove(host)
         return ", ".join(sorted(left))
 
-    def _without_ranks(self, agreement: Agreement) -> Decision:
-        """Return the decision after a meeting that started no rank."""
+    def _without_ranks(self, agreement: Agreement, last: AttemptOutcome | None) -> Agreed:
+        """Return what is decided after a meeting that started no rank."""
         self._regroups += 1
         unfit = agreement["unfit"]
         if agreement["action"] == node_agreement.REFUSE or self._node in unfit:
-            self.status = EXIT_CONFIG
-            return Decision(STOP, agreement["why"])
+            self._status = EXIT_CONFIG
+            return Agreed(Decision(STOP, agreement["why"]), last)
         if agreement["action"] == node_agreement.STOP:
-            self.status = self._history[-1].exit_code if self._history else 1
+            self._status = last.exit_code if last else 1
             root = agreement["root"]
             assert root is not None, "a root's decision is to stop"
-            return Decision(STOP, root["decision"]["reason"])
+            return Agreed(Decision(STOP, root["decision"]["reason"]), last)
         if self._regroups > REGROUPS:
-            self.status = 1
-            return Decision(STOP, f"the nodes met {REGROUPS} times and never began together")
-        self.number = agreement["attempt"]
-        self._mitigations.in_force = tuple(agreement["mitigations"])
+            self._status = 1
+            why = f"the nodes met {REGROUPS} times and never began together"
+            return Agreed(Decision(STOP, why), last)
+        self._number = agreement["attempt"]
         self._take(agreement["start"])
+        why = "the nodes meet again"
         if unfit:
             without = ", ".join(agreement["hosts"][str(node)] for node in unfit)
-            return Decision(AGAIN, f"the others go on without {without}: {agreement['why']}")
-        return Decision(AGAIN, "the nodes meet again")
+            why = f"the others go on without {without}: {agreement['why']}"
+        return Agreed(Decision(AGAIN, why), last, tuple(agreement["mitigations"]))
 
     def _take(self, start: Start | None) -> None:
         """Begin the next attempt as the nodes at the meeting decided."""
@@ -277,58 +294,52 @@ class PeerNodes:
             there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
             self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
 
-    def as_agreed(self, gathered: RunInputs) -> RunInputs:
-        """Return the inputs for the next attempt's plan."""
-        if self._keys is None or gathered.profile is None:
-            return gathered
-        return gathered._replace(profile=node_facts.with_keys(gathered.profile, *self._keys))
-
-    def _take_root(self, root: Report | None) -> None:
-        """Replace our own report by that of the node where the failure began."""
-        if root is None or not self._history or root["attempt"] != self._history[-1].number:
-            return
-        self.host = root["host"]
+    def _with_root(self, last: AttemptOutcome | None, root: Report | None) -> AttemptOutcome | None:
+        """Return the last attempt as the node knows it where the failure began."""
+        if root is None or last is None or root["attempt"] != last.number:
+            return last
+        self._host = root["host"]
         known = {key: _tuples(value) for key, value in root["diagnosis"].items()}
         own = set(_SHARED) & set(AttemptOutcome._fields)  # the others are the diagnosis's
         facts = {key: _tuples(root["facts"][key]) for key in own}
-        last = self._history[-1]
         # The verdict stays its own: whether this node's hardware is trusted depends on it.
         diagnosis = Diagnosis(**known)._replace(verdict=last.diagnosis.verdict)
-        self._history[-1] = last._replace(diagnosis=diagnosis, **facts)
+        return last._replace(diagnosis=diagnosis, **facts)
 
     def lost(self) -> str:
         """Return the agent's message on nodes that it lost in its last attempt; "" for none."""
-        loss: node_agreement.Loss | None = self._read(node_agent.loss_name(self.number))
+        loss: node_agreement.Loss | None = self._read(node_agent.loss_name(self._number))
         self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
         return "" if loss is None else loss["why"]
 
-    def share(self, ended: Ended, decision: Decision) -> Decision:
-        """Return the decision after an attempt with ranks that has failed or succeeded.
+    def shared(self, ended: AttemptEnd, last: AttemptOutcome, decision: Decision) -> Agreed:
+        """Return the nodes' decision after an attempt with ranks that has failed or succeeded.
 
         The nodes decide together: this node's own decision goes into its report.
 
         Args:
             ended: how the attempt ended.
+            last: its record.
             decision: this node's own decision.
         """
-        last, outcome = self._history[-1], self._outcome
-        self.number = last.number + 1
-        self.host = self._facts["host"]
-        if decision.action == retry_policy.DONE or last.asked or last.replaced or outcome is None:
-            return decision
+        outcome = self._outcome
+        self._number = last.number + 1
+        self._host = self._facts["host"]
+        if last.way != FAILED or outcome is None:
+            return Agreed(decision)
         from saferun.diagnosis.deciding import classify  # only a failure needs it
 
         diagnosis = last.diagnosis
         if diagnosis.kind == "node-lost":
             lost = ", ".join(self._hosts[node] for node in self._lost if node in self._hosts)
-            self.host = lost or self.host
+            self._host = lost or self._host
         failed_at = ended.started_at + ended.lived_s
         leaves = decision.action == STOP and _is_of_hardware(diagnosis)
         self._own = decision
         known = {**as_tree(diagnosis), "nearest": []}
         self._report = {
             "attempt": last.number,
-            "host": self.host,
+            "host": self._host,
             "node": outcome["node"],
             "weight": classify.weight(diagnosis, signatures.load()),
             "after_s": round(max(0.0, failed_at - outcome["at"]), 3),
@@ -341,21 +352,21 @@ class PeerNodes:
         self._since = time.monotonic() + decision.delay_s
         others = self._hosts.keys() - self._lost
         if root := shared_reports.exchange(self._shared, self._report, others):
-            return self._decided_by(root)
+            agreed = self._with_root(last, root)
+            return Agreed(self._decided_by(root, last.mitigations), agreed)
         if leaves:  # it attends no meeting: a spare node can take its place
-            return decision
+            return Agreed(decision)
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
-        return Decision(AGAIN, decision.reason, delay_s, decision.add)
+        return Agreed(Decision(AGAIN, decision.reason, delay_s, decision.add))
 
-    def _decided_by(self, root: Report) -> Decision:
+    def _decided_by(self, root: Report, in_force: tuple[str, ...]) -> Decision:
         """Return the decision of the node where the failure began; all nodes have read it."""
         is_here = self._report is not None and root["node"] == self._report["node"]
-        self._take_root(root)
         self._report, self._own = None, Decision(AGAIN, "")
         if root.get("leaves") and not is_here:
             return Decision(AGAIN, f"the others go on without {root['host']}")
         decision = Decision(**root["decision"])
-        if decision.add in self._mitigations.in_force:
+        if decision.add in in_force:
             decision = decision._replace(add="")
         return decision
 

@@ -3,7 +3,7 @@
 An upgrade of the package changes them, and the bundle of a generated script may be removed. The
 diagnosis, the decision and the next attempts must not depend on them then. While the keeper starts
 the job, `hold` reads their texts (some 10 ms: a Python needs longer to reach its first line). Half
-a second later `keep` imports what the end of an attempt may need. If the files have changed, the
+a second later `look` imports what the end of an attempt may need. If the files have changed, the
 ranks of later attempts find the hooks in the run's directory.
 """
 
@@ -21,6 +21,7 @@ from types import ModuleType
 
 from saferun.diagnosis import signatures
 from saferun.knowledge import loader
+from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.ready import keeper_pool
 from saferun.system import paths, trust
 from saferun.system.paths import PACKAGE
@@ -51,7 +52,7 @@ sys.meta_path.insert(0, Kept())
 """
 
 
-class OwnFiles:
+class OwnFiles(Beside):
     """The original texts of our files; modules are imported from them if the files are gone."""
 
     def __init__(self) -> None:
@@ -77,7 +78,19 @@ class OwnFiles:
         sys.meta_path.append(self)
         return True
 
-    def modules(self, rooms: Sequence[str]) -> list[str]:
+    def look(self) -> float:
+        """Import what any end of an attempt may need, and parse the data for it."""
+        loader.keep()
+        for name in self._modules(_IMPORTED):
+            if name not in sys.modules:
+                try:
+                    importlib.import_module(name)
+                except ImportError:  # it needs a library that only commands have
+                    continue
+        signatures.keep()
+        return NEVER_S
+
+    def _modules(self, rooms: Sequence[str]) -> list[str]:
         """Return the names of all modules in some rooms."""
         return sorted(_module(path) for path in self._texts if _room(path) in rooms)
 
@@ -157,8 +170,7 @@ class OwnFiles:
         exec(compile(self._texts[file], file, "exec"), vars(module))  # noqa: S102 - our own code
 
 
-_files = OwnFiles()
-hooks_site = _files.hooks_site
+files = OwnFiles()
 
 
 def hold() -> None:
@@ -167,22 +179,9 @@ def hold() -> None:
     Raises:
         OSError: a file is already gone.
     """
-    if _files.hold():
-        keeper_pool.prologue = _files.keeper_prologue
+    if files.hold():
+        keeper_pool.prologue = files.keeper_prologue
         loader.hold()
-
-
-def keep() -> None:
-    """Import what any end of an attempt may need, and parse the data for it."""
-    loader.keep()
-    for name in _files.modules(_IMPORTED):
-        if name not in sys.modules:
-            try:
-                importlib.import_module(name)
-            except ImportError:  # it needs a library that only commands have
-                continue
-
-    signatures.keep()
 
 
 def _paths() -> Iterator[str]:

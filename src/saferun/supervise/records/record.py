@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from saferun import __version__
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import REPLACED, AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
@@ -19,18 +19,20 @@ from saferun.journal import rank_files
 from saferun.journal.event_types import (
     AttemptBegun,
     Fault,
-    Hang,
+    HangSeen,
+    JobStarted,
     LossLost,
     RunEnded,
     SlowRank,
     Stall,
-    Started,
 )
 from saferun.journal.writer import Journal
 from saferun.model import Checkpoint, Identity, LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.planning.view import as_json
-from saferun.supervise.attempt.attempt_values import TAIL_BYTES, Ended
+from saferun.supervise.attempt.attempt_values import TAIL_BYTES
+from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.faults import contained
 from saferun.supervise.records.notifier import Notifier
 from saferun.system import paths
 from saferun.system.procfs import this_process
@@ -53,7 +55,7 @@ class Record:
     def __init__(self, journal: Journal, notifier: Notifier | None = None) -> None:
         self.journal, self.notifier = journal, notifier
         self._attempt = 0
-        self._tails: tuple[int, Ended] | None = None  # not written yet
+        self._tails: tuple[int, AttemptEnd] | None = None  # not written yet
         self._trials = 0  # bytes of finished trials whose secrets are masked
 
     @property
@@ -85,10 +87,10 @@ class Record:
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes, and use the time to write the last attempt's output."""
-        self.journal.event(Started(keeper, launcher))
+        self.journal.event(JobStarted(keeper, launcher))
         self.keep_tails()
 
-    def ended(self, ended: Ended, outcome: AttemptOutcome) -> None:
+    def ended(self, ended: AttemptEnd, outcome: AttemptOutcome) -> None:
         """Record the end of an attempt.
 
         Args:
@@ -98,10 +100,10 @@ class Record:
         self.journal.event(outcome)
         if self.notifier:
             self.notifier.attempt_ended(outcome)
-        if not outcome.replaced:  # nobody reads the output of a replaced process
+        if outcome.way != REPLACED:  # nobody reads the output of a replaced process
             self._tails = outcome.number, ended
 
-    def clean(self, ended: Ended) -> Ended:
+    def clean(self, ended: AttemptEnd) -> AttemptEnd:
         """Return how an attempt ended; secrets are removed from its output before it is cut.
 
         An incomplete first line is left out: half a secret cannot be recognised.
@@ -133,7 +135,7 @@ class Record:
         """
         text = "\n".join(stacks.values())
         file = self.journal.stacks(text) if text else None
-        self.journal.event(Hang(silent_s, tuple(places), file))
+        self.journal.event(HangSeen(silent_s, tuple(places), file))
         self.journal.sync()
         if self.notifier and not asked:
             self.notifier.hang(self._attempt, silent_s, places)
@@ -194,12 +196,9 @@ class Record:
         rank_files.mask(identity.receipts, identity.attempt, masked)
         self._trials = rank_files.mask_trials(identity.state, masked, self._trials)
 
-    def harmlessly(self, work: Callable[[], None]) -> None:
+    def harmlessly(self, work: Callable[[], object]) -> None:
         """Do work that the running job does not need; a fault there goes only to the journal."""
-        try:
-            work()
-        except Exception as error:
-            self.fault(error)
+        contained(work, None, self.fault)
 
     def end(
         self, status: int | None, reason: str, advice: str = "", *, asked: bool = False

@@ -6,17 +6,17 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
+from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
 from saferun.journal import trials
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt_end import AttemptEnd
 
 
 def show(
     say: Callable[[str], None],
-    ended: Ended,
+    ended: AttemptEnd,
     lines: Sequence[str],
 ) -> None:
     """Print messages after an attempt's output, each on a line of its own.
@@ -58,12 +58,12 @@ def attempt_lines(
     last = history[-1]
     if decision.action == retry_policy.DONE:
         return failure_report.success(history, _search(history, journal))
-    if last.replaced and not last.asked:
+    if last.way == REPLACED:
         return [failure_report.replaced(last, decision)]
     if decision.action == retry_policy.AGAIN:
         begins = "" if resumes else _begins(history, journal)
         return [failure_report.between(last, decision, change, begins)]
-    if last.asked:
+    if last.way == ASKED:
         return []
     host = host or os.uname().nodename
     search = _search(history, journal)
@@ -81,7 +81,7 @@ def _begins(history: Sequence[AttemptOutcome], journal: str | None) -> str:
     steps = [one.first_step for one in history if one.first_step is not None]
     if _search(history, journal) or (steps and steps[-1] > steps[0]):
         return ""
-    failures = sum(bool(one.exit_code) and not one.replaced for one in history)
+    failures = sum(one.way == FAILED for one in history)
     how = "; `saferun help retry.resume` says how to go on from one" if failures == 1 else ""
     return f" at the beginning: no checkpoint is known{how}"
 
@@ -89,8 +89,8 @@ def _begins(history: Sequence[AttemptOutcome], journal: str | None) -> str:
 def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:
     """Return a line on the trials that the run has made; "" if it has made none."""
     made = trials.read(journal) if journal else ()
-    replaced = sum(bool(one.replaced) for one in history)
-    crashed = sum(bool(one.exit_code) and not one.replaced for one in history)
+    replaced = sum(one.way == REPLACED for one in history)
+    crashed = sum(one.way == FAILED for one in history)
     return trials.headline(made, crashed, replaced) if made else ""
 
 

@@ -13,16 +13,17 @@ from collections.abc import Iterable, Sequence
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.reading import log_reader, progress
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.supervise.attempt.attempt_values import Ended
+from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch import live_output
-from saferun.supervise.watch.running_job import NEVER_S, RunningJob
+from saferun.supervise.watch.running_job import RunningJob
 
 _EVERY_S = 3.0
 _LOOKS = 40  # after so many, the kept output has no first steps any more
 _KIND = "ranks-differ"
 
 
-class FirstSteps:
+class FirstSteps(Beside):
     """Watch the first steps of one attempt.
 
     Args:
@@ -36,9 +37,8 @@ class FirstSteps:
         self._ends = agree == "error" and (job.number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
         self._sizes = live_output.sizes(job.launcher)  # sizes of its files before the attempt
-        self.cause: Hang | None = None
 
-    def check_job(self) -> float:
+    def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
         if not self._left:
             return NEVER_S
@@ -46,7 +46,7 @@ class FirstSteps:
         self._compare(self._lines())
         return _EVERY_S
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: AttemptEnd) -> None:
         """Examine the beginning of an ended attempt's output."""
         if self._left and ended.ended_by == "job":
             self._ends = False

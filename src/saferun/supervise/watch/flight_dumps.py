@@ -26,7 +26,7 @@ _MOST_BYTES = 64 << 20  # read of a dump; torch's default of 2000 entries takes 
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class DumpFile:
     """A dump that was asked for."""
 
     path: str
@@ -43,7 +43,7 @@ class FlightDumps:
 
     def __init__(self, ranks: Iterable[RankSign], at_s: float) -> None:
         self._until_s = at_s + LIMIT_S
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, DumpFile] = {}
         self._read: dict[int, Dump] = {}
         for one in ranks:
             if one.rank is not None and (path := _ask(one.pid, one.rank)):
@@ -68,13 +68,13 @@ class FlightDumps:
         return self._read
 
 
-def _ask(pid: int, rank: int) -> _Asked | None:
+def _ask(pid: int, rank: int) -> DumpFile | None:
     """Ask a rank for its dump; return where it will be, or None if the rank cannot be asked."""
     environ = proc.environ(pid)
     name = next((environ[name] for name in DUMPS if environ.get(name)), None)
     if not environ.get(PIPE) or not name:
         return None
-    asked = _Asked(f"{name}{rank}", _stamp(f"{name}{rank}"))
+    asked = DumpFile(f"{name}{rank}", _stamp(f"{name}{rank}"))
     try:  # fails without a reader: torch has not made it, or has ended
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         pipe = os.open(f"{environ[PIPE]}{rank}.pipe", flags)

@@ -19,10 +19,11 @@ from saferun.base import files
 from saferun.base.durations import seconds
 from saferun.diagnosis import flight_record, silence
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.flight_record import Finding
+from saferun.diagnosis.flight_record import CollectiveFinding
 from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
 from saferun.inject import contract
 from saferun.keeper import process_tree
+from saferun.supervise.beside import Beside
 from saferun.supervise.watch import work_signs
 from saferun.supervise.watch.flight_dumps import FlightDumps
 from saferun.supervise.watch.native_stacks import NativeStacks
@@ -34,6 +35,7 @@ from saferun.supervise.watch.work_signs import Tree
 _EVERY_S = 10.0  # between looks
 _TREE_S = 60.0  # between two scans of all processes of the machine, while the job works
 _FIRST = 8  # number of looks in which the job starts
+_AFTER_FAULT_S = 10.0
 _ANSWER_S = 2.0  # longest time for ranks to write their stacks
 _AGAIN_S = 0.25  # between looks for the answers
 # Seconds after a stall in which a collective's own timeout prints, dumps and waits before the job
@@ -43,7 +45,13 @@ _HELD = ("D", "T", "t")  # in these states a process handles no signal
 _STACK_BYTES = 256 * 1024  # most bytes read of each file
 
 
-class _Asked:
+# States of the watch.
+WATCHING = "watching"  # nobody is asked
+STACKS = "stacks"  # the ranks were asked for their stacks
+REST = "rest"  # they have answered or never will; what else was asked has not answered yet
+
+
+class Question:
     """The processes that were asked where they are, and when.
 
     Args:
@@ -77,22 +85,23 @@ class _Asked:
         self._until_s = before.at_s + _ANSWER_S
         self._sizes: dict[int, int] = {}  # pid -> size of its file at the last look
         self._environ, self.is_stall = environ, is_stall
-        self._have_answered = False
 
-    def are_ready(self, now: Look) -> bool:
-        if not self._have_answered:
-            able = {one.pid for one in now.ranks if one.state not in _HELD}
-            if not self._are_written(able) and now.at_s < self._until_s:
-                return False
-            self._have_answered = True
-            self.native = None if self.is_stall else self._ask_py_spy(now.at_s)
-        native = self.native is None or self.native.are_ready(now.at_s)
-        flight, ras = self.flight.are_ready(now.at_s), self.ras.are_ready(now.at_s)
+    def has_stacks(self, now: Look) -> bool:
+        """Return whether no more stacks of ranks will come."""
+        able = {one.pid for one in now.ranks if one.state not in _HELD}
+        return self._are_written(able) or now.at_s >= self._until_s
+
+    def ask_py_spy(self, at_s: float) -> None:
+        """Ask py-spy, unless the job may only be slow."""
+        if not self.is_stall:
+            pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
+            self.native = NativeStacks(pids, self._environ, at_s)
+
+    def has_rest(self, at_s: float) -> bool:
+        """Return whether nothing else will come."""
+        native = self.native is None or self.native.are_ready(at_s)
+        flight, ras = self.flight.are_ready(at_s), self.ras.are_ready(at_s)
         return native and flight and ras
-
-    def _ask_py_spy(self, at_s: float) -> NativeStacks:
-        pids = (*(one.pid for one in self.before.ranks), *(one.pid for one in self.helpers))
-        return NativeStacks(pids, self._environ, at_s)
 
     def _are_written(self, able: set[int]) -> bool:
         """Return whether all that can answer have written, and have not written more since then."""
@@ -108,8 +117,8 @@ class _Found:
 
     places: list[Place]
     native: Mapping[int, str]  # pid -> py-spy's output
-    finding: Finding | None  # of the flight recorder
-    by_ras: Finding | None
+    finding: CollectiveFinding | None  # of the flight recorder
+    by_ras: CollectiveFinding | None
     stopped: frozenset[int | None]  # ranks of this machine that are alive
 
     @property
@@ -160,16 +169,14 @@ class _Stall:
     works: bool = False  # these were seen to work when the stall could have been said
 
 
-class HangWatch:
+class HangWatch(Beside):
     """Watch one attempt for a hang.
 
     Args:
         job: the attempt.
-
-    Attributes:
-        cause: why the attempt was ended; None if it was not.
-        is_wanted: a person asked where the ranks are: a report follows, however busy the job is.
     """
+
+    again_s = _AFTER_FAULT_S  # any other watch would ask ranks again
 
     def __init__(self, job: RunningJob) -> None:
         self._job = job
@@ -179,7 +186,8 @@ class HangWatch:
         least = 1 if job.plan.options.nodes != 1 else 2
         self._silence: Silence = Silence(policy.silence_s, job.longest, least)
         self._every_s = min(_EVERY_S, (policy.silence_s or _EVERY_S * 4) / 4)
-        self._asked: _Asked | None = None
+        self.state = WATCHING
+        self._question: Question | None = None  # the one that is open
         self._tree: Tree = {}
         self._tree_until_s = 0.0
         self._ranks: list[int] = []
@@ -194,8 +202,7 @@ class HangWatch:
         # When all ranks only waited, from and until: the present time, and those that are over.
         self._idle_since_s: float | None = None
         self._idle: list[tuple[float, float]] = []
-        self.is_wanted = False
-        self.cause: Hang | None = None
+        self._is_wanted = False  # a person asked, and has no report yet
 
     @property
     def idle(self) -> tuple[tuple[float, float], ...]:
@@ -217,18 +224,19 @@ class HangWatch:
         """Return whether the job's silence is longer than the time between two looks."""
         return self._silence.lasts_s(time.monotonic()) > 1.5 * self._every_s
 
-    def check_job(self) -> float:
+    def asked(self) -> bool:
+        """A person asks where the ranks are: a report follows, however busy the job is."""
+        self._is_wanted = True
+        return True
+
+    def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
         now = self._now(time.monotonic())
         if now is None:
             return self._every_s
-        if self._asked is not None:
-            if not self._asked.are_ready(now):
-                return _AGAIN_S
-            asked, self._asked = self._asked, None
-            self._report(asked, now)
-            self._silence.answered(now)
-            return self._every_s
+        return _STEPS[self.state](self, now)
+
+    def _watch(self, now: Look) -> float:
         if self._silence.is_near(now):
             # These signs of work cost more.
             pids = work_signs.everyone(one.pid for one in now.ranks)
@@ -236,15 +244,33 @@ class HangWatch:
             if self._gpu_use.are_used(now.at_s) or moves:
                 self._silence.note_busy(now.at_s)
         began = self._silence.take(now, self._every_s)
-        if self.is_wanted:
+        if self._is_wanted:
             began = self._silence.with_ended(now)
         if not self._silence.is_stalled:
             self._end_stall(now.at_s)
         stall = self._stall_to_ask(now) if began is None else None
         if began is None and stall is None:
             return self._silence.look_again_s(now.at_s, self._every_s)
-        self._asked = self._ask(began or stall or now, now, is_stall=began is None)
+        self._question = self._ask(began or stall or now, now, is_stall=began is None)
+        self.state = STACKS
         return _AGAIN_S
+
+    def _await_stacks(self, now: Look) -> float:
+        assert self._question is not None
+        if not self._question.has_stacks(now):
+            return _AGAIN_S
+        self._question.ask_py_spy(now.at_s)
+        self.state = REST
+        return self._await_rest(now)
+
+    def _await_rest(self, now: Look) -> float:
+        assert self._question is not None
+        if not self._question.has_rest(now.at_s):
+            return _AGAIN_S
+        self.state = WATCHING
+        self._report(self._question, now)
+        self._silence.answered(now)
+        return self._every_s
 
     def _stall_to_ask(self, now: Look) -> Look | None:
         """Return the look with which a stall began, if its ranks must be asked now."""
@@ -270,7 +296,7 @@ class HangWatch:
 
     def _now(self, at_s: float) -> Look | None:
         """Look at the job. New processes are searched for only if they may matter."""
-        matters = self._asked or self.is_wanted or self._silence.is_quiet(at_s)
+        matters = self.state != WATCHING or self._is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
         now = work_signs.observe_job(self._job.launcher, at_s, self._tree)
@@ -280,14 +306,14 @@ class HangWatch:
             self._ranks, self._tree_until_s = ranks, at_s
         return now
 
-    def _ask(self, began: Look, now: Look, *, is_stall: bool) -> _Asked:
+    def _ask(self, began: Look, now: Look, *, is_stall: bool) -> Question:
         # An answer with the stacks of C++ takes a rank seconds of a core, which are no work.
         used = work_signs.used(self._stall.odd) if self._stall else None
         flight = FlightDumps(now.ranks, now.at_s)
         ras = RasQuery(began.ranks, now.at_s, is_wanted=bool(self._gpus))
         files = self._ask_ranks(now)
         environ = self._job.environ
-        return _Asked(began, now, files, flight, ras, environ, used=used, is_stall=is_stall)
+        return Question(began, now, files, flight, ras, environ, used=used, is_stall=is_stall)
 
     def _ask_ranks(self, now: Look) -> dict[int, tuple[str, int]]:
         """Ask the ranks for their stacks; return each rank's file, and the file's size before.
@@ -305,15 +331,15 @@ class HangWatch:
                     os.kill(one.pid, contract.STACKS_SIGNAL)
         return files
 
-    def _report(self, asked: _Asked, now: Look) -> None:
+    def _report(self, asked: Question, now: Look) -> None:
         found = _found(asked)
         if asked.is_stall:
             self._report_stall(found, asked, now)
         else:
             self._report_hang(found, asked, now)
 
-    def _report_hang(self, found: _Found, asked: _Asked, now: Look) -> None:
-        wanted, self.is_wanted = self.is_wanted, False
+    def _report_hang(self, found: _Found, asked: Question, now: Look) -> None:
+        wanted, self._is_wanted = self._is_wanted, False
         silent_s = now.at_s - asked.since.at_s
         lines = silence.report(found.places, "" if wanted else seconds(silent_s), found.told)
         ras = [f"  NCCL's RAS: {found.by_ras.line}"] if found.by_ras else []
@@ -325,7 +351,7 @@ class HangWatch:
         if path:
             self._job.say(f"  all stacks, those of C++ too: {path}")
 
-    def _report_stall(self, found: _Found, asked: _Asked, now: Look) -> None:
+    def _report_stall(self, found: _Found, asked: Question, now: Look) -> None:
         """Note who waits for whom; report it on stderr if it lasts for longer than ever.
 
         A rank that works is reported only if others have waited for a rank in the same function
@@ -365,7 +391,7 @@ class HangWatch:
         is_ours = is_ours and not self._job.plan.options.no_python
         return "; Ctrl-\\ (SIGQUIT) shows where all ranks are" if is_ours else ""
 
-    def _works(self, found: _Found, asked: _Asked) -> bool:
+    def _works(self, found: _Found, asked: Question) -> bool:
         """Return whether the awaited ranks worked from when the stall was noted to the question."""
         assert self._stall is not None
         assert asked.used is not None, "it was noted before"
@@ -379,7 +405,15 @@ class HangWatch:
         return works
 
 
-def _found(asked: _Asked) -> _Found:
+# What a look does in each state.
+_STEPS = {
+    WATCHING: HangWatch._watch,
+    STACKS: HangWatch._await_stacks,
+    REST: HangWatch._await_rest,
+}
+
+
+def _found(asked: Question) -> _Found:
     """Return the result of all answers."""
     native = asked.native.take() if asked.native else {}
     written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}

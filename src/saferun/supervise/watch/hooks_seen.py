@@ -17,7 +17,8 @@ from saferun.diagnosis.evidence import Hang
 from saferun.inject import contract
 from saferun.journal import rank_files
 from saferun.supervise import rank_processes
-from saferun.supervise.watch.running_job import NEVER_S, RunningJob
+from saferun.supervise.beside import NEVER_S, Beside
+from saferun.supervise.watch.running_job import RunningJob
 from saferun.system import command
 
 KIND = "hooks-missing"
@@ -32,7 +33,7 @@ _ASK = (
 _NAMES = ("sitecustomize.py", "sitecustomize.pyc", "sitecustomize/__init__.py")
 
 
-class HooksSeen:
+class HooksSeen(Beside):
     """Watch one attempt's ranks until each is known to have its hooks, or not to have them.
 
     Args:
@@ -46,10 +47,8 @@ class HooksSeen:
         spawned = settings.launcher == "torchrun" and settings.start.ranks == "spawn"
         self._left = _LOOKS if injected and spawned else 0
         self._suspects: set[int] = set()  # ranks without a receipt at the last look
-        self.told = False
-        self.cause: Hang | None = None
 
-    def check_job(self) -> float:
+    def look(self) -> float:
         """Look at the ranks; return the seconds until the next look."""
         if not self._left:
             return NEVER_S
@@ -92,7 +91,7 @@ class HooksSeen:
         return other and f"{other} is loaded in its place"
 
     def _report(self, ranks: set[int], why: str) -> None:
-        self.told, self._left = True, 0
+        self.told_of_hooks, self._left = True, 0
         line = f"saferun's sitecustomize does not run in {ranks_text(ranks)}: {why}"
         if self._job.plan.settings.hooks.required:
             self.cause = Hang(KIND, min(ranks), line, "the ranks' start")

@@ -22,7 +22,7 @@ from saferun.gpu import nvml
 from saferun.gpu.nvml import Load
 from saferun.journal import events, reader
 from saferun.journal.attempts import Attempt, attempts
-from saferun.journal.event_types import Stall, Started
+from saferun.journal.event_types import JobStarted, Stall
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
 from saferun.settings import ResumePolicy
@@ -123,7 +123,7 @@ class LiveRun:
             job = replace(job, stall=stalls[-1][1], stall_at=stalls[-1][0])
         if failed:
             job = replace(job, kind=failed.outcome.kind, untried=failed.outcome.decision.untried)
-        started = [e.facts for e in mine[begun:] if isinstance(e.facts, Started)]
+        started = [e.facts for e in mine[begun:] if isinstance(e.facts, JobStarted)]
         if not started or not lives or tried[-1].outcome.has_ended:
             return job
         watched = self._jobs.get(worker)
@@ -155,7 +155,7 @@ class Watched:
         started: the pids of the processes.
     """
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: JobStarted) -> None:
         self.started = started
         self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and the step
         self._step: int | None = None  # the last step seen

@@ -10,14 +10,15 @@ import time
 
 from saferun.diagnosis import losses
 from saferun.diagnosis.evidence import Hang, NoNumber
+from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch import live_output
-from saferun.supervise.watch.running_job import NEVER_S, RunningJob
+from saferun.supervise.watch.running_job import RunningJob
 
 _EVERY_S = 2.0
 KIND = "loss-not-finite"
 
 
-class LossWatch:
+class LossWatch(Beside):
     """Watch the loss of one attempt.
 
     Args:
@@ -29,9 +30,8 @@ class LossWatch:
         self._sizes = live_output.sizes(job.launcher)  # sizes of its files before the attempt
         again = any(one.no_number for one in job.history)
         self._losses = losses.Losses(time.time(), has_numbers=again)
-        self.cause: Hang | None = None
 
-    def check_job(self) -> float:
+    def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
         ends = live_output.ends(self._job.keeper, self._job.launcher, self._sizes)
         recent = [data for data, age_s in ends if age_s <= _EVERY_S * 3]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from saferun.base import proc
 from saferun.diagnosis import ras
-from saferun.diagnosis.flight_record import Finding
+from saferun.diagnosis.flight_record import CollectiveFinding
 from saferun.diagnosis.silence import RankSign
 
 LIMIT_S = 13.0  # for both requests; RAS waits up to 5 s for a process
@@ -59,7 +59,7 @@ class RasQuery:
             self._close()
         return self._address is None
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> CollectiveFinding | None:
         """Return who is behind; None if unknown."""
         if len(self._answers) < 2:
             return None

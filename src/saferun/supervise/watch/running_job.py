@@ -10,8 +10,6 @@ from saferun.diagnosis.silence import Longest
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.records.record import Record
 
-NEVER_S = float("inf")  # returned by a watch that looks no more
-
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:

@@ -16,16 +16,17 @@ from collections.abc import Mapping
 
 from saferun.base import files
 from saferun.diagnosis import slow_rank
-from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.slow_rank import Slow, Times
 from saferun.gpu import nvml
 from saferun.inject import contract
 from saferun.keeper import process_tree
 from saferun.supervise import rank_processes
+from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch import rank_facts
 from saferun.supervise.watch.hang_watch import HangWatch
 from saferun.supervise.watch.rank_facts import CpuState
-from saferun.supervise.watch.running_job import NEVER_S, RunningJob
+from saferun.supervise.watch.running_job import RunningJob
 from saferun.system.command import Child
 
 FIRST_S = 180.0  # until then the job starts and compiles
@@ -39,7 +40,7 @@ _SILENT_S = 5.0  # between looks for the end of a silence
 _MOST_BYTES = 16 << 20
 
 
-class _Asked:
+class TimesAsked:
     """The ranks that were asked, and when."""
 
     def __init__(
@@ -49,13 +50,14 @@ class _Asked:
         self.until_s = time.monotonic() + _ANSWER_S
 
     def is_ready(self) -> bool:
+        """Return whether all have answered, or had the time for it."""
         if time.monotonic() >= self.until_s:
             return True
         answered = self.cards is None or self.cards.has_ended()
         return answered and all(map(os.path.exists, self.files.values()))
 
 
-class SlowWatch:
+class SlowWatch(Beside):
     """Watch one attempt for a slow rank.
 
     Args:
@@ -67,20 +69,19 @@ class SlowWatch:
         self._job, self._hangs = job, hangs
         self._uuids = [gpu.uuid for gpu in job.plan.gpus.gpus]
         self._has_begun = False
-        self._asked: _Asked | None = None
+        self._asked: TimesAsked | None = None
         self._is_timed = False  # NCCL was told to measure its collectives
         self._suspect: int | None = None
         self._answers = 0  # number of answers that showed nothing
         self._states: dict[int, CpuState] = {}  # at the previous answer
         self._stolen = (0, 0)
-        self.cause: Hang | None = None  # this watch ends nothing
 
-    def ended(self) -> None:
+    def ended(self, ended: AttemptEnd) -> None:
         """Stop waiting for the GPUs' data: the attempt has ended."""
         if self._asked and self._asked.cards:
             self._asked.cards.take()
 
-    def check_job(self) -> float:
+    def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
         if self._job.receipts is None or self._job.plan.launcher != "torchrun":
             return NEVER_S
@@ -97,7 +98,7 @@ class SlowWatch:
         asked, self._asked = self._asked, None
         return self._judge(asked, _take(asked))
 
-    def _ask(self, receipts: str) -> _Asked | None:
+    def _ask(self, receipts: str) -> TimesAsked | None:
         """Ask the ranks for their times; None if they cannot answer."""
         ranks = rank_processes.ranks(self._job.launcher)
         able = all(process_tree.catches(pid, contract.TIMES_SIGNAL) for pid in ranks.values())
@@ -114,14 +115,14 @@ class SlowWatch:
             _remove(files[rank])
             _signal(pid, contract.TIMES_SIGNAL)
         cards = rank_facts.ask_cards(self._job.environ) if self._uuids else None
-        return _Asked(ranks, files, cards)
+        return TimesAsked(ranks, files, cards)
 
     def _next_s(self) -> float:
         self._suspect = None
         self._answers += 1
         return EVERY_S if self._answers < _SOME else SELDOM_S
 
-    def _judge(self, asked: _Asked, times: Mapping[int, Times]) -> float:
+    def _judge(self, asked: TimesAsked, times: Mapping[int, Times]) -> float:
         told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.Report()
         cards = rank_facts.of_ranks(told, asked.ranks, self._uuids)
         now_s, pids = time.monotonic(), set(asked.ranks.values())
@@ -158,7 +159,7 @@ class SlowWatch:
         self._job.say(line)
 
 
-def _take(asked: _Asked) -> dict[int, Times]:
+def _take(asked: TimesAsked) -> dict[int, Times]:
     """Return the times of the ranks that have answered, and remove their files."""
     found = {}
     for rank, path in asked.files.items():

@@ -6,31 +6,37 @@ import time
 
 from saferun.diagnosis.reading import progress
 from saferun.journal.training_steps import Point, as_text, number
+from saferun.supervise.beside import Beside, seldom_s
 from saferun.supervise.watch import live_output
+from saferun.supervise.watch.running_job import RunningJob
 
 _MOST = 240  # most points kept of an attempt; their distance grows with its length
 
 
-class StepSamples:
-    """The steps of one attempt over time.
+class StepSamples(Beside):
+    """The steps of one attempt over time, for the journal.
 
     Args:
-        keeper: the pid of the attempt's keeper.
-        launcher: the pid of the attempt's command.
-        began_s: when the attempt started, on the monotonic clock.
+        job: the attempt.
     """
 
-    def __init__(self, keeper: int, launcher: int, began_s: float) -> None:
-        self._keeper, self._launcher, self._began_s = keeper, launcher, began_s
+    def __init__(self, job: RunningJob) -> None:
+        self._job, self._began_s = job, time.monotonic()
         self._apart_s = 0.0  # least time between two points
         self._points: list[Point] = []
+
+    def look(self) -> float:
+        """Add a sample; return the seconds until the next."""
+        if text := self.sample():
+            self._job.record.journal.steps(self._job.number, text)
+        return seldom_s(self._began_s)
 
     def sample(self) -> str:
         """Return all samples so far, for the journal; "" if there is no new step."""
         now = time.monotonic() - self._began_s
         last = self._points[-1] if self._points else Point(0.0, -1)
         found = [last]
-        for data, age_s in live_output.ends(self._keeper, self._launcher):
+        for data, age_s in live_output.ends(self._job.keeper, self._job.launcher):
             for step, loss in progress.reports(data)[-1:]:
                 found.append(Point(max(0.0, now - age_s), step, number(loss)))
         newest = max(found, key=lambda point: point.step)

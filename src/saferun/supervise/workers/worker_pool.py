@@ -33,10 +33,10 @@ from saferun.settings import LockPolicy
 from saferun.supervise import gpu_gate
 from saferun.supervise.attempt.end_requests import (
     END_SIGNALS,
-    INTERRUPTED,
     USER_SIGNALS,
     outlive_signals,
 )
+from saferun.supervise.attempt_end import INTERRUPTED
 from saferun.supervise.loop import RunEnd, Say
 from saferun.supervise.records import record
 from saferun.supervise.workers.worker import Part, be_supervisor, last_words, prefixed

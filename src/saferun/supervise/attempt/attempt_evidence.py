@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from saferun.diagnosis import signatures
-from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, SUCCEEDED, AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Hang
 from saferun.diagnosis.process_end import launcher_end
@@ -19,22 +20,20 @@ from saferun.planning.inputs import RunInputs
 from saferun.settings import HookSettings, leaves
 from saferun.supervise import rank_processes
 from saferun.supervise.attempt import evidence, machine_state
-from saferun.supervise.attempt.attempt_values import Ended
-from saferun.supervise.attempt.end_requests import INTERRUPTED
 from saferun.supervise.attempt.evidence import OutOfMemoryKills
 from saferun.supervise.attempt.machine_state import Scene
+from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.beside import Beside, seldom_s
 from saferun.system import compile_cache
 
 if TYPE_CHECKING:  # a launch does without dataclasses
     from saferun.diagnosis.nccl_tests import NcclTests
 
-SHUTDOWN_S = 30  # torchrun's own limit for its workers (--shutdown-timeout)
 FRESH_CACHE = "fresh-compile-cache"  # the mitigation
-MARGIN_S = 10.0  # extra time for torchrun to end
 
 
-class AttemptWatch:
-    """One attempt, observed from outside.
+class AttemptEvidence(Beside):
+    """What is known of one attempt: it is looked at from outside while it runs, and at its end.
 
     Args:
         gathered: the run; its identity names the attempt.
@@ -47,7 +46,7 @@ class AttemptWatch:
         self._plan = plan
         self._injected = contract.VARIABLE in plan.env
         self._kills: OutOfMemoryKills | None = None
-        self._launcher = 0
+        self._launcher, self._began_s = 0, 0.0
         self.ranks_ran = False  # ranks were seen while it ran
         self._is_isolated = False  # one rank is a Python that ignores its environment
         self._progress = recycling.progress(gathered.identity.state)  # progress before the attempt
@@ -57,20 +56,23 @@ class AttemptWatch:
 
     def started(self, launcher: int) -> None:
         """Note that the launcher runs, and the kernel's count of memory kills so far."""
-        self._launcher = launcher
+        self._launcher, self._began_s = launcher, time.monotonic()
         self._kills = OutOfMemoryKills()  # the job starts at the same time
         self._kills.see((launcher,))  # a job may die before its ranks are examined
 
-    def observe_ranks(self) -> None:
-        """Note which ranks run and which were killed for memory; call it from time to time."""
+    def look(self) -> float:
+        """Note which ranks run and which were killed for memory."""
         pids = list(rank_processes.ranks(self._launcher).values())
         if pids:
             self.ranks_ran = True
             self._is_isolated = any(map(rank_processes.is_isolated, pids))
         if self._kills:
             self._kills.see(pids or (self._launcher,))
+        return seldom_s(self._began_s)
 
-    def outcome(self, ended: Ended, ended_s: float, mitigations: tuple[str, ...]) -> AttemptOutcome:
+    def outcome(
+        self, ended: AttemptEnd, ended_s: float, mitigations: tuple[str, ...]
+    ) -> AttemptOutcome:
         """Return the record of an ended attempt, without a diagnosis.
 
         Args:
@@ -87,14 +89,14 @@ class AttemptWatch:
         return AttemptOutcome(
             number=identity.attempt,
             exit_code=ended.exit_code,
+            way=_way(ended, is_replaced=replaced is not None),
             lived_s=round(ended.lived_s, 3),
             ended_s=ended_s,
             mitigations=mitigations,
-            asked=end_requested(ended),
             first_step=_first_step(ended),
             progressed=progressed,
             diagnosis=Diagnosis((replaced and replaced.kind) or "no-failure"),
-            replaced=replaced.why if replaced else "",
+            replaced_for=replaced.why if replaced else "",
             launcher_end=_launcher_end(ended, self._plan.launcher),
             ended_by=ended.ended_by,
             signals=ended.forwarded,
@@ -105,7 +107,7 @@ class AttemptWatch:
     def diagnosed(
         self,
         last: AttemptOutcome,
-        ended: Ended,
+        ended: AttemptEnd,
         hang: Hang | None = None,
         lost: str = "",
         stall: Hang | None = None,
@@ -138,7 +140,7 @@ class AttemptWatch:
         self.nccl_tests = self._nccl_tests(ended)
         diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, self._nccl_finding, known)
         return last._replace(
-            asked=last.asked and not self._failed_by_itself(ended, diagnosis),
+            way=FAILED if self._failed_by_itself(ended, diagnosis) else last.way,
             diagnosis=diagnosis,
             offered=self._offered(diagnosis, ended.started_at),
             waits=diagnosis.kind in known.kinds and known.kinds[diagnosis.kind].waits,
@@ -148,7 +150,7 @@ class AttemptWatch:
             ended_by="loss" if hang and hang.no_number else last.ended_by,
         )
 
-    def _nccl_tests(self, ended: Ended) -> NcclTests | None:
+    def _nccl_tests(self, ended: AttemptEnd) -> NcclTests | None:
         from saferun.diagnosis import nccl_tests  # only a failure needs its patterns
 
         outputs = (*ended.report.heads, *ended.report.tails)
@@ -171,7 +173,7 @@ class AttemptWatch:
                 return (FRESH_CACHE, *found)
         return found
 
-    def _scene(self, ended: Ended) -> Scene:
+    def _scene(self, ended: AttemptEnd) -> Scene:
         """Return where the attempt ran, and where it wrote, if known."""
         environ = self._plan.environment(self._gathered.environ)
         checkpoints = self._plan.settings.retry.resume.checkpoints
@@ -184,7 +186,7 @@ class AttemptWatch:
             signal=ended.signal,
         )
 
-    def _failed_by_itself(self, ended: Ended, diagnosis: Diagnosis) -> bool:
+    def _failed_by_itself(self, ended: AttemptEnd, diagnosis: Diagnosis) -> bool:
         """Return whether it failed for a passing reason soon after a signal that only ranks got."""
         if ended.interrupted or set(ended.forwarded) & set(self._plan.options.handled_signals):
             return False
@@ -222,32 +224,20 @@ class AttemptWatch:
         )
 
 
-def _launcher_end(ended: Ended, launcher: str) -> str:
+def _way(ended: AttemptEnd, *, is_replaced: bool) -> str:
+    if ended.end_requested:
+        return ASKED
+    if ended.exit_code == 0:
+        return SUCCEEDED
+    return REPLACED if is_replaced else FAILED
+
+
+def _launcher_end(ended: AttemptEnd, launcher: str) -> str:
     """Return the signal that the launcher died of, in words; "" if none, or if we ended it."""
     if ended.signal is None or ended.ended_by != "job" or ended.interrupted:
         return ""
 
     return launcher_end(ended.signal, torchrun=launcher == "torchrun")
-
-
-def ended_status(ended: Ended, *, torchrun: bool) -> int:
-    """Return the status of a run that ends with an attempt: 130 after a SIGINT to torchrun.
-
-    torchrun itself then has status 1; a Python that handles SIGINT has its own status.
-
-    Args:
-        ended: how the attempt ended.
-        torchrun: whether torchrun started the job.
-    """
-    if torchrun and ended.by_interrupt and ended.exit_code:
-        return INTERRUPTED
-    return ended.exit_code
-
-
-def end_requested(ended: Ended) -> bool:
-    """Return whether a signal ended an attempt; after SIGUSR1 or SIGUSR2 most ranks continue."""
-    soon = SHUTDOWN_S + MARGIN_S
-    return ended.interrupted or (ended.asked_s is not None and ended.asked_s <= soon)
 
 
 def _needed(hooks: HookSettings) -> set[str]:
@@ -258,7 +248,7 @@ def _needed(hooks: HookSettings) -> set[str]:
     return found
 
 
-def _first_step(ended: Ended) -> int | None:
+def _first_step(ended: AttemptEnd) -> int | None:
     if not any(ended.report.heads):
         return None
 
@@ -266,14 +256,3 @@ def _first_step(ended: Ended) -> int | None:
 
     steps = [step for head in ended.report.heads if (step := first_step(head)) is not None]
     return max(steps, default=None)
-
-
-def grace_s(plan: LaunchPlan) -> float | None:
-    """Return the seconds from a signal until the job is killed; None: no limit.
-
-    torchrun ends its workers within its own limit; plain python has no limit, with or without us.
-    """
-    if plan.launcher != "torchrun":
-        return None
-    given = plan.options.shutdown_timeout_s
-    return (SHUTDOWN_S if given is None or given < 0 else given) + MARGIN_S
