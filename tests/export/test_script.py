@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from cases import slow
@@ -97,6 +98,7 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     environ = dict.fromkeys((*OF_BASH, *arguments), "mine") | {"SHLVL": "7", "a.b-c": "d"}
     environ |= {"SHELLOPTS": "braceexpand", "BASHOPTS": "cmdhist", "BASH_FUNC_sleep%%": "() { :; }"}
     environ |= {"POSIXLY_CORRECT": "1", "BASH_ENV": "", "LC_ALL": "C.UTF-8", "COLUMNS": "80"}
+    environ["PATH"] = f"{machine.environ['PATH']}:{Path(sys.executable).parent}"  # has saferun
     script = machine.script("--profile", "cpu", "--", "train.py")
     ours = machine.run([*SAFERUN, "--profile", "cpu", "train.py"], "live", **environ)
     theirs = machine.run(["bash", script], "script", **environ)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from runs import program, run
+from sandbox import shell
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 FAST = {"command": [sys.executable, program("fast_watch")]}
@@ -35,7 +36,7 @@ def training(folder: Path, *more: str) -> list[str]:
 
 def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_path):
     (tmp_path / "told").mkdir()
-    notify = f"--set=notify.command={json.dumps(['sh', '-c', f'cat >> {tmp_path}/told/events'])}"
+    notify = f"--set=notify.command={json.dumps(['sh', '-c', f'cat >> {shell(tmp_path / 'told' / 'events')}'])}"
     with run(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]"), **FAST) as job:
         assert job.end() == 0, job.err
         (event,) = job.events("loss")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sandbox import shell, unwrapped
 from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.errors import UnavailableError
@@ -182,6 +183,6 @@ def test_which_of_two_environments_is_meant(start, text, path, runs_own, said, t
         check=True,
     )
     shown = done.stdout + done.stderr
-    assert f"{BIN / 'torchrun' if runs_own else other} train.py" in shown
+    assert shell(BIN / "torchrun" if runs_own else other, "train.py") in unwrapped(shown)
     assert ("starts the job: " in shown) == bool(said)
     assert said in shown

@@ -4,6 +4,7 @@ import atexit
 import gc
 import sys
 
+gc.set_threshold(0)  # no search but the last one
 born = gc.get_freeze_count()  # Python 3.12 freezes some itself
 atexit.register(lambda: print("registered, frozen", gc.get_freeze_count() - born))
 

@@ -8,6 +8,7 @@ keeper/warm_agent.py is the keeper's side of it.
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import select
@@ -101,7 +102,7 @@ def wait(program: str, ranks: str | None, at_start: frozenset[str], keeper: Keep
     __import__(_MODULE)
     process.set_name(_WAITS)
     task = keeper.task()
-    process.set_name(os.path.basename(os.fsencode(task[0][0] if program == "-m" else program)))
+    process.set_name(_name(program, task[0][0]))
     act = process.become(task, born, first_path, is_agent=True)
     keeper.go_on()
     if ranks is not None:
@@ -111,6 +112,20 @@ def wait(program: str, ranks: str | None, at_start: frozenset[str], keeper: Keep
         vars(sys.modules[_PACKAGE]).pop("run", None)
         sys.modules.pop(_MODULE)
     return act
+
+
+def _name(program: str, python: str) -> bytes:
+    """Return the name that the kernel gives a process for a launcher: of the last file executed.
+
+    That is the program where its first line names Python itself, else Python (execve(2)).
+    """
+    first = b""
+    if program != "-m":
+        with contextlib.suppress(OSError), open(program, "rb") as file:
+            first = file.readline(256)
+    words = first[2:].split()
+    is_direct = words and os.path.basename(words[0]).startswith(b"python")
+    return os.path.basename(os.fsencode(program if is_direct else python))
 
 
 def _wait_as_job(listed: str, at_start: frozenset[str], keeper: Keeper) -> Act:
