@@ -36,7 +36,8 @@ def training(folder: Path, *more: str) -> list[str]:
 
 def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_path):
     (tmp_path / "told").mkdir()
-    notify = f"--set=notify.command={json.dumps(['sh', '-c', f'cat >> {shell(tmp_path / 'told' / 'events')}'])}"
+    told = f"cat >> {shell(tmp_path / 'told' / 'events')}"
+    notify = f"--set=notify.command={json.dumps(['sh', '-c', told])}"
     with run(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]"), **FAST) as job:
         assert job.end() == 0, job.err
         (event,) = job.events("loss")
