@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from users import STRANGER, acting_as, open_place, root
+from rights import STRANGER, needs
+from users import acting_as, open_place
 
 from saferun.base import files
 
@@ -36,7 +37,7 @@ def test_what_is_no_regular_file_has_no_content(tmp_path):
     assert files.read_private(f"{tmp_path}/file", 2) == b"mi"
 
 
-@root
+@needs("become others")
 def test_another_users_file_is_not_private():
     with open_place() as place:
         path = f"{place}/file"

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from users import STRANGER, acting_as, root
+from rights import STRANGER, needs
+from users import acting_as
 
 from saferun.base import proc
 
@@ -64,7 +65,7 @@ def test_a_process_that_is_gone_says_nothing(child):
     assert (proc.stat(child.pid), proc.start(child.pid)) == (None, None)
 
 
-@root
+@needs("become others")
 @pytest.mark.parametrize("zombie", [False, True])
 def test_another_users_process_says_nothing_private(child, zombie):
     """The kernel refuses it: EACCES, also of a zombie of one's own."""

@@ -11,7 +11,8 @@
 #
 # which makes the same file again; `saferun gen-shell --check THIS-FILE` tells whether it still
 # would. Change the settings as you like. It needs bash, python3 (3.10 or later) and torch, and no
-# saferun: what it needs of that travels at its end.
+# saferun: what it needs of that travels at its end. With --plain it is a short one to commit, which
+# does less.
 # shellcheck disable=SC2016,SC2329 # a $ in a value is meant; not every word for settings is used
 
 if [ -z "${BASH_VERSION:-}" ]; then
