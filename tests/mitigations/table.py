@@ -193,6 +193,15 @@ CASES = [
         needs=can_mount,
         healthy=looked_up_file(replaced=False),
     ),
+    Case(
+        "database-unavailable",
+        "database_locked.py",
+        (),
+        "counted",
+        "every setting",
+        nothing(),
+        ranks=1,
+    ),
     Case("peer-lost", "peer_lost.py", (), "met 2", "every setting", nothing()),
     *(
         Case(
