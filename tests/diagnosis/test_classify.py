@@ -21,7 +21,7 @@ KINDS = table("kinds")
 # What a log alone cannot show.
 NOT_BY_LOG = {
     *("unknown", "no-failure", "gpu-p2p-corrupt", "segfault-environment", "killed-from-outside"),
-    *("bus-error", "process-unkillable", "output-reader-gone"),
+    *("bus-error", "process-unkillable", "output-reader-gone", "hooks-missing"),
     *("hang", "keeper-killed", "node-lost", "loss-not-finite"),
 }
 

@@ -84,6 +84,27 @@ def test_a_limit_of_open_files_is_raised_and_the_next_run_starts_with_that(tmp_p
     assert "attempt 1 failed" not in second.err
 
 
+def test_a_limit_of_processes_is_raised_for_the_next_attempt(tmp_path):
+    """The message is Python's; the kernel refuses root no process."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    low = most // 2
+    script = (
+        f"import resource\nsoft = resource.getrlimit(resource.RLIMIT_NPROC)[0]\nif soft == {low}:\n"
+    )
+    script += '    raise RuntimeError("can\'t start new thread")\nprint(soft)\n'
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (low, hard))
+
+    with run(
+        tmp_path, written(tmp_path, script), env=small_torchrun(tmp_path), preexec_fn=limited
+    ) as job:
+        assert job.end() == 0, job.err
+        assert job.out == f"{most}\n"
+        assert [e["add"] for e in job.events("ended")] == ["more-processes", ""]
+
+
 @pytest.mark.parametrize(("steps", "attempts"), [(600, 2), (5, 1)], ids=["late", "early"])
 def test_a_stray_access_is_tried_again_only_where_many_steps_went_well(tmp_path, steps, attempts):
     script = written(tmp_path, STRAY.format(steps=steps))

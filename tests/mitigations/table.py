@@ -193,6 +193,15 @@ CASES = [
         needs=can_mount,
         healthy=looked_up_file(replaced=False),
     ),
+    Case(
+        "database-unavailable",
+        "database_locked.py",
+        (),
+        "counted",
+        "every setting",
+        nothing(),
+        ranks=1,
+    ),
     Case("peer-lost", "peer_lost.py", (), "met 2", "every setting", nothing()),
     *(
         Case(
@@ -242,6 +251,7 @@ NOT_HERE = {
     "tf-xla-failed": "needs TensorFlow: shown in tests/tensorflow",
     "cuda-devices-busy": "needs a GPU in exclusive mode, which not every machine may be put in",
     "study-storage-unreachable": "needs PostgreSQL: shown in tests/inject/test_optuna_postgres.py",
+    "process-limit": "no such limit binds root: shown in tests/faults/test_mitigated.py",
     "loss-not-finite": "only the watch sees it, no setting avoids it: tests/faults/test_loss.py",
     "hang": "only the watch sees it, and no setting avoids it: tests/faults/test_hangs.py",
     "keeper-killed": "saferun's own failure: shown in tests/faults/test_keeper_loss.py",

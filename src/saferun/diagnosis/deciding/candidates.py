@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.base.phrases import says
+from saferun.base.signal_names import name_of
 from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
@@ -187,7 +188,9 @@ def _of_exit_status(evidence: Evidence, known: refinements.KindRefinement) -> It
         kind, weight = meant
         source = Source(f"exit status {evidence.exit_code}", LOG + 1)
         one = Candidate(kind, weight - 2, -1, None, "", source, "exit code")
-        yield one.as_kind(known.of_signal(one))
+        one = one.as_kind(known.of_signal(one))
+        unnamed = one.kind == "ended-by-signal"  # no other kind leaves open which signal it was
+        yield replace(one, text=f"ended by {name_of(signal_of(code))}") if unnamed else one
 
 
 def _of_unknown_exceptions(

@@ -227,7 +227,8 @@ def by_machine(
         return diagnosis
     for one in observed:
         kind = one.kind or _kind_of(one.text.lower(), knowledge)
-        if kind and not (diagnosis.decided_by and kind in _TELLS_NOTHING):
+        half = diagnosis.decided_by or diagnosis.nearest
+        if kind and not (half and kind in _TELLS_NOTHING):
             rank, by = diagnosis.root_rank, (one.source,)
             found = _diagnosis(kind, knowledge, one.text, rank, one.text, by=by)
             return found._replace(stack=diagnosis.stack, gpu=one.gpu)

@@ -20,14 +20,14 @@ _NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
 
 
 def root_line(best: Candidate, knowledge: Knowledge) -> str:
-    """Return the deciding line as printed; "" if an exit code decides.
+    """Return the deciding line as printed; what an exit status says of itself where it decides.
 
     Args:
         best: the root cause; for an exception, the line of its message that states it is returned.
         knowledge: the signs, which determine that line.
     """
     if best.line is None:
-        return ""
+        return best.text
     raised, lines = best.raised, best.source.lines
     row = best.at if raised is None else _deciding_row(best, raised, lines, knowledge)
     if raised is not None and not raised.headed:
