@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,10 +27,11 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     if why := missing():
         pytest.skip(why)
-    with standing(tmp_path_factory.mktemp("slurm") / "cluster") as stands:
+    place = tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp")  # slurm.conf takes no blanks
+    with place as name, standing(Path(name) / "cluster") as stands:
         yield stands
 
 
