@@ -46,10 +46,10 @@ copy() { # stdin to stderr, and the end of it to a file
   tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt") >&2
 }
 passing=( # what an error says that may pass (from saferun's knowledge/failures.yaml)
-  'connection closed by peer|connection reset by peer|remote process exited or there was a network error' # peer-lost
-  'the client socket has timed out after|the client socket has failed to connect to any network address'  # rendezvous-connect-failed
-  'unhandled system error'                                                                                # nccl-system-error
-  'server socket has failed to listen on any'                                                             # port-in-use
+  'connection closed by peer|connection reset by peer|remote process exited or there was a network error|DistNetworkError'                       # peer-lost
+  'the client socket has timed out after|the client socket has failed to connect to any network address|connection to the c10d store has failed' # rendezvous-connect-failed
+  'unhandled system error'                                                                                                                       # nccl-system-error
+  'server socket has failed to listen on any'                                                                                                    # port-in-use
 )
 passes() { # where a signal ended torchrun or the first rank, or all errors of the end may pass
   ((status > 128)) || [[ $(sed -n '/^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return

@@ -69,10 +69,12 @@ _PHRASES = {
         "connection closed by peer",
         "connection reset by peer",
         "remote process exited or there was a network error",
+        "DistNetworkError",  # a type
     ),
     "rendezvous-connect-failed": (
         "the client socket has timed out after",
         "the client socket has failed to connect to any network address",
+        "connection to the c10d store has failed",
     ),
     "nccl-system-error": ("unhandled system error",),
     "port-in-use": ("server socket has failed to listen on any",),
@@ -216,6 +218,7 @@ def _passing() -> Iterator[str]:
     """Yield a line for each kind of error that may pass: what it says, as a pattern."""
     known = signatures.load()
     said = {(sign.kind, " ... ".join(needle)) for sign in known.signs for needle in sign.says}
+    said |= {(sign.kind, name) for sign in known.signs for name in sign.types}
     lines = {kind: f"  '{'|'.join(phrases)}'" for kind, phrases in _PHRASES.items()}
     for kind, phrases in _PHRASES.items():
         missing = [phrase for phrase in phrases if (kind, phrase) not in said]
