@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox import shell, unwrapped
+from sandbox import python_program, shell, unwrapped
 from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.errors import UnavailableError
@@ -163,7 +163,7 @@ HAS_TORCHRUN = pytest.mark.skipif(
         (OTHER, "{other}:{link}", False, "it is the first on PATH"),
         ("#!/bin/sh\nexec a-shim\n", "{other}:{bin}", False, ""),
         (OTHER, "{bin}:{other}", True, ""),
-        ("#!{python}\n" + TORCHRUN, "{other}", False, ""),
+        (python_program(TORCHRUN), "{other}", False, ""),
         (None, "{other}", True, ""),
     ],
     ids=["other", "shim", "before", "link", "shim before", "behind", "same", "none"],
@@ -171,7 +171,7 @@ HAS_TORCHRUN = pytest.mark.skipif(
 def test_which_of_two_environments_is_meant(start, text, path, runs_own, said, tmp_path):
     other, link = tmp_path / "other" / "torchrun", tmp_path / "links" / "saferun"
     if text:
-        program(other, text.replace("{python}", sys.executable))
+        program(other, text)
     link.parent.mkdir()
     link.symlink_to(BIN / "saferun")
     named = {"other": other.parent, "bin": BIN, "link": link.parent}
