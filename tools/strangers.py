@@ -124,15 +124,15 @@ def main(argv: Sequence[str]) -> int:
         return 0
     commands = ["demo"] * (not asked.test_only) + ["test"] * (not asked.demo_only)
     print("| way | Python, torch | result | minutes |\n| --- | --- | --- | --- |", flush=True)
-    return max([tried(name, commands) for name in asked.ways or WAYS])
+    return max(tried(name, commands, is_named=bool(asked.ways)) for name in asked.ways or WAYS)
 
 
-def tried(name: str, commands: Sequence[str]) -> int:
-    """Try one way, and print its row."""
+def tried(name: str, commands: Sequence[str], *, is_named: bool) -> int:
+    """Try one way, and print its row; one that was named and cannot be had has failed."""
     way = WAYS[name]
     versions, minutes, status = "", 0.0, 0
     if result := missing(name, way):
-        result = f"skipped: {result}"
+        result, status = f"skipped: {result}", int(is_named)
     else:
         began = time.monotonic()
         with home_of(name, way) as home:
@@ -268,8 +268,11 @@ def asked_versions(name: str, way: Way, home: Path) -> str:
 
 
 def keep(home: Path) -> None:
-    """Leave a way's files, and say where."""
+    """Leave a way's files, and say where, with the end of its logs."""
     (home / "kept").touch()
+    for log in sorted(home.glob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        sys.stderr.writelines(lines[-60:])
     print(f"{home}: the logs and the clone", file=sys.stderr)
 
 
