@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -130,7 +131,9 @@ def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(h
     done = host.command(FAKE_CUDA_PEERS="0:1:copy:wrong")
     assert (done.returncode, done.stderr) == (1, "")
     problems = done.stdout.partition("\nproblems\n")[2].partition("\nnotes\n")[0]
-    assert "GPU 0 to 1" in problems, done.stdout  # beside a torch that cannot use GPUs
+    subjects = set(re.findall(r"^  (\S.*?) {2,}", problems, re.MULTILINE))
+    # A torch for CPUs beside saferun is a problem of these two GPUs, too.
+    assert subjects - {"torch"} == {"GPU 0 to 1"}, done.stdout
     assert "\033" not in done.stdout
     wide = [line for line in done.stdout.splitlines() if len(line) > 80]
     assert all(len(line.split()) == 1 for line in wide), wide  # a path or an address

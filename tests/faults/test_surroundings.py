@@ -86,7 +86,9 @@ def test_a_rank_behind_another_sitecustomize_is_named_before_it_meets_others(tmp
     if required:
         assert status != 0
         assert "met" not in job.out
-        assert [event["kind"] for event in job.events("ended")] == ["hooks-missing"]
+        (ended,) = job.events("ended")
+        assert ended["kind"] == "hooks-missing"
+        assert f"{place}/sitecustomize.py is loaded in its place" in ended["root_line"]
     else:
         assert status == 0, job.err
         assert job.out.count("met") == 2
