@@ -65,6 +65,8 @@ class FakeHost:
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "LD_LIBRARY_PATH": self.libraries,
             "MASTER_PORT": str(self.port),
+            # The default below /tmp bears a user's name, and may be an earlier one's of that name.
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),
             **changed,
         }
 

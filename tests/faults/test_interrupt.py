@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import MARK, has_signal, is_alive, kill_all, living, until
+from helpers import MARK, children, has_signal, is_alive, kill_all, living, until
 from runs import program, run, small_torchrun
 from sandbox import SAFERUN, shell
-from terminals import Terminal
+from terminals import QUIET_S, Terminal
 
 OPTIONS = ["--profile=cpu", "--set=preflight.mode=off"]
 ANSWER = rb"saferun: asked the job to end \(up to 40 s\); Ctrl-C again kills it\r\n"
@@ -35,9 +36,17 @@ class Person(Terminal):
         return shell(*SAFERUN, *OPTIONS, program("saves_when_asked"), self.folder)
 
     def sees(self, name: str) -> str:
-        """Wait for a file of the job's; return its lines."""
+        """Wait for a file of the job's, while there is one; return its lines."""
         path = self.folder / name
-        return until(lambda: path.exists() and path.read_text(encoding="utf-8"), name)
+        began = time.monotonic()
+
+        def text() -> str:
+            ended = time.monotonic() - began > QUIET_S and not children(self.pid)
+            found = path.read_text(encoding="utf-8") if path.exists() else ""
+            assert found or not ended, f"no {name}, and nothing runs"
+            return found
+
+        return until(text, name)
 
     def lets_it_end(self) -> None:
         (self.folder / "gate").touch()

@@ -21,7 +21,10 @@ def report(argv: str) -> None:
 
 
 def asked(number: int, frame: object) -> None:
-    raise AskedError(number)
+    """End the wait for the ranks; while they start, what is asked waits until all are known."""
+    early.append(number)
+    if all_started:
+        raise AskedError(number)
 
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -31,18 +34,23 @@ parser.add_argument("-m", "--module", action="store_true")
 parser.add_argument("script")
 parser.add_argument("arguments", nargs=argparse.REMAINDER)
 options = parser.parse_args()
-for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
-    signal.signal(getattr(signal, name), asked)
 module = ["-m"] if options.module else []
 command = [sys.executable, "-u", *module, options.script, *options.arguments]
 count = options.nproc_per_node
 ranks: list[subprocess.Popen[bytes]] = []
+early: list[int] = []
+all_started = False
 status = 1
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+    signal.signal(getattr(signal, name), asked)
 try:
     for rank in range(count):
         env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
     started = list(ranks)
+    all_started = True
+    if early:
+        raise AskedError(early[0])
     while ranks:
         pid, ended = os.wait()
         local = next(n for n, rank in enumerate(started) if rank.pid == pid)
