@@ -71,33 +71,26 @@ WAYS = {
         around=("setsid", "--wait"),
     ),
     "tarball": Way(
-        "git archive, a long user name, LANG=POSIX", LONG, "archive", environ={"LANG": "POSIX"}
-    ),
-    "noexec": Way(
-        "TMPDIR on a file system without execution, no LANG",
-        "stranger",
-        environ={"TMPDIR": "{}/tmp", "LANG": ""},
+        "git archive, a long user name, LANG=POSIX, TMPDIR without execution",
+        LONG,
+        "archive",
+        environ={"LANG": "POSIX", "TMPDIR": "{}/tmp"},
         mounts="mount -t tmpfs -o noexec none {}/tmp",
     ),
-    "others": Way(
-        "in another user's clone, in German",
+    "container": Way(
+        "docker's rights, process 1, /dev/shm of 64 MiB, another user's clone, in German",
         source="others",
         environ={"LANG": "de_DE.UTF-8", "LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de"}
         | {"PYTHONUTF8": "0", "TZ": "Asia/Kolkata"},
-    ),
-    "crlf": Way("core.autocrlf=true, fish", "stranger", "crlf", environ={"SHELL": "/usr/bin/fish"}),
-    "container": Way(
-        "docker's rights, process 1, /dev/shm of 64 MiB",
-        environ={"LANG": ""},
         mounts="mount -t tmpfs -o size=64m none /dev/shm",
-        around=(
-            *PROCESS_1,
-            "setpriv",
-            "--bounding-set",
-            DOCKER,
-        ),
+        around=(*PROCESS_1, "setpriv", "--bounding-set", DOCKER),
     ),
-    "nobody": Way("a uid without a line in passwd", "4242", environ={"HOME": "/"}),
+    "nobody": Way(
+        "a uid without a line in passwd, core.autocrlf=true, no LANG, fish",
+        "4242",
+        "crlf",
+        environ={"HOME": "/", "LANG": "", "SHELL": "/usr/bin/fish"},
+    ),
     "minimal": Way(
         "Debian's smallest system: no git, gcc, curl, procps",
         "stranger",
