@@ -1,6 +1,7 @@
 """Goodput: the training that is left when twenty faults strike in ten minutes.
 
     python benchmarks/goodput.py [--seconds 600] [--ft DIR] [--only NAME,...] [--kinds KIND,...]
+                                 [--ranks 2]
 
 The example trains (goodput_job.py) under several launchers side by side, each struck by the same
 trace; one more, under torchrun, is left undisturbed. Counted is the step of the last checkpoint at
@@ -154,7 +155,7 @@ class Job:
     def kill_left(self) -> None:
         """End all that is left of the job."""
         mark = f"{MARK}={self.mark}".encode()
-        for number in (0, 1):
+        for number in map(int, filter(str.isdigit, os.listdir(self.place / "pids"))):
             if found := self.rank(number):
                 os.kill(found[0], signal.SIGKILL)
         for _ in range(100):
@@ -306,12 +307,19 @@ def lost_after(
 def contenders(options: argparse.Namespace) -> list[Contender]:
     own = str(Path(sys.executable).parent)
     path = {"PATH": f"{own}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
-    ranks = "--nproc-per-node=2"
+    ranks = f"--nproc-per-node={options.ranks}"
     torchrun = (f"{own}/torchrun", ranks, "--master-port={port}")
     places = "retry.resume.checkpoints={{--place}}/out/checkpoint-*.pt"
     settings = [places, 'retry.resume.args=["--resume={{checkpoint}}"]', "watch.mode=end"]
     settings += [f"watch.silence_s={PATIENCE_S:g}"]
-    saferun = (sys.executable, "-m", "saferun", "--profile=cpu", *(f"--set={s}" for s in settings))
+    saferun = (
+        sys.executable,
+        "-m",
+        "saferun",
+        "--profile=cpu",
+        "--set=locks.gpus=off",
+        *(f"--set={s}" for s in settings),
+    )
     warm = "--set=start.ranks=warm"
     auto, none = ("--resume=auto",), ("--resume=none",)
     trace = chosen_trace(options)
@@ -393,6 +401,7 @@ def main() -> None:
     parser.add_argument("--ft", default="", help="an environment with nvidia-resiliency-ext")
     parser.add_argument("--only", default="", help="names of launchers, with commas")
     parser.add_argument("--kinds", default="", help="faults at even distances, for a trial")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--port", type=int, default=28100, help="the first of six")
     parser.add_argument("--keep", default="", help="a directory for logs; it must not exist")
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 """What the hooks cost in a training step, and what they show of planted faults, on two GPUs.
 
-    python benchmarks/hooks_gpu.py --out FOLDER [--limit-s 520] [--only WAVE] [--steps N] [--smoke]
+    python benchmarks/hooks_gpu.py --out FOLDER [--limit-s 520] [--only WAVE] [--steps N]
+                                   [--ranks 2] [--smoke]
 
 Each row is a training of a small GPT on two ranks, wrapped and compiled in one way, under plain
 torchrun and under saferun with some settings. Plain torchrun's jobs are warmed up
@@ -73,14 +74,15 @@ WAVES: dict[str, dict[str, tuple[str, ...]]] = {  # jobs that are there at the s
         "fsdp2 max-autotune": BOTH,
     },
 }
+HOST = {"host": {"ddp eager": BOTH, "ddp default": BOTH}}  # whole_host.py's: little, on many GPUs
 SMOKE = {"smoke": {"ddp deterministic": (PLAIN, "all"), "fsdp2 eager": BOTH}}
 
 
 class Job:
     """One training: its process, and a connection to each of its ranks."""
 
-    def __init__(self, row: str, side: str, folder: Path, port: int) -> None:
-        self.name, self.side = f"{row} / {side}", side
+    def __init__(self, row: str, side: str, folder: Path, port: int, count: int) -> None:
+        self.name, self.side, self.count = f"{row} / {side}", side, count
         self.folder = folder / self.name.replace(" / ", "--").replace(" ", "_").replace(",", "")
         self.folder.mkdir(parents=True)
         self.ranks: dict[int, Any] = {}  # files of the connections
@@ -109,7 +111,7 @@ class Job:
         else:
             start += ["saferun", "--run-dir", str(self.folder / "runs"), "--set", "locks.gpus=off"]
             start += [word for one in settings for word in ("--set", one)]
-        return [*start, "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+        return [*start, "--standalone", f"--nproc-per-node={self.count}", str(PROGRAM)]
 
     def turn(self, steps: int) -> float | None:
         """Have all ranks do some steps; return rank 0's ms for each, None where the job failed."""
@@ -162,7 +164,7 @@ def warm(rows: list[Row], listener: socket.socket, until: float) -> None:
     """Wait until all ranks of all jobs are connected, have failed, or are too late."""
     jobs = {job.name: job for row in rows for job in row.jobs}
     while time.monotonic() < until:
-        missing = [j for j in jobs.values() if len(j.ranks) < 2 and j.process.poll() is None]
+        missing = [j for j in jobs.values() if len(j.ranks) < j.count and j.process.poll() is None]
         if not missing:
             return
         if select.select([listener], [], [], 1.0)[0]:
@@ -178,7 +180,7 @@ def warm(rows: list[Row], listener: socket.socket, until: float) -> None:
 
 def take_turns(row: Row, rounds: int, steps: int, until: float) -> dict[str, list[float]]:
     """Return the ms of a step by side, one number a round; a side that failed has fewer."""
-    ready = [job for job in row.jobs if len(job.ranks) == 2]
+    ready = [job for job in row.jobs if len(job.ranks) == job.count]
     taken: dict[str, list[float]] = {job.side: [] for job in ready}
     for number in range(rounds):
         start = number % len(ready) if ready else 0
@@ -249,7 +251,9 @@ class Report:
         (self.folder / "hooks.md").write_text("\n".join(lines) + "\n")
 
 
-def wave(part: str, report: Report, work: Path, until: float, steps: int | None) -> None:
+def wave(
+    part: str, report: Report, work: Path, until: float, steps: int | None, count: int
+) -> None:
     """Start the jobs of some rows, have them take turns row by row, and report.
 
     Args:
@@ -258,8 +262,9 @@ def wave(part: str, report: Report, work: Path, until: float, steps: int | None)
         work: an empty folder.
         until: time.monotonic() when the last round begins.
         steps: of a turn; None for those of STEPS.
+        count: ranks.
     """
-    rows = {**WAVES, **SMOKE}[part]
+    rows = {**WAVES, **HOST, **SMOKE}[part]
     rounds = 2 if part in SMOKE else ROUNDS
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = listener.getsockname()[1]
@@ -268,7 +273,7 @@ def wave(part: str, report: Report, work: Path, until: float, steps: int | None)
             for first in (True, False):
                 for row in all_rows:
                     sides = [side for side in rows[row.name] if (side == PLAIN) is first]
-                    row.jobs.extend(Job(row.name, side, work, port) for side in sides)
+                    row.jobs.extend(Job(row.name, side, work, port, count) for side in sides)
                 warm(all_rows, listener, until if part in SMOKE else time.monotonic() + WARM_S)
             for row in all_rows:
                 taken = take_turns(row, rounds, steps or STEPS[row.name.split()[0]], until)
@@ -292,8 +297,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-s", type=float, default=520.0, help="for all of it")
-    parser.add_argument("--only", action="append", choices=["shown", *WAVES, *SMOKE, "shards"])
+    parser.add_argument(
+        "--only", action="append", choices=["shown", *WAVES, *HOST, *SMOKE, "shards"]
+    )
     parser.add_argument("--steps", type=int, help="of each turn")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
     until = time.monotonic() + options.limit_s
@@ -318,7 +326,7 @@ def main() -> None:
             elif part == "shards":
                 report.texts[part] = hooks_shown.shards(until, folder / "shards.md")
             else:
-                wave(part, report, folder, until, options.steps)
+                wave(part, report, folder, until, options.steps, options.ranks)
             report.write()
     print((options.out / "hooks.md").read_text())
 

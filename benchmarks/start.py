@@ -3,9 +3,10 @@
     python benchmarks/start.py [--rounds 3] [--ranks 1 8] [--imports torch transformers] [--files]
 
 Each round runs all ways one after the other, the first one another in each round. The script
-imports, makes a CUDA context where there is a GPU (ranks share them), joins a gloo group and does
-one product and one all_reduce. Beside them stand start_prototype.py and what no way that imports
-once can avoid: the imports alone, and the script from their end to the first step.
+imports, makes a CUDA context where there is a GPU (ranks share them), joins a gloo group (--nccl:
+one of NCCL, a GPU each) and does one product and one all_reduce. Beside them stand
+start_prototype.py and what no way that imports once can avoid: the imports alone, and the script
+from their end to the first step.
 
 Before the rounds each way runs once, so that files are in memory and warm ranks know what their
 script imports. `--files` counts the files that a start opens, by strace, in place of the times: not
@@ -46,9 +47,9 @@ imported = time.time()
 cuda = torch.cuda.is_available()
 device = f"cuda:{{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}}" if cuda else "cpu"
 if cuda: torch.cuda.set_device(device)
-dist.init_process_group("gloo")
+dist.init_process_group("{backend}")
 x = torch.ones(256, 256, device=device) @ torch.ones(256, 256, device=device)
-y = x.sum().cpu(); dist.all_reduce(y)
+y = x.sum(); y = y if "{backend}" == "nccl" else y.cpu(); dist.all_reduce(y); y.item()
 if os.environ["RANK"] == "0":
     now = time.time()
     with open(sys.argv[1], "w") as file: file.write(f"{{now}} {{now - imported}}")
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--imports", nargs="+", default=["torch"], choices=IMPORTS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--files", action="store_true")
+    parser.add_argument("--nccl", action="store_true")
     options = parser.parse_args()
     if options.files and not shutil.which("strace"):
         sys.exit("there is no strace")
@@ -115,7 +117,9 @@ def main() -> None:
         os.environ.update(XDG_CACHE_HOME=f"{folder}/cache", XDG_STATE_HOME=f"{folder}/state")
         for imports in options.imports:
             job = Path(folder, f"train_{imports}.py")
-            job.write_text(JOB.format(imports=IMPORTS[imports]))
+            job.write_text(
+                JOB.format(imports=IMPORTS[imports], backend="nccl" if options.nccl else "gloo")
+            )
             for ranks in options.ranks:
                 _rows(imports, ranks, job, options)
 
@@ -123,7 +127,7 @@ def main() -> None:
 def _rows(imports: str, ranks: int, job: Path, options: argparse.Namespace) -> None:
     names, code = options.ways, IMPORTS[imports]
     for way in names:
-        run(way, ranks, job, code)
+        print(f"{way} at first sight: {run(way, ranks, job, code).seconds:.1f} s", flush=True)
     if options.files:
         counts = {way: opened(way, ranks, job, code) for way in names}
         print(imports, ranks, counts, flush=True)
