@@ -36,7 +36,8 @@ def _place_for_temporary_files() -> str:
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-os.environ["PYTEST_DEBUG_TEMPROOT"] = _place_for_temporary_files()  # tmp_path lies below it
+tempfile.tempdir = _place_for_temporary_files()  # of tests; what they start has TMPDIR
+os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.tempdir  # tmp_path lies below it
 
 # What tests start: torch's threads fight for the cores, and Pythons compile what is imported anew.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
