@@ -8,9 +8,7 @@ name fit it.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 from saferun.diagnosis.reading.log_lines import Line
 
@@ -53,31 +51,13 @@ def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
         lines: the log's lines.
         numbers: the meanings of the numbers (`Knowledge.numbers`).
     """
-    changed = list(lines)
-    for at in _rows_with_hints(lines):
-        if _may_have(lines[at].text):
-            changed[at] = _named(lines[at], numbers)
-    return changed
-
-
-def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
-    """Return the indices of lines that have a word of failure; one search covers all lines."""
-    texts = [line.text for line in lines]
-    whole = "\n".join(texts)
-    ends = list(accumulate([len(text) + 1 for text in texts]))
-    rows = set()
-    for word in _HINTS:
-        at = whole.find(word)
-        while at >= 0:
-            row = bisect_right(ends, at)
-            rows.add(row)
-            at = whole.find(word, ends[row])
-    return rows
+    return [_named(line, numbers) if _may_have(line.text) else line for line in lines]
 
 
 def _may_have(text: str) -> bool:
-    """Return whether a line with a word of failure may report a CUDA error."""
-    return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU") or "07" in text
+    """Return whether a line may report a CUDA error: a cheap test for every line."""
+    of_cuda = any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU")
+    return (of_cuda or "07" in text) and any(word in text for word in _HINTS)
 
 
 def _named(line: Line, numbers: Numbers) -> Line:

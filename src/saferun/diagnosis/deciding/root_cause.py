@@ -16,7 +16,7 @@ from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.diagnosis.signatures import DECIDES, USER, WEIGHTS, Knowledge
 
 _MESSAGE_LINES = 8  # longest message of an exception; later lines may be output
 _SEPARATE_LINES = 3  # normal output between a handled exception and the one that ended the job
@@ -65,6 +65,8 @@ def choose(
 
     best = min(found, key=order)
     steps = [Step(best, "it weighs most, on the rank that failed first, at the earliest place")]
+    if best.weight >= DECIDES:
+        return (Step(best, "it is known beside the log, which shows what followed"),)
     if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
         kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
         silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
