@@ -30,11 +30,6 @@ _OF_LIBRARY = re.compile(
     r"(?<=[\s=:(#])(?P<number>\d{1,3})(?![.:]?\d)(?=\s{0,3}(?:$|[(),;'\"\]-]|(?:at|in|on|from) ))",
     re.I,
 )
-_HINTS = ("rror", "ail", "ode", "RROR", "tatus", "TATUS")
-_OF_CUDA = (
-    *("uda", "UDA", "hysX", " cu", "urand", "URAND", "ublas", "UBLAS", "uBLAS", "udnn", "uDNN"),
-    *("hipS", "aborting with "),
-)
 _FAILED = re.compile(r"error|fail|status", re.I)
 _NUMBER = re.compile(
     r"\b(?:cuda|cu[A-Z]\w{2,40}|physx)[^\n]{0,120}?"
@@ -51,13 +46,7 @@ def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
         lines: the log's lines.
         numbers: the meanings of the numbers (`Knowledge.numbers`).
     """
-    return [_named(line, numbers) if _may_have(line.text) else line for line in lines]
-
-
-def _may_have(text: str) -> bool:
-    """Return whether a line may report a CUDA error: a cheap test for every line."""
-    of_cuda = any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU")
-    return (of_cuda or "07" in text) and any(word in text for word in _HINTS)
+    return [_named(line, numbers) for line in lines]
 
 
 def _named(line: Line, numbers: Numbers) -> Line:

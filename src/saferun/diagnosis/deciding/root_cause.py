@@ -80,7 +80,7 @@ def choose(
         best = min(own, key=order, default=best)
         steps.append(Step(best, "an exception of the script's own ended the job"))
     if best.generic and root_rank is None:
-        best = _asked_before(best, found) or _killed(best, found) or best
+        best = _launchers_end(best, found) or best
         steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
     steps.append(Step(_standing(best, found) or best, "the other one is its consequence"))
     return tuple(
@@ -116,21 +116,17 @@ def _is_without_gpu(item: Candidate) -> bool:
     return _TO_GPU.search(last) is not None
 
 
-def _asked_before(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the signal that the launcher reports before an exception: it then ends the ranks.
+def _launchers_end(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
+    """Return the launcher's own end by a signal if that led to an exception.
 
-    If a rank had failed by itself, the launcher would name it and report no such signal.
+    It reports a signal before the exception and then ends the ranks; if a rank had failed by
+    itself, it would name that one and report none. After a SIGKILL, a peer is gone.
     """
     asked = (i for i in found if i.kind in _ASKED and i.weight >= AGENT_ASKED and not i.raised)
     before = (i for i in asked if i.in_log and best.in_log and i.at < best.at)
-    return min(before, key=lambda item: item.at, default=None)
-
-
-def _killed(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the launcher's own end by SIGKILL if an exception says that a peer is gone."""
-    if best.raised is None or best.raised.type not in _GONE:
-        return None
-    return next((item for item in found if item.line is None and item.kind in _KILLED), None)
+    gone = best.raised is not None and best.raised.type in _GONE
+    killed = (i for i in found if gone and i.line is None and i.kind in _KILLED)
+    return min(before, key=lambda item: item.at, default=next(killed, None))
 
 
 def _ended(item: Candidate, root_rank: int | None) -> bool:
