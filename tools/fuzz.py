@@ -128,10 +128,10 @@ def diagnosis(place: Path) -> Target:
     import job_logs
 
     from saferun.diagnosis import signatures
-    from saferun.diagnosis.deciding import root_line
+    from saferun.diagnosis.deciding import classify, root_line
     from saferun.diagnosis.evidence import Evidence
     from saferun.diagnosis.explaining import explain
-    from saferun.diagnosis.foreign import front, long_log
+    from saferun.diagnosis.foreign import long_log
 
     seeds = [path.read_bytes() for path in sorted((ROOT / "tests/records").rglob("*.log"))]
     for name in ("kinds", "wordings", "reading", "beside"):
@@ -140,10 +140,10 @@ def diagnosis(place: Path) -> Target:
     def run(content: bytes) -> None:
         code = (None, 0, 1, 2, 137, -9)[(content or b"0")[0] % 6]
         evidence = Evidence(log=long_log.read([content]), exit_code=code)
-        found = front.classify(evidence, job_logs.KNOWN)
+        found = classify.classify(evidence, job_logs.KNOWN)
         assert found.verdict in signatures.VERDICTS
         assert len(found.root_line) <= root_line.ROOT_CHARS
-        account = explain.account(front.read(evidence, job_logs.KNOWN), job_logs.KNOWN)
+        account = explain.account(classify.read(evidence, job_logs.KNOWN), job_logs.KNOWN)
         json.dumps(explain.as_document(account))
 
     return Target(lambda pick: mutated(pick, seeds), run, repeated)

@@ -22,7 +22,7 @@ from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.foreign import front, log_file, long_log
+from saferun.diagnosis.foreign import log_file, long_log
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import reader
 from saferun.journal.attempts import Attempt as RecordedAttempt
@@ -231,7 +231,7 @@ def diagnose(log: str | os.PathLike[str], *, exit_code: int | None = None) -> Di
         raise UsageError("a str is the text of a log", fix=f"for the file, Path({log!r})")
     else:
         lines = long_log.read([log.encode("utf-8", "surrogateescape")])
-    return front.classify(Evidence(log=lines, exit_code=exit_code), signatures.load())
+    return classify.classify(Evidence(log=lines, exit_code=exit_code), signatures.load())
 
 
 def _gather(

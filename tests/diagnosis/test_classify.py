@@ -8,7 +8,15 @@ import pytest
 from cases import check_cases, spread
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from job_logs import FULL_CARD, KNOWN, TRACEBACK, diagnose, table, wrongly_diagnosed
+from job_logs import (
+    FULL_CARD,
+    KNOWN,
+    TIMEOUT,
+    TRACEBACK,
+    diagnose,
+    table,
+    wrongly_diagnosed,
+)
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify, root_line
@@ -206,10 +214,11 @@ def test_what_the_agents_lost_counts_where_nothing_here_is_a_cause():
 
 
 def test_a_process_may_name_the_kind_of_its_failure_itself():
-    named = classify.as_kind(OWN_ERROR, "disk-full", KNOWN)
+    printed = f"[rank2]: {TRACEBACK}[rank2]: KeyError: 'a'\n"
+    named = diagnose(printed, named="disk-full")
     assert (named.kind, named.decided_by) == ("disk-full", ("the process's own word",))
     assert (named.root_line, named.root_rank) == (OWN_ERROR.root_line, 2)
-    assert classify.as_kind(OWN_ERROR, "no-such-kind", KNOWN) == OWN_ERROR
+    assert diagnose(printed, named="no-such-kind") == OWN_ERROR
 
 
 def test_a_diagnosis_is_made_again_from_what_the_journal_has_of_it():
@@ -290,13 +299,9 @@ def test_what_cuda_told_nccl_means_what_it_means_anywhere():
 def test_a_timeout_of_collectives_has_the_rank_that_the_others_waited_for():
     line = "rank 2 is at t.py:8 in evaluate, 3 ranks wait for it in all_reduce (42 s)"
     stall = Hang("hang", 2, line)
-    written = Diagnosis("nccl-timeout", root_line="Timed out", root_rank=0, decided_by=("log",))
-    timed_out = classify.recorded(written, KNOWN)
-    assert timed_out is not None
-    found = classify.by_stall(timed_out, stall)
-    assert (found.kind, found.root_rank, found.root_line) == ("nccl-timeout", 2, "Timed out")
-    assert found.decided_by == ("log", f"the watch: {line}")
-    far = classify.by_stall(timed_out, stall._replace(rank=None))
-    assert far.root_rank == 0
-    assert classify.by_stall(timed_out, None) == timed_out
-    assert classify.by_stall(OWN_ERROR, stall) == OWN_ERROR
+    timed_out = diagnose(TIMEOUT)
+    found = diagnose(TIMEOUT, stall=stall)
+    assert (timed_out.root_rank, timed_out.decided_by) == (0, ("log",))
+    assert found == timed_out._replace(root_rank=2, decided_by=("log", f"the watch: {line}"))
+    assert diagnose(TIMEOUT, stall=stall._replace(rank=None)).root_rank == 0
+    assert diagnose("KeyError: 'a'\n", stall=stall) == diagnose("KeyError: 'a'\n")

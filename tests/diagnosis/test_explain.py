@@ -7,9 +7,10 @@ from __future__ import annotations
 import pytest
 from job_logs import FULL_CARD, KNOWN, TIMEOUT, TRACEBACK, output
 
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.explaining.explain import Account, account, as_document, as_lines
-from saferun.diagnosis.foreign import front, long_log
+from saferun.diagnosis.foreign import long_log
 
 FLOOD = output(200, "the master is at step {}")
 ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
@@ -17,7 +18,7 @@ ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 def explained(log: str, exit_code: int | None = None) -> Account:
     evidence = Evidence(log=long_log.read([log.encode()]), exit_code=exit_code)
-    return account(front.read(evidence, KNOWN), KNOWN)
+    return account(classify.read(evidence, KNOWN), KNOWN)
 
 
 def test_each_line_that_speaks_for_a_kind_is_shown_with_its_weight_the_heaviest_first():

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from saferun.diagnosis import slow_rank
-from saferun.diagnosis.slow_rank import Call, Slow, Times
+from saferun.diagnosis.flight_record import Call
+from saferun.diagnosis.slow_rank import Slow, Times
 
 STEPS = 120
 HOW = ["at once", "each in turn", "on the gpu"]
@@ -53,7 +54,8 @@ def drawn(
             for rank in at:
                 lasts_s = ended - started[rank] if of_gpu and timed else None
                 called = clock + rng.random() / 50 if of_gpu else at[rank]
-                calls[rank][5 * step + n] = Call(called, lasts_s, "all_reduce", f"[{n}]")
+                call = Call("0", 5 * step + n, "all_reduce", f"[{n}]", at_s=called, lasts_s=lasts_s)
+                calls[rank][call.number] = call
         clock = ended
     return {rank: Times({"0": of}, of_gpu) for rank, of in calls.items()}
 
@@ -147,11 +149,11 @@ def test_a_dump_is_read_as_torch_writes_it():
         entry(4, profiling_name="gloo:all_reduce"),
         entry(5, profiling_name="nccl:send", is_p2p=True),
     ]
-    config = {"0": {"ranks": "[0, 1]"}}
+    config = {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}
     found = slow_rank.read(pickle.dumps({"entries": entries, "pg_config": config}, protocol=2))
     assert found is not None
     ((name, calls),) = found.groups.items()
-    assert "[0, 1]" in name
+    assert "(0, 1)" in name
     assert [(n, call.lasts_s, call.name) for n, call in calls.items()] == [
         (1, 0.0025, "all_reduce"),
         (2, None, "all_reduce"),

@@ -8,9 +8,10 @@ from typing import Any
 from repo import RECORDS, read_yaml
 
 from saferun.diagnosis import signatures
+from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.evidence import Evidence
-from saferun.diagnosis.foreign import front, long_log
+from saferun.diagnosis.foreign import long_log
 
 KNOWN = signatures.load()
 TRACEBACK = (
@@ -44,7 +45,7 @@ Root Cause (first observed failure):
 def diagnose(log: str | bytes, **known: Any) -> Diagnosis:
     """Return what a log of any origin means, with other evidence by name."""
     data = log if isinstance(log, bytes) else log.encode()
-    return front.classify(Evidence(log=long_log.read([data]), **known), KNOWN)
+    return classify.classify(Evidence(log=long_log.read([data]), **known), KNOWN)
 
 
 def output(count: int, text: str = "step {} loss 2.5 tok/s 1234") -> str:

@@ -1,12 +1,11 @@
 """`saferun diagnose`: the diagnosis of a log from a file or a pipe, and its text and JSON.
 
-This module reads and prints; diagnosis/foreign/front.py decides.
+This module reads and prints; diagnosis/deciding/classify.py decides.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import click
 
@@ -19,7 +18,7 @@ from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.explaining import explain as explanation
 from saferun.diagnosis.explaining import failure_report
 from saferun.diagnosis.explaining.explain import Account
-from saferun.diagnosis.foreign import front, log_file
+from saferun.diagnosis.foreign import log_file
 from saferun.errors import UsageError
 
 
@@ -54,7 +53,7 @@ def run(path: str | None, exit_code: int | None = None) -> Diagnosis:
         LogError: the file is missing or not readable.
     """
     known = signatures.load()
-    return front.classify(Evidence(log=log_file.read(path), exit_code=exit_code), known)
+    return classify.classify(Evidence(log=log_file.read(path), exit_code=exit_code), known)
 
 
 def explained(path: str | None, exit_code: int | None) -> tuple[Diagnosis, Account]:
@@ -69,11 +68,8 @@ def explained(path: str | None, exit_code: int | None) -> tuple[Diagnosis, Accou
     """
     known = signatures.load()
     evidence = Evidence(log=log_file.read(path), exit_code=exit_code)
-    reading = front.read(evidence, known)
-    account = explanation.account(reading, known)
-    if first := classify.before_reading(evidence, known):
-        return first, replace(account, decision=())
-    return reading.diagnosis, account
+    reading = classify.read(evidence, known)
+    return reading.diagnosis, explanation.account(reading, known)
 
 
 def to_json(diagnosis: Diagnosis, account: Account | None = None) -> str:

@@ -64,7 +64,9 @@ class Evidence(NamedTuple):
     shm_ample: bool | None = None  # /dev/shm is large and mostly free; None if unknown
     disk_ample: bool | None = None  # a file could not be opened although the disk has room
     hang: Hang | None = None  # set if the watch ended the attempt
+    stall: Hang | None = None  # the rank that others waited for when it ended
     keeper: str = ""  # what happened to our keeper, if that ended the attempt
+    named: str = ""  # the kind of its failure, as its process says; "" if it does not
     exited: bool = False  # `exit_code` is that of a script started as plain python, not a signal
     finished: bool = False  # the scripts of all its ranks on this node ran to their end
 

@@ -38,8 +38,11 @@ class Call:
     number: int  # number of the collective in its group, from 1
     name: str  # "all_reduce"
     sizes: str  # sizes of its input
-    state: str  # "scheduled", "started", "completed"
-    place: str  # "train.py:33 in step"; "" if unknown
+    state: str = ""  # "scheduled", "started", "completed"
+    place: str = ""  # "train.py:33 in step"; "" if unknown
+    backend: str = ""  # "nccl", "gloo"
+    at_s: float = 0.0  # when the host called it; 0 if unknown
+    lasts_s: float | None = None  # duration on the GPU; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Dump:
     reached: Mapping[str, int]
     is_empty: bool = False  # it has no entry, as for a rank that is held away from all others
     waits_for_peer: bool = False  # a send or recv of this rank has not ended
+    sends: bool = False  # it sends to or receives from other ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("a reference in a dump")
 
 
-def load(content: bytes) -> tuple[dict[str, object], list[dict[str, object]]] | None:
+def _load(content: bytes) -> tuple[dict[str, object], list[dict[str, object]]] | None:
     """Return a dump and its entries; None if it is incomplete or something else.
 
     Args:
@@ -125,7 +129,7 @@ def read(content: bytes) -> Dump | None:
     Args:
         content: the file's content, which is not trusted.
     """
-    if (loaded := load(content)) is None:
+    if (loaded := _load(content)) is None:
         return None
     dump, entries = loaded
     members = _members(dump.get("pg_config"))
@@ -133,7 +137,8 @@ def read(content: bytes) -> Dump | None:
     reached = _reached(dump.get("pg_status"), members, is_whole=is_whole)
     calls = [call for entry in entries for call in _calls(entry)]
     waits = any(_is_pending_peer(entry) for entry in entries)
-    return Dump(calls, dict(members.values()), reached, not entries, waits)
+    sends = any(entry.get("is_p2p") is True for entry in entries)
+    return Dump(calls, dict(members.values()), reached, not entries, waits, sends)
 
 
 def _members(config: object) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -159,7 +164,7 @@ def _reached(
     for name, (group, _) in members.items():
         one = status.get(name) if isinstance(status, dict) else None
         last = one.get("last_enqueued_collective") if isinstance(one, dict) else None
-        if is_number(last):
+        if _is_number(last):
             found[group] = last
     return found
 
@@ -172,13 +177,18 @@ def _group(names: Iterable[object]) -> str:
 
 def _calls(entry: Mapping[str, object]) -> Iterator[Call]:
     group, number = entry.get("process_group"), entry.get("collective_seq_id")
-    if entry.get("is_p2p") or not is_number(number) or not isinstance(group, (list, tuple)):
+    if entry.get("is_p2p") or not _is_number(number) or not isinstance(group, (list, tuple)):
         return
-    name = _text(entry.get("profiling_name")).rpartition(":")[2]
+    backend, _, name = _text(entry.get("profiling_name")).rpartition(":")
+    at, lasts = entry.get("time_created_ns"), entry.get("duration_ms")
     sizes, state = _sizes(entry.get("input_sizes")), _text(entry.get("state"))
     if entry.get("retired"):  # the only mark of an end that gloo's have
         state = "completed"
-    yield Call(_group(group[:_MOST]), number, name, sizes, state, _place(entry.get("frames")))
+    yield Call(
+        _group(group[:_MOST]), number, name, sizes, state, _place(entry.get("frames")), backend,
+        at / 1e9 if _is_number(at) else 0.0,
+        lasts / 1000 if isinstance(lasts, float) and lasts >= 0 else None,
+    )  # fmt: skip
 
 
 def _is_pending_peer(entry: Mapping[str, object]) -> bool:
@@ -186,7 +196,7 @@ def _is_pending_peer(entry: Mapping[str, object]) -> bool:
     return bool(entry.get("is_p2p")) and is_open
 
 
-def is_number(value: object) -> TypeGuard[int]:
+def _is_number(value: object) -> TypeGuard[int]:
     """Return whether a value of a dump is a count or a time that can be right."""
     return untrusted.is_count(value, 1 << 63)
 
@@ -202,7 +212,7 @@ def _sizes(value: object) -> str:
     if not all(isinstance(sizes, (list, tuple)) for sizes in value):
         return ""
     numbers = list(itertools.islice(itertools.chain(*value), _MOST + 1))
-    return str(value) if len(numbers) <= _MOST and all(map(is_number, numbers)) else ""
+    return str(value) if len(numbers) <= _MOST and all(map(_is_number, numbers)) else ""
 
 
 def _place(frames: object) -> str:
@@ -211,7 +221,7 @@ def _place(frames: object) -> str:
         path = _text(frame.get("filename")) if isinstance(frame, dict) else ""
         if path.startswith("/") and not any(part in path for part in _LIBRARY):
             line = frame.get("line")
-            return f"{path}:{line if is_number(line) else '?'} in {_text(frame.get('name'))}"
+            return f"{path}:{line if _is_number(line) else '?'} in {_text(frame.get('name'))}"
     return ""
 
 

@@ -21,6 +21,7 @@ WEIGHTS = {
     "process": 20, "bare": 16, "hint": 10,
 }  # fmt: skip
 USER = 50
+DECIDES = 100  # of what is known beside the log and decides whatever that says
 
 _kept: list[Knowledge] = []  # at most one
 

@@ -24,27 +24,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.diagnosis import flight_record
-from saferun.diagnosis.flight_record import is_number
+from saferun.diagnosis.flight_record import Call
 
 SHARE = 0.1  # of the time; a rank that costs less is not named
 OFTEN = 0.8  # part of the record's parts in which it must be the last
 FEWEST = 200  # fewest collectives of a group
 _PARTS = 10
-_MOST = 4000  # most characters of a text
 _STEPS = 10  # fewest steps
 _SAME = 0.95  # part of the collectives that must equal those of the previous step
 # Collectives in which every rank waits for every other one.
 _TOGETHER = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "barrier")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One collective, as one rank recorded it."""
-
-    at_s: float  # when the host called it
-    lasts_s: float | None  # duration on the GPU; None if unknown
-    name: str  # the same on all ranks
-    sizes: str = ""  # sizes of its input
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +69,16 @@ def read(content: bytes) -> Times | None:
     Args:
         content: the file's content, which is not trusted.
     """
-    if (loaded := flight_record.load(content)) is None:
+    if (dump := flight_record.read(content)) is None:
         return None
-    dump, known = loaded
-    config = dump.get("pg_config")
-    names = [name for entry in known if isinstance(name := entry.get("profiling_name"), str)]
-    is_nccl = any(name.startswith("nccl:") for name in names)
+    is_nccl = any(call.backend == "nccl" for call in dump.calls)
     groups: dict[str, dict[int, Call]] = {}
-    for entry in known:
-        backend, _, name = str(entry.get("profiling_name")).rpartition(":")
-        number, at = entry.get("collective_seq_id"), entry.get("time_created_ns")
-        if not any(word in name for word in _TOGETHER) or entry.get("is_p2p"):
-            continue
-        if is_number(number) and is_number(at) and (backend == "nccl") == is_nccl:
-            lasts = entry.get("duration_ms")
-            lasts_s = lasts / 1000 if isinstance(lasts, float) and lasts >= 0 else None
-            sizes = str(entry.get("input_sizes"))[:_MOST]
-            call = Call(at / 1e9, lasts_s, name[:_MOST], sizes)
-            groups.setdefault(_group(entry.get("process_group"), config), {})[number] = call
-    return Times(groups, is_nccl, any(entry.get("is_p2p") is True for entry in known))
-
-
-def _group(group: object, config: object) -> str:
-    """Return a unique name of a group: several groups of a mesh's rows have one name."""
-    name = group[0] if isinstance(group, (tuple, list)) and group else None
-    one = config.get(name) if isinstance(config, dict) and isinstance(name, str) else None
-    ranks = one.get("ranks") if isinstance(one, dict) else ""
-    return f"{str(group)[:_MOST]} {str(ranks)[:_MOST]}"
+    for call in dump.calls:
+        together = call.at_s and any(word in call.name for word in _TOGETHER)
+        if together and (call.backend == "nccl") == is_nccl:
+            group = f"{call.group} {dump.members.get(call.group)}"  # a mesh's rows have one name
+            groups.setdefault(group, {})[call.number] = call
+    return Times(groups, is_nccl, dump.sends)
 
 
 def wants_durations(times: Mapping[int, Times]) -> bool:

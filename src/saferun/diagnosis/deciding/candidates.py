@@ -21,7 +21,7 @@ from saferun.diagnosis.process_end import signal_of
 from saferun.diagnosis.reading import digit_masks, progress, tracebacks, user_frame
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
-from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.diagnosis.signatures import DECIDES, USER, WEIGHTS, Knowledge
 
 # If so many lines follow without another candidate, the job survived what stands before them.
 _GAP_LINES = 400
@@ -40,6 +40,8 @@ _WRAPPERS = frozenset(
      "WorkerCrashedError", "SubprocessError", "EngineDeadError", "ProcessException",
      "ActorUnavailableError", "OwnerDiedError", "LocalRayletDiedError", "CheckpointException")
 )  # fmt: skip
+_OWN = "user-exception"
+_BROKEN_PIPE = "[Errno 32] Broken pipe"
 _NO_CAUSE = ("unknown", "child-failed-no-root", "interrupted")  # kinds of such, of cuts, of Ctrl-C
 _ENDED_ELSEWHERE = re.compile(
     r"\A.{0,400}terminated with (?:signal|exit code)|-- Process \d{1,5} terminated|"
@@ -121,7 +123,31 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
     found += _of_exit_signs(exits, log, known)
     found += _of_exit_status(evidence, known)
     found, outlived = _apart_outlived(found, lines)
-    return Collected(texts, found, exits, left_out, tuple(outlived))
+    return Collected(
+        texts, [*found, *_beside_log(evidence, texts)], exits, left_out, tuple(outlived)
+    )
+
+
+def _beside_log(evidence: Evidence, texts: Sequence[matches.Text]) -> Iterator[Candidate]:
+    """Yield what others than the job know of its end, and what decides."""
+
+    def known(kind: str, line: str, rank: int | None, by: str) -> Candidate:
+        return Candidate(kind, DECIDES, -1, rank, line, Source(by, LOG + 1))
+
+    hang = evidence.hang
+    if evidence.unkillable:
+        left = f"processes: {evidence.unkillable} could not be ended"
+        yield known("process-unkillable", hang.line if hang else "", hang and hang.rank, left)
+    elif evidence.keeper:  # the output is incomplete, and the ranks report only echoes
+        yield known("keeper-killed", evidence.keeper, None, "the keeper's end")
+    elif hang is not None:
+        yield known(hang.kind, hang.line, hang.rank, hang.known_from)
+    elif evidence.reader_gone:
+        for text in texts:
+            for at, line in enumerate(text.lines):
+                if _BROKEN_PIPE in line.text:
+                    one = Candidate(_OWN, DECIDES, at, line.rank, line.text, text.source)
+                    yield one.as_kind("output-reader-gone")
 
 
 def _error_files(failures: Sequence[RankFailure], log: matches.Text) -> Iterator[matches.Text]:

@@ -9,7 +9,7 @@ frame of the user's code and the nearest kinds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.base.phrases import says
@@ -23,15 +23,16 @@ from saferun.diagnosis.deciding import (
     root_cause,
     second_reading,
 )
+from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.root_line import ROOT_CHARS, root_line, telling_line
 from saferun.diagnosis.diagnosis import Diagnosis, Near
-from saferun.diagnosis.evidence import Evidence, Hang, Observation
+from saferun.diagnosis.evidence import Evidence, Observation
 from saferun.diagnosis.nccl_tests import NcclTests
 from saferun.diagnosis.reading import last_run, log_reader, oom_message, progress, user_frame
 from saferun.diagnosis.reading.crash_stack import crash_stack
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import Raised
-from saferun.diagnosis.signatures import Kind, Knowledge
+from saferun.diagnosis.signatures import DECIDES, Kind, Knowledge
 from saferun.inject.node.node_agreement import ECHO, ROOT, WEAK
 
 SCHEMA = 1
@@ -57,6 +58,11 @@ class Reading:
         """Return whether a kind was found."""
         return self.diagnosis.kind != "unknown"
 
+    @property
+    def best(self) -> Candidate | None:
+        """Return the root cause; None if nothing explains the failure."""
+        return self.steps[-1].taken if self.steps else None
+
 
 def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
     """Return what the evidence means.
@@ -65,53 +71,23 @@ def classify(evidence: Evidence, knowledge: Knowledge) -> Diagnosis:
         evidence: the evidence of one attempt; any part may be missing.
         knowledge: the signs of failures (`signatures.load`).
     """
-    return before_reading(evidence, knowledge) or read(evidence, knowledge).diagnosis
+    found = read(evidence, knowledge).diagnosis
+    if evidence.named in knowledge.kinds:
+        by, rank = ("the process's own word",), found.root_rank
+        return _diagnosis(evidence.named, knowledge, found.root_line, rank, by=by)
+    return found
 
 
-def before_reading(evidence: Evidence, knowledge: Knowledge) -> Diagnosis | None:
-    """Return the diagnosis if it is known without the log; else None."""
-    hang = evidence.hang
-    if evidence.exit_code == 0 and not evidence.failures:
-        return _diagnosis("no-failure", knowledge, by=("exit status 0",))
-    if evidence.unkillable:
-        left = f"processes: {evidence.unkillable} could not be ended"
-        line, rank = (hang.line, hang.rank) if hang else ("", None)
-        return _diagnosis("process-unkillable", knowledge, line, rank, by=(left,))
-    if evidence.keeper:  # the output is incomplete, and the ranks report only echoes
-        return _diagnosis("keeper-killed", knowledge, evidence.keeper, by=("the keeper's end",))
-    if hang is not None:
-        return _diagnosis(hang.kind, knowledge, hang.line, hang.rank, by=(hang.known_from,))
-    if evidence.reader_gone and (broken := _broken_pipe(evidence)):
-        by = ("log", "the output's reader: gone")
-        return _diagnosis("output-reader-gone", knowledge, broken.raw, broken.rank, by=by)
-    return None
-
-
-def _lines_of_unknown(found: Reading) -> Sequence[Line] | None:
-    return None if found.is_known else found.collected.log.lines
-
-
-def read(
-    evidence: Evidence,
-    knowledge: Knowledge,
-    unclear: Callable[[Reading], Sequence[Line] | None] = _lines_of_unknown,
-) -> Reading:
-    """Read the log's last run, and all runs where the last one says nothing.
-
-    Args:
-        evidence: as for `classify`.
-        knowledge: as for `classify`.
-        unclear: returns the lines to read once more; None where the first reading counts.
-    """
+def read(evidence: Evidence, knowledge: Knowledge) -> Reading:
+    """Read the log's last run, and all runs where the last one says nothing; see `classify`."""
 
     def of_run(lines: Sequence[Line]) -> Reading:
         found = _of_lines(evidence, cuda_codes.named(lines, knowledge.numbers), knowledge)
-        if (rest := unclear(found)) is not None:
-            again = second_reading.lines(rest)
-            if second_reading.differ(again, found.collected.log.lines):
-                second = _of_lines(evidence, again, knowledge)
-                if second.is_known:
-                    return second
+        if not found.is_known or second_reading.is_cut(found.best):
+            again = second_reading.lines(found.collected.log.lines)
+            second = _of_lines(evidence, again, knowledge) if again else None
+            if second and second.is_known:
+                return second
         return _by_last_words(found, knowledge, evidence.stderr_from)
 
     log = evidence.log.lines
@@ -181,9 +157,14 @@ def _of_lines(
     """Return what lines of a log mean, with the rest of the evidence."""
     lines = exit_codes.with_ranks(log)
     collected = candidates.collect(evidence, lines, knowledge)
+    if evidence.exit_code == 0 and not evidence.failures:
+        return Reading(collected, (), _diagnosis("no-failure", knowledge, by=("exit status 0",)))
     root_rank = collected.exits.root_rank
     steps = root_cause.choose(collected.found, root_rank, knowledge, lines)
     best = steps[-1].taken if steps else None
+    if best is not None and best.weight >= DECIDES:
+        line, by = root_line(best, knowledge), known_from.named(best, evidence)
+        return Reading(collected, steps, _diagnosis(best.kind, knowledge, line, best.rank, by=by))
     ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank) if best else (root_rank,)
     rank = next((rank for rank in ranks if rank is not None), None)
     if best is None or best.kind == "unknown":
@@ -197,7 +178,11 @@ def _of_lines(
     alike = (one.text for one in collected.found if one.kind == best.kind)
     numbers = knowledge.kinds[best.kind].numbers  # another line of the kind may have them
     text = next((text for text in (best.text, *alike) if re.search(numbers, text)), best.text)
-    diagnosis = _diagnosis(best.kind, knowledge, line, rank, text, by=by)
+    stall = evidence.stall if best.kind in _TIMEOUTS else None
+    if stall is not None:  # the waiting ranks report the timeout; the one that causes it may not
+        by = (*by, f"the watch: {stall.line}")
+    awaited = rank if stall is None or stall.rank is None else stall.rank
+    diagnosis = _diagnosis(best.kind, knowledge, line, awaited, text, by=by)
     diagnosis = diagnosis._replace(
         stack=crash_stack(evidence.log.lines, rank),
         user_frame=_frame(best.raised, best.source.raised) if best.raised is not None else "",
@@ -239,20 +224,6 @@ def _kind_of(text: str, knowledge: Knowledge) -> str:
     """Return the kind that a line (lower case) of the machine proves by itself; "" for none."""
     signs = (sign for sign in knowledge.signs if sign.stands_alone)
     return next((s.kind for s in signs if any(says(needle, text) for needle in s.says)), "")
-
-
-def as_kind(diagnosis: Diagnosis, name: str, knowledge: Knowledge) -> Diagnosis:
-    """Return the diagnosis with the kind that the job itself named, if that kind is known.
-
-    Args:
-        diagnosis: the diagnosis from the output; its root line stays.
-        name: the kind.
-        knowledge: the signs of failures.
-    """
-    if name not in knowledge.kinds:
-        return diagnosis
-    by = ("the process's own word",)
-    return _diagnosis(name, knowledge, diagnosis.root_line, diagnosis.root_rank, by=by)
 
 
 def weight(diagnosis: Diagnosis, knowledge: Knowledge) -> int:
@@ -303,33 +274,6 @@ def by_nccl(
     first = [name for name in diagnosis.mitigations if tests.line and name == _NO_PATHS]
     rest = [name for name in diagnosis.mitigations if name not in first]
     return diagnosis._replace(mitigations=(*first, *rest), decided_by=by)
-
-
-def by_stall(diagnosis: Diagnosis, stall: Hang | None) -> Diagnosis:
-    """Return the diagnosis of a collective's timeout with the rank that the others waited for.
-
-    The waiting ranks report the timeout; the rank that causes it may not.
-
-    Args:
-        diagnosis: the diagnosis from all other evidence.
-        stall: the stall that the watch had found when the job ended; None for none.
-    """
-    if stall is None or diagnosis.kind not in _TIMEOUTS:
-        return diagnosis
-    rank = diagnosis.root_rank if stall.rank is None else stall.rank
-    by = (*diagnosis.decided_by, f"the watch: {stall.line}")
-    return diagnosis._replace(root_rank=rank, decided_by=by)
-
-
-def _broken_pipe(evidence: Evidence) -> Line | None:
-    """Return the line that reports a broken pipe, if the reader of the job's output has gone."""
-    raised = (
-        Line(0, failure.rank, row, row)
-        for failure in evidence.failures
-        for row in (failure.traceback or failure.message).splitlines()
-    )
-    lines = (*raised, *evidence.log.lines)
-    return next((line for line in lines if "[Errno 32] Broken pipe" in line.text), None)
 
 
 def _diagnosis(

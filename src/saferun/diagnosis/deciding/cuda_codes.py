@@ -8,9 +8,7 @@ name fit it.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 from saferun.diagnosis.reading.log_lines import Line
 
@@ -32,11 +30,6 @@ _OF_LIBRARY = re.compile(
     r"(?<=[\s=:(#])(?P<number>\d{1,3})(?![.:]?\d)(?=\s{0,3}(?:$|[(),;'\"\]-]|(?:at|in|on|from) ))",
     re.I,
 )
-_HINTS = ("rror", "ail", "ode", "RROR", "tatus", "TATUS")
-_OF_CUDA = (
-    *("uda", "UDA", "hysX", " cu", "urand", "URAND", "ublas", "UBLAS", "uBLAS", "udnn", "uDNN"),
-    *("hipS", "aborting with "),
-)
 _FAILED = re.compile(r"error|fail|status", re.I)
 _NUMBER = re.compile(
     r"\b(?:cuda|cu[A-Z]\w{2,40}|physx)[^\n]{0,120}?"
@@ -53,31 +46,7 @@ def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
         lines: the log's lines.
         numbers: the meanings of the numbers (`Knowledge.numbers`).
     """
-    changed = list(lines)
-    for at in _rows_with_hints(lines):
-        if _may_have(lines[at].text):
-            changed[at] = _named(lines[at], numbers)
-    return changed
-
-
-def _rows_with_hints(lines: Sequence[Line]) -> set[int]:
-    """Return the indices of lines that have a word of failure; one search covers all lines."""
-    texts = [line.text for line in lines]
-    whole = "\n".join(texts)
-    ends = list(accumulate([len(text) + 1 for text in texts]))
-    rows = set()
-    for word in _HINTS:
-        at = whole.find(word)
-        while at >= 0:
-            row = bisect_right(ends, at)
-            rows.add(row)
-            at = whole.find(word, ends[row])
-    return rows
-
-
-def _may_have(text: str) -> bool:
-    """Return whether a line with a word of failure may report a CUDA error."""
-    return any(word in text for word in _OF_CUDA) or text[:2] in ("cu", "Cu", "CU") or "07" in text
+    return [_named(line, numbers) for line in lines]
 
 
 def _named(line: Line, numbers: Numbers) -> Line:

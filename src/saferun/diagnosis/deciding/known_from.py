@@ -19,6 +19,7 @@ _FACTS = {
     "ended-by-signal": _NO_KILL,
     "segfault-environment": "stack: Python was loading a module of compiled code",
     "bus-error": "shared memory: large and mostly free",
+    "output-reader-gone": "the output's reader: gone",
     "permission-denied": "disk: there is room where the file could not be opened",
 }
 _BY_PROGRESS = (

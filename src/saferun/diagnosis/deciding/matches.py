@@ -103,7 +103,7 @@ class Text:
     ) -> None:
         self.lines = lines
         self.alike = digit_masks.of(lines)
-        exceptions = tracebacks.find(lines, self.alike, more).without_consequences()
+        exceptions = tracebacks.find(lines, more).without_consequences()
         self.raised = tuple(
             replace(one, bases=bases[one.name]) if one.name in bases else one
             for one in exceptions.raised
@@ -127,10 +127,15 @@ class Text:
         self._around: dict[int, str] = {}
         self._rows: dict[str, tuple[int, ...]] = {}
 
-    def has(self, words: Iterable[str]) -> str:
-        """Return the first of some words that occurs anywhere; "" if none does."""
+    def has(self, words: Iterable[str]) -> bool:
+        """Return whether one of some words occurs anywhere."""
         places = (self.whole, self._log.whole) if self._log else (self.whole,)
-        return next((word for word in words if any(word in place for place in places)), "")
+        return any(word in place for word in words for place in places)
+
+    def statement(self, row: int) -> str:
+        """Return the message of a line's exception, or the line."""
+        number = self.by_row.get(row)
+        return self.lower[row] if number is None else self.messages[number]
 
     def is_information(self, row: int) -> bool:
         """Return whether the program itself gave a line an information level."""
@@ -218,8 +223,6 @@ def match(knowledge: Knowledge, text: Text) -> list[Candidate]:
     taken: set[tuple[bool, int]] = set()
     found: list[Candidate] = []
     for sign in knowledge.signs:
-        if text.has(sign.not_anywhere) or (sign.anywhere and not text.has(sign.anywhere)):
-            continue
         for row in _places(sign, text):
             number = text.by_row.get(row)
             key = (number is not None, row if number is None else number)
@@ -238,15 +241,7 @@ def _places(sign: Sign, text: Text) -> Iterator[int]:
                 yield item.at
     for needle in sign.says:
         for row in text.rows_with(max(needle, key=len)):  # the longest part is probably the rarest
-            number = text.by_row.get(row)
-            if number is not None:
-                if sign.only != "line" and says(needle, text.messages[number]):
-                    yield row
-            elif (
-                row not in text.framed
-                and says(needle, text.lower[row])
-                and (sign.states or not text.is_information(row))
-            ):
+            if says(needle, text.statement(row)):
                 yield row
 
 
@@ -258,6 +253,13 @@ def against(sign: Sign, text: Text, row: int) -> str:
         text: the log.
         row: the line that contains the sign's phrase.
     """
+    if row in text.by_row:
+        if sign.only == "line":
+            return "line"
+    elif row in text.framed:
+        return "frame"
+    elif not sign.states and text.is_information(row):
+        return "information"
     if sign.last and row < len(text.lines) - _LAST_LINES:
         return "last"
     if sign.innermost and not any(word in text.innermost(row) for word in sign.innermost):
@@ -268,14 +270,16 @@ def against(sign: Sign, text: Text, row: int) -> str:
         return "not_own"
     if any(word in text.above(row) for word in sign.not_above):
         return "not_above"
-    if not (sign.near or sign.not_near or sign.doing):
-        return ""
-    around = text.around(row)
+    around = text.around(row) if sign.near or sign.not_near or sign.doing else ""
     if sign.doing and not re.search(sign.doing, around):
         return "doing"
     if sign.near and not any(word in around for word in sign.near):
         return "near"
-    return "not_near" if any(word in around for word in sign.not_near) else ""
+    if any(word in around for word in sign.not_near):
+        return "not_near"
+    if sign.anywhere and not text.has(sign.anywhere):
+        return "anywhere"
+    return "not_anywhere" if text.has(sign.not_anywhere) else ""
 
 
 def _candidate(sign: Sign, text: Text, row: int, number: int | None) -> Candidate:

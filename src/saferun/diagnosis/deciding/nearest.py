@@ -70,7 +70,7 @@ def misses(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
         for needle in sign.says
         for text in collected.texts
         for row in text.rows_with(max(needle, key=len))
-        if says(needle, _body(text, row))
+        if says(needle, text.statement(row))
         and (shown := _shown(needle))
         and (why := _against(sign, text, row, counted.get((text.source.order, row))))
     ]
@@ -82,24 +82,8 @@ def misses(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
     yield from sorted(once.values(), key=lambda near: -near.line)
 
 
-def _body(text: matches.Text, row: int) -> str:
-    number = text.by_row.get(row)
-    return text.lower[row] if number is None else text.messages[number]
-
-
 def _against(sign: Sign, text: matches.Text, row: int, counted: Candidate | None) -> str:
     """Return why a sign does not count at a place with its phrase; "" if it counts."""
-    if elsewhere := text.has(sign.not_anywhere):
-        return f"`{elsewhere}` is in the log, too"
-    if sign.anywhere and not text.has(sign.anywhere):
-        return f"nowhere {_any(sign.anywhere)}"
-    if row in text.by_row:
-        if sign.only == "line":
-            return "it counts only outside an exception"
-    elif row in text.framed:
-        return "in a frame of a traceback"
-    elif not sign.states and text.is_information(row):
-        return "as information, not as a failure"
     name = matches.against(sign, text, row)
     if name:
         return _CONDITIONS[name].format(_any(getattr(sign, name, ())))
@@ -109,6 +93,9 @@ def _against(sign: Sign, text: matches.Text, row: int, counted: Candidate | None
 
 
 _CONDITIONS = {  # conditions of a sign, by the names that matches.against returns
+    "line": "it counts only outside an exception",
+    "frame": "in a frame of a traceback",
+    "information": "as information, not as a failure",
     "last": "not in the last lines of the log",
     "innermost": "its last frame has not {}",
     "own": "its traceback and message have not {}",
@@ -117,6 +104,8 @@ _CONDITIONS = {  # conditions of a sign, by the names that matches.against retur
     "doing": "the lines around it do not show what it belongs to",
     "near": "the lines around it have not {}",
     "not_near": "the lines around it have {}",
+    "anywhere": "nowhere {}",
+    "not_anywhere": "in the log is {}, too",
 }
 
 

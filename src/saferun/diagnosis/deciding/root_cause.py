@@ -16,7 +16,7 @@ from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
-from saferun.diagnosis.signatures import USER, WEIGHTS, Knowledge
+from saferun.diagnosis.signatures import DECIDES, USER, WEIGHTS, Knowledge
 
 _MESSAGE_LINES = 8  # longest message of an exception; later lines may be output
 _SEPARATE_LINES = 3  # normal output between a handled exception and the one that ended the job
@@ -65,6 +65,8 @@ def choose(
 
     best = min(found, key=order)
     steps = [Step(best, "it weighs most, on the rank that failed first, at the earliest place")]
+    if best.weight >= DECIDES:
+        return (Step(best, "it is known beside the log, which shows what followed"),)
     if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
         kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
         silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
@@ -78,7 +80,7 @@ def choose(
         best = min(own, key=order, default=best)
         steps.append(Step(best, "an exception of the script's own ended the job"))
     if best.generic and root_rank is None:
-        best = _asked_before(best, found) or _killed(best, found) or best
+        best = _launchers_end(best, found) or best
         steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
     steps.append(Step(_standing(best, found) or best, "the other one is its consequence"))
     return tuple(
@@ -114,21 +116,17 @@ def _is_without_gpu(item: Candidate) -> bool:
     return _TO_GPU.search(last) is not None
 
 
-def _asked_before(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the signal that the launcher reports before an exception: it then ends the ranks.
+def _launchers_end(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
+    """Return the launcher's own end by a signal if that led to an exception.
 
-    If a rank had failed by itself, the launcher would name it and report no such signal.
+    It reports a signal before the exception and then ends the ranks; if a rank had failed by
+    itself, it would name that one and report none. After a SIGKILL, a peer is gone.
     """
     asked = (i for i in found if i.kind in _ASKED and i.weight >= AGENT_ASKED and not i.raised)
     before = (i for i in asked if i.in_log and best.in_log and i.at < best.at)
-    return min(before, key=lambda item: item.at, default=None)
-
-
-def _killed(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the launcher's own end by SIGKILL if an exception says that a peer is gone."""
-    if best.raised is None or best.raised.type not in _GONE:
-        return None
-    return next((item for item in found if item.line is None and item.kind in _KILLED), None)
+    gone = best.raised is not None and best.raised.type in _GONE
+    killed = (i for i in found if gone and i.line is None and i.kind in _KILLED)
+    return min(before, key=lambda item: item.at, default=next(killed, None))
 
 
 def _ended(item: Candidate, root_rank: int | None) -> bool:

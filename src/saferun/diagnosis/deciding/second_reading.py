@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from saferun.diagnosis.deciding.candidate import Candidate
 from saferun.diagnosis.deciding.matches import is_information
+from saferun.diagnosis.reading import broken_lines
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.tracebacks import GOES_ON
 
@@ -26,13 +28,19 @@ _WARNS = re.compile(r"\bwarn", re.I)
 
 
 def lines(read: Sequence[Line]) -> list[Line]:
-    """Return as many lines; one with an exception in it begins with that exception."""
-    return [_from_exception(line) for line in read]
+    """Return as many lines, of which one with an exception begins with it; [] if none changes.
+
+    Lines that a terminal has broken are joined.
+    """
+    found = [_from_exception(line) for line in broken_lines.whole(read)]
+    return found if any(new is not line for new, line in zip(found, read, strict=True)) else []
 
 
-def differ(found: Sequence[Line], read: Sequence[Line]) -> bool:
-    """Return whether any line was changed."""
-    return any(new is not line for new, line in zip(found, read, strict=True))
+def is_cut(best: Candidate | None) -> bool:
+    """Return whether the cause is an unknown exception in a line that a terminal has broken."""
+    if best is None or not (best.generic and best.in_log):
+        return False
+    return broken_lines.is_broken(best.source.lines, best.at)
 
 
 def _from_exception(line: Line) -> Line:

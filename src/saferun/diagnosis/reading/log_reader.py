@@ -6,8 +6,6 @@ the lines. If such a prefix names a rank, the line keeps that rank.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -73,13 +71,11 @@ _MAX_PREFIXES = 4
 _OF_THE_JOB = ("rank", "cluster")  # groups that name a rank of the whole job
 _OF_A_NODE = ("tee", "mpi", "srun")  # groups whose number may be a rank of one node
 _NOWHERE = (0, 0)
-_DOCKER = b'{"log":'
 _RECORDS = 3  # nested records: of a logger, of a container, of collectors
 _FORM = bytes.maketrans(b"123456789", b"0" * 9)
 _RANK_INSIDE = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank (\d{1,5})\]")
 _NCCL_DEVICE = re.compile(r"[\w.-]{1,64}:\d{1,9}:\d{1,9} \[(\d{1,3})\] ")
 _BOX = re.compile(r"\s{0,4}[│|]\s?")  # the left side of a box
-_DOCKER_JSON = re.compile(r'^\{"log": ?"(.{0,3900}?)(?:\\n)?", ?"stream":')
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +145,6 @@ def _is_plain(row: bytes) -> bool:
     return not (
         b"\\n" in row
         or row.endswith((b"}", b'"', b'",'))
-        or row.startswith(_DOCKER)
         or len(row) > LINE_CHARS
         or "│".encode() in row
         or len(row.translate(None, _UNPRINTED)) < len(row)
@@ -222,12 +217,8 @@ def strip_prefixes(raw: str) -> tuple[int | None, str]:
     Returns:
         The rank that a prefix named (None if none did), and the rest of the line.
     """
-    text = raw
-    if text.startswith('{"log":') and (boxed := _DOCKER_JSON.match(text)):
-        with contextlib.suppress(ValueError):  # docker escapes <, > and & so; others, all but ASCII
-            text = json.loads(f'"{boxed[1]}"')
-    prefixes = _prefixes(text)
-    rank, rest = prefixes.rank(text), text[prefixes.end :]
+    prefixes = _prefixes(raw)
+    rank, rest = prefixes.rank(raw), raw[prefixes.end :]
     return rank, _unboxed(rest) if "│" in rest else rest
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from saferun.diagnosis.reading import cpp_exceptions, digit_masks
+from saferun.diagnosis.reading import cpp_exceptions
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.reading.raised import THROWN, Raised
 
@@ -132,11 +132,6 @@ class _Stream:
         self._background = 0  # remaining lines in which a background traceback may begin
         self._framed_at = 0
         self._headed = False  # the head of a traceback was read, but not its exception
-
-    @property
-    def idle(self) -> bool:
-        """Return whether neither an exception nor a traceback is being read."""
-        return not (self._inside or self._rows or self._frames or self._background)
 
     def read(self, at: int, text: str) -> None:
         """Read one line of the rank.
@@ -295,21 +290,6 @@ def _quoted(text: str) -> re.Match[str] | None:
     return _QUOTED_EXCEPTION.search(text) if may else None
 
 
-def _is_ordinary(text: str) -> bool:
-    """Return whether a line has no trace of an exception, so that it says nothing between two."""
-    return not (
-        _TRACEBACK in text
-        or _DIRECT in text
-        or _DURING in text
-        or text.startswith((*_BACKGROUND, "  /"))
-        or _EXIT_BARRIER in text
-        or ("r" in text and _RAISED.match(text.lstrip()))
-        or 'File "' in text
-        or _POINTER in text
-        or _quoted(text)
-    )
-
-
 def _looks_raised(found: re.Match[str]) -> bool:
     """Return whether a match is an exception's line and not prose that begins with such a word."""
     if _WARNED.search(found["type"]):
@@ -324,9 +304,8 @@ def _looks_raised(found: re.Match[str]) -> bool:
 class _Reader:
     """Read a log, with one stream for each rank's lines."""
 
-    def __init__(self, lines: Sequence[Line], alike: Sequence[str]) -> None:
+    def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
-        self._alike = alike
         self._streams: dict[int | None, _Stream] = {}
         self._chains = 0
         self.raised: list[Raised] = []
@@ -347,14 +326,10 @@ class _Reader:
 
     def run(self, more: Sequence[Raised]) -> Tracebacks:
         """Read all lines; `more` as for `find`."""
-        ordinary = digit_masks.which(self._alike, _is_ordinary)
         for at, line in enumerate(self._lines):
-            stream = self._streams.get(line.rank)
-            if (stream is None or stream.idle) and ordinary[at]:
-                continue
-            if stream is None:
-                stream = self._streams[line.rank] = _Stream(self, line.rank)
-            stream.read(at, line.text)
+            if line.rank not in self._streams:
+                self._streams[line.rank] = _Stream(self, line.rank)
+            self._streams[line.rank].read(at, line.text)
         for stream in self._streams.values():
             stream.end()
         found = [*self.raised, *cpp_exceptions.find(self._lines), *more]
@@ -364,14 +339,11 @@ class _Reader:
         return Tracebacks(tuple(raised), frozenset(self.framed))
 
 
-def find(
-    lines: Sequence[Line], alike: Sequence[str] | None = None, more: Sequence[Raised] = ()
-) -> Tracebacks:
+def find(lines: Sequence[Line], more: Sequence[Raised] = ()) -> Tracebacks:
     """Return the exceptions in a log's lines, in the order of their lines.
 
     Args:
         lines: the log's lines.
-        alike: their forms, if known (`digit_masks.of`).
         more: exceptions of other languages than Python and C++ in the lines.
     """
-    return _Reader(lines, digit_masks.of(lines) if alike is None else alike).run(more)
+    return _Reader(lines).run(more)

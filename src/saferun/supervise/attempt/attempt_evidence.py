@@ -129,13 +129,11 @@ class AttemptEvidence(Beside):
         known = signatures.load()
         seen = evidence.evidence(ended, identity.receipts, identity.attempt, kills)
         exited = self._gathered.launcher is None and ended.signal is None
-        seen = seen._replace(hang=hang, exited=exited)
+        named = self.request.kind if self.request is not None else ""
+        seen = seen._replace(hang=hang, stall=stall, named=named, exited=exited)
         diagnosis = classify.classify(seen, known)
-        if self.request is not None:
-            diagnosis = classify.as_kind(diagnosis, self.request.kind, known)
         observed = machine_state.observed(seen, self._scene(ended))
         diagnosis = classify.by_machine(diagnosis, observed, known)
-        diagnosis = classify.by_stall(diagnosis, stall)
         diagnosis = classify.by_nodes(diagnosis, lost, known)
         self.nccl_tests = self._nccl_tests(ended)
         diagnosis = classify.by_nccl(diagnosis, self.nccl_tests, self._nccl_finding, known)
