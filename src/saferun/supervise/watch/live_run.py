@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.base import proc, untrusted
-from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
 from saferun.errors import UnavailableError
 from saferun.gpu import nvml
@@ -27,7 +26,8 @@ from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
 from saferun.settings import ResumePolicy
 from saferun.supervise.changes import resumption
-from saferun.supervise.watch import live_output, work_signs
+from saferun.supervise.watch import live_job, work_signs
+from saferun.supervise.watch.live_job import LiveJob
 from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
@@ -156,7 +156,7 @@ class Watched:
     """
 
     def __init__(self, started: JobStarted) -> None:
-        self.started = started
+        self.started, self._live = started, LiveJob(*started)
         self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and the step
         self._step: int | None = None  # the last step seen
         self._ranks: list[int] = []  # pids of the ranks
@@ -167,18 +167,17 @@ class Watched:
     def with_observed(self, job: Job, masker: Masker) -> Job:
         """Return a job with the present state of its processes, its output without secrets."""
         now = time.monotonic()
-        found = list(live_output.ends(self.started.keeper, self.started.launcher))
-        steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
-        ages = [age for _, age in found]
-        newest = min(found, key=lambda one: one[1])[0] if found else b""
-        seen = work_signs.observe_job(self.started.launcher, now, work_signs.tree())
+        ends = list(self._live.ends())
+        newest, output_s = min(ends, key=lambda one: one[1], default=(b"", None))
+        reported = live_job.newest_step(ends)
+        seen = self._live.look(now, work_signs.tree())
         last, self._last = self._last, seen
         cores = None
         if seen and last:
             cores = max(0.0, (seen.cpu_s - last.cpu_s) / max(now - last.at_s, 0.001))
         if seen is None or last is None or seen.work != last.work:
             self._worked_at_s = now
-        step = max(steps, default=None)
+        step = reported[0] if reported else None
         rate = self.rate(now, step, [one.pid for one in seen.ranks] if seen else [])
         self._rates.extend([] if rate is None else [rate])
         return replace(
@@ -187,7 +186,7 @@ class Watched:
             rate=rate,
             rates=tuple(self._rates),
             line=_last_line(masker.data(newest)),
-            output_s=min(ages, default=None),
+            output_s=output_s,
             ranks=len(seen.ranks) if seen else 0,
             cores=cores,
             quiet_s=now - self._worked_at_s if seen else None,

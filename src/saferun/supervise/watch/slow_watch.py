@@ -20,7 +20,6 @@ from saferun.diagnosis.slow_rank import Slow, Times
 from saferun.gpu import nvml
 from saferun.inject import contract
 from saferun.keeper import process_tree
-from saferun.supervise import rank_processes
 from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch import rank_facts
@@ -100,7 +99,7 @@ class SlowWatch(Beside):
 
     def _ask(self, receipts: str) -> TimesAsked | None:
         """Ask the ranks for their times; None if they cannot answer."""
-        ranks = rank_processes.ranks(self._job.launcher)
+        ranks = self._job.ranks()
         able = all(process_tree.catches(pid, contract.TIMES_SIGNAL) for pid in ranks.values())
         names = os.listdir(receipts)
         files = {
