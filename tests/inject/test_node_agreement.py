@@ -15,8 +15,8 @@ from saferun.inject.node.node_agreement import (
     ROOT,
     STOP,
     NodeFacts,
+    NodeReport,
     Offer,
-    Report,
     agree,
     differing,
     refusal,
@@ -34,7 +34,7 @@ def fact(host: str, attempt: int = 1, **more: Any) -> NodeFacts:
     return found
 
 
-def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> Report:
+def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> NodeReport:
     decision = {"action": "again", "reason": "it may be temporary", "delay_s": 0.0, "add": ""}
     whole: Any = {
         **{"attempt": 1, "host": host, "node": int(host[1:]), "weight": weight},
@@ -42,7 +42,7 @@ def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> Report:
         **more,
         "decision": {**decision, **more.get("decision", {})},
     }
-    found: Report = whole
+    found: NodeReport = whole
     return found
 
 

@@ -17,21 +17,23 @@ from saferun.supervise.nodes import shared_reports
 from saferun.system import paths
 
 
-def report(node: int, weight: int = node_agreement.ECHO) -> node_agreement.Report:
+def report(node: int, weight: int = node_agreement.ECHO) -> node_agreement.NodeReport:
     whole: Any = {
         **{"attempt": 1, "host": f"h{node}", "node": node, "weight": weight, "after_s": 1.0},
         **{"diagnosis": {}, "facts": {}, "decision": {}},
     }
-    found: node_agreement.Report = whole
+    found: node_agreement.NodeReport = whole
     return found
 
 
-def exchanged(shared: str, reports: list[node_agreement.Report], expected: int) -> list[str | None]:
+def exchanged(
+    shared: str, reports: list[node_agreement.NodeReport], expected: int
+) -> list[str | None]:
     """Have nodes exchange reports at once; return the host of the root that each one got."""
     names = [str(node) for node in range(expected)]
     found: dict[int, str | None] = {}
 
-    def one(report: node_agreement.Report) -> None:
+    def one(report: node_agreement.NodeReport) -> None:
         root = shared_reports.exchange(shared, report, names)
         found[report["node"]] = root and root["host"]
 
@@ -43,7 +45,7 @@ def exchanged(shared: str, reports: list[node_agreement.Report], expected: int) 
     return [found[report["node"]] for report in reports]
 
 
-def put(shared: str, *reports: node_agreement.Report) -> None:
+def put(shared: str, *reports: node_agreement.NodeReport) -> None:
     """Leave the reports of nodes that do nothing more."""
     place = json.loads(shared)[0]
     for one in reports:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
-from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
+from saferun.errors import EXIT_UNAVAILABLE, OWN_FAULT, BusyError, SaferunError, own_fault
 from saferun.gpu.lock.gpu_locks import Held
 from saferun.journal import torchelastic_dirs
 from saferun.journal.event_types import Preflight, Recovery, Recycled
@@ -316,9 +316,9 @@ class _Run:
             import traceback  # only our own fault needs it
 
             what = "what the attempt's end means could not be decided"
-            self._say(faults.worded(what, error))
+            self._say(own_fault(what, error))
             self._record.fault(error, traceback=traceback.format_exc())
-            return Decision(retry_policy.STOP, "a fault of saferun's own")
+            return Decision(retry_policy.STOP, OWN_FAULT)
 
     def _met(self, attempt: Attempt, ended: AttemptEnd) -> Decision | None:
         """Adopt the nodes' agreement; return a decision if they began no attempt."""

@@ -127,7 +127,7 @@ def recover_cuda_context(
     owner = lock_owner.this_process("saferun doctor --recover", "")
     named = [gpu for gpu in facts.gpus if gpu.uuid]
     try:
-        held = gpu_locks.acquire(named, ALONE, owner, environ, gpu_locks.World(say))
+        held = gpu_locks.acquire(named, ALONE, owner, environ, gpu_locks.Surroundings(say))
     except BusyError as busy:
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)

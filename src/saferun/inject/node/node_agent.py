@@ -42,9 +42,9 @@ from .node_agreement import (
     REGROUP_STATUS,
     Agreement,
     Alone,
-    Loss,
+    LostNodes,
+    MeetingOutcome,
     NodeFacts,
-    Outcome,
 )
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
@@ -226,7 +226,7 @@ class NodeParticipant:
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
         agreement = self._meet(store, rank, size, _names(handler))
-        outcome: Outcome = {
+        outcome: MeetingOutcome = {
             "agreement": agreement,
             "node": rank,
             "began": self._began,
@@ -290,7 +290,7 @@ class NodeParticipant:
     def _meet_anew(self, error: Exception) -> NoReturn:
         """Leave after ranks have run, because nodes came or went and did not meet again."""
         why = f"nodes have joined or left ({type(error).__name__})"
-        outcome: Outcome = {"again": why, "start": self._facts.get("start")}
+        outcome: MeetingOutcome = {"again": why, "start": self._facts.get("start")}
         self._write(outcome_name(self._attempt), outcome)
         raise SystemExit(REGROUP_STATUS)
 
@@ -469,7 +469,7 @@ class NodeParticipant:
             raise SystemExit(1)
         watch.stop()
 
-    def _write(self, name: str, content: Outcome | Loss) -> None:
+    def _write(self, name: str, content: MeetingOutcome | LostNodes) -> None:
         """Write a file for the supervisor, which decides alone if there is none."""
         if self._directory is None:
             return

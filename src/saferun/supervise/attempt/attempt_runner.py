@@ -15,7 +15,7 @@ import signal
 import time
 
 from saferun.base import prctl
-from saferun.errors import EXIT_UNAVAILABLE, FaultError, UnavailableError
+from saferun.errors import EXIT_UNAVAILABLE, OWN_FAULT, FaultError, UnavailableError
 from saferun.inject import contract
 from saferun.keeper import protocol
 from saferun.supervise.attempt import keeper_loss
@@ -156,7 +156,7 @@ def _last_report(
         ended = keeper_loss.take_over(life, standby, observer, signals)
         if life.keeper_failed and not life.launcher:
             raise FaultError(
-                "saferun's keeper failed before the job's start, a fault of saferun's own",
+                f"saferun's keeper failed before the job's start, {OWN_FAULT}",
                 where="its traceback stands above",
                 fix="please report it; SAFERUN_DISABLE=1 runs torchrun without saferun",
             )

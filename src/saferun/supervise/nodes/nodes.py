@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
-from saferun.inject.node.node_agreement import Start
+from saferun.inject.node.node_agreement import AgreedStart
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt_end import AttemptEnd
@@ -36,7 +36,7 @@ class Nodes:
         start: what the nodes have agreed on for the next attempt; None: nothing yet.
     """
 
-    start: Start | None = None
+    start: AgreedStart | None = None
 
     def begins(self, number: int, gathered: RunInputs) -> RunInputs:
         """Return the inputs of the next attempt: its number, and a profile that all nodes share.

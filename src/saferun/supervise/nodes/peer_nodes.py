@@ -29,7 +29,7 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject.node import node_agent, node_agreement
-from saferun.inject.node.node_agreement import Agreement, Alone, NodeFacts, Report, Start
+from saferun.inject.node.node_agreement import AgreedStart, Agreement, Alone, NodeFacts, NodeReport
 from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
@@ -71,7 +71,7 @@ class PeerNodes(Nodes):
             **node_facts.of_run(gathered),
             "shared": shared_reports.offer(record.path),
         }
-        self._report: Report | None = None  # on the last attempt here, for the meeting
+        self._report: NodeReport | None = None  # on the last attempt here, for the meeting
         self._comes_back = False  # the nodes have met, and an attempt has failed since
         self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
@@ -81,7 +81,7 @@ class PeerNodes(Nodes):
         self._since: float | None = None  # start of the wait for others, on the monotonic clock
         self._hosts: dict[str, str] = {}  # hosts at the last meeting, by node rank
         self._regroups = 0
-        self._outcome: node_agreement.Outcome | None = None  # what the last meeting decided
+        self._outcome: node_agreement.MeetingOutcome | None = None  # what the last meeting decided
         self._node = 0  # the rank of this one in the last meeting
         self._keys: tuple[dict[str, Any], list[str]] | None = None  # agreed for the run
         self._evidence = 0  # attempts with ranks, known to those who decided on the last start
@@ -132,7 +132,7 @@ class PeerNodes(Nodes):
         offers = self._resumption.offers
         path = plan.checkpoint.path if plan.checkpoint else ""
         keys, free = self._keys or (node_facts.keys(profile), [])
-        start: Start = {
+        start: AgreedStart = {
             "evidence": self._evidence,
             "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
             "offers": offers,
@@ -168,7 +168,9 @@ class PeerNodes(Nodes):
         Returns:
             With a decision if no rank was started; without one if ranks ran, or may have run.
         """
-        outcome: node_agreement.Outcome | None = self._read(node_agent.outcome_name(self._number))
+        outcome: node_agreement.MeetingOutcome | None = self._read(
+            node_agent.outcome_name(self._number)
+        )
         self._outcome = outcome if outcome and "agreement" in outcome else None
         self._since = None
         ends = ended.exit_code == 0 or ended.end_requested
@@ -207,7 +209,7 @@ class PeerNodes(Nodes):
         self._status = ended.exit_code
         return Decision(STOP, f"{why}, {AGENTS} times in a row")
 
-    def _anew(self, why: str, start: Start | None) -> Decision:
+    def _anew(self, why: str, start: AgreedStart | None) -> Decision:
         """Return the decision to meet again after ranks have run, since nodes came or went."""
         if start is not None:
             self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
@@ -280,7 +282,7 @@ class PeerNodes(Nodes):
             why = f"the others go on without {without}: {agreement['why']}"
         return Agreed(Decision(AGAIN, why), last, tuple(agreement["mitigations"]))
 
-    def _take(self, start: Start | None) -> None:
+    def _take(self, start: AgreedStart | None) -> None:
         """Begin the next attempt as the nodes at the meeting decided."""
         if start is None or start["offers"] is None:
             self.start = None  # they have not looked yet: their ranks were running until now
@@ -294,7 +296,9 @@ class PeerNodes(Nodes):
             there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
             self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
 
-    def _with_root(self, last: AttemptOutcome | None, root: Report | None) -> AttemptOutcome | None:
+    def _with_root(
+        self, last: AttemptOutcome | None, root: NodeReport | None
+    ) -> AttemptOutcome | None:
         """Return the last attempt as the node knows it where the failure began."""
         if root is None or last is None or root["attempt"] != last.number:
             return last
@@ -308,7 +312,7 @@ class PeerNodes(Nodes):
 
     def lost(self) -> str:
         """Return the agent's message on nodes that it lost in its last attempt; "" for none."""
-        loss: node_agreement.Loss | None = self._read(node_agent.loss_name(self._number))
+        loss: node_agreement.LostNodes | None = self._read(node_agent.loss_name(self._number))
         self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
         return "" if loss is None else loss["why"]
 
@@ -359,7 +363,7 @@ class PeerNodes(Nodes):
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Agreed(Decision(AGAIN, decision.reason, delay_s, decision.add))
 
-    def _decided_by(self, root: Report, in_force: tuple[str, ...]) -> Decision:
+    def _decided_by(self, root: NodeReport, in_force: tuple[str, ...]) -> Decision:
         """Return the decision of the node where the failure began; all nodes have read it."""
         is_here = self._report is not None and root["node"] == self._report["node"]
         self._report, self._own = None, Decision(AGAIN, "")
@@ -384,7 +388,7 @@ class PeerNodes(Nodes):
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _read(self, name: str) -> Any:  # parsed JSON: an Outcome or a Loss
+    def _read(self, name: str) -> Any:  # parsed JSON: an MeetingOutcome or a LostNodes
 
         directory = self._directory()
         if directory is None:

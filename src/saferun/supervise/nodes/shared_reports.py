@@ -25,7 +25,7 @@ from collections.abc import Collection
 
 from saferun.base import files, untrusted
 from saferun.inject.node import node_agreement, node_joining, node_watch
-from saferun.inject.node.node_agreement import Report
+from saferun.inject.node.node_agreement import NodeReport
 from saferun.system import paths
 
 # The wait for reports is this long plus one heartbeat, by which an agent learns of another node's
@@ -56,7 +56,7 @@ def offer(run_path: str | None) -> str:
     return json.dumps([place, word]) if written else ""
 
 
-def exchange(shared: str, report: Report, expected: Collection[str]) -> Report | None:
+def exchange(shared: str, report: NodeReport, expected: Collection[str]) -> NodeReport | None:
     """Write a report and wait for those of the other nodes.
 
     Args:
@@ -85,7 +85,7 @@ def exchange(shared: str, report: Report, expected: Collection[str]) -> Report |
     return waiting.result()
 
 
-def read(shared: str, attempt: int, expected: Collection[str]) -> Report | None:
+def read(shared: str, attempt: int, expected: Collection[str]) -> NodeReport | None:
     """Return the report of the node where an attempt failed; None if a report is missing.
 
     Args:
@@ -110,14 +110,14 @@ class _Reports:
     def __init__(self, place: str, attempt: int, expected: Collection[str]) -> None:
         self._place, self._attempt = place, attempt
         self._missing = sorted(expected, key=int, reverse=True)
-        self._found: list[Report | None] = []
+        self._found: list[NodeReport | None] = []
 
-    def result(self) -> Report | None:
+    def result(self) -> NodeReport | None:
         """Return the result from the first node that had all reports."""
         path = self._result_path()
         return _parsed(path) if os.path.basename(path) in _names(os.path.dirname(path)) else None
 
-    def gathered(self, who: str) -> Report | None:
+    def gathered(self, who: str) -> NodeReport | None:
         """Return the result, and write it, once all reports have come; None before.
 
         Args:
@@ -180,6 +180,6 @@ def _names(directory: str) -> set[str]:
         return set()
 
 
-def _parsed(path: str) -> Report | None:
-    report: Report | None = untrusted.value(files.read_private(path))
+def _parsed(path: str) -> NodeReport | None:
+    report: NodeReport | None = untrusted.value(files.read_private(path))
     return report

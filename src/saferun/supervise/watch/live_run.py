@@ -20,7 +20,7 @@ from saferun.errors import UnavailableError
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Load
 from saferun.journal import events, reader
-from saferun.journal.attempts import Attempt, attempts
+from saferun.journal.attempts import RecordedAttempt, attempts
 from saferun.journal.event_types import JobStarted, Stall
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
@@ -41,7 +41,7 @@ _SAVED_S = 10.0  # between two looks for checkpoints
 class Job:
     """The running or last attempt of the run, or of one of its workers."""
 
-    attempt: Attempt
+    attempt: RecordedAttempt
     step: int | None = None
     rate: float | None = None  # steps a second
     rates: tuple[float, ...] = ()  # rates at the last looks
@@ -53,7 +53,7 @@ class Job:
     hang_at: float | None = None  # when the run reported that it may hang
     stall: str = ""  # the rank that the others wait for, as the run noted
     stall_at: float | None = None
-    before: Attempt | None = None  # the last failed attempt before it
+    before: RecordedAttempt | None = None  # the last failed attempt before it
     kind: str = ""  # the kind of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
@@ -102,16 +102,15 @@ class LiveRun:
             raise UnavailableError("this run's journal cannot be read any more", where=where)
         lives = run.outcome == reader.RUNNING
         log = events.read(run.path)
-        last: dict[int | None, list[Attempt]] = {}
-        for attempt in attempts(run):
-            last.setdefault(attempt.worker, []).append(attempt)
-        jobs = [self._job(worker, tried, log, lives) for worker, tried in last.items()]
+        by_worker = itertools.groupby(attempts(run), key=lambda attempt: attempt.worker)
+        jobs = [self._job(list(tried), log, lives) for _, tried in by_worker]
         gpus = self._gpus.loads() if lives else ()
         return Snapshot(run, now, tuple(jobs), gpus, self._checkpoint(run) if lives else None)
 
     def _job(
-        self, worker: int | None, tried: Sequence[Attempt], log: Sequence[events.Event], lives: bool
+        self, tried: Sequence[RecordedAttempt], log: Sequence[events.Event], lives: bool
     ) -> Job:
+        worker = tried[-1].worker
         mine = [event for event in log if event.worker == worker]
         begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
         hangs = [event.at for event in mine[begun:] if event.name == "hang"]

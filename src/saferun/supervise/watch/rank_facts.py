@@ -69,13 +69,13 @@ def ask_cards(environ: Mapping[str, str]) -> Child:
     return Child((*nvml.COMMAND, "--health"), environ)
 
 
-def answer_of(asked: Child) -> nvml.Report:
+def answer_of(asked: Child) -> nvml.NvmlReport:
     """Return NVML's answer; an empty one if none has come. Call it once."""
     return nvml.read(asked.take()).report
 
 
 def of_ranks(
-    report: nvml.Report, ranks: Mapping[int, int], uuids: Sequence[str]
+    report: nvml.NvmlReport, ranks: Mapping[int, int], uuids: Sequence[str]
 ) -> dict[int, Card]:
     """Return each rank's GPU: the one on which it has memory, else the one at its position.
 

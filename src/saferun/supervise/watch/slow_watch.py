@@ -122,7 +122,7 @@ class SlowWatch(Beside):
         return EVERY_S if self._answers < _SOME else SELDOM_S
 
     def _judge(self, asked: TimesAsked, times: Mapping[int, Times]) -> float:
-        told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.Report()
+        told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.NvmlReport()
         cards = rank_facts.of_ranks(told, asked.ranks, self._uuids)
         now_s, pids = time.monotonic(), set(asked.ranks.values())
         states = {rank: rank_facts.cpu_state(pid, now_s) for rank, pid in asked.ranks.items()}

@@ -114,7 +114,7 @@ class _Workers:
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
         # Every worker's lock would have the same problem, so each line is printed once.
-        world = gpu_locks.World(functools.cache(say))
+        world = gpu_locks.Surroundings(functools.cache(say))
         memory = gpu_locks.slot_memory(self._policy, gathered.environ, world)
         self._slots = Slots(
             gathered.facts.gpu.gpus,
