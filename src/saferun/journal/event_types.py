@@ -74,7 +74,6 @@ class NodesMet(NamedTuple):
     root: NodeReport | None
     why: str
     hosts: dict[str, str]
-    shared: str
     beats: bool
 
 

@@ -43,9 +43,8 @@ class Gpus:
     The questions come one after the other, so that our own contexts are not taken for other users'.
     """
 
-    smi: nvml.NvmlAnswer = field(
-        default_factory=nvml.NvmlAnswer
-    )  # its key in the JSON dates from the time when nvidia-smi was asked
+    # Its key in the JSON dates from the time when nvidia-smi was asked.
+    smi: nvml.NvmlAnswer = field(default_factory=nvml.NvmlAnswer)
     facts: GpuFacts = field(default_factory=GpuFacts)
     test: tuple[Finding, ...] = ()
     cuda: Cuda = field(default_factory=Cuda)

@@ -21,9 +21,8 @@ from saferun.system.procfs import comm
 LEAST_S = 1.0  # a further question gets at least this long
 HELD = (2, 46)  # CUDA errors that another process on the GPU explains
 MOST_ALONE = 16  # most GPUs that are tested one by one
-ALONE = LockPolicy(
-    gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None
-)  # recovery needs exclusive GPUs
+# Recovery needs exclusive GPUs.
+ALONE = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)
 
 
 def examine(

@@ -45,6 +45,7 @@ from .node_agreement import (
     LostNodes,
     MeetingOutcome,
     NodeFacts,
+    agree,
 )
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
 
@@ -226,11 +227,7 @@ class NodeParticipant:
         handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
         rank, size = group.group_rank, group.group_world_size
         agreement = self._meet(store, rank, size, _names(handler))
-        outcome: MeetingOutcome = {
-            "agreement": agreement,
-            "node": rank,
-            "began": self._began,
-        }
+        outcome: MeetingOutcome = {"agreement": agreement, "node": rank, "began": self._began}
         self._write(outcome_name(self._attempt), outcome)
         if agreement["action"] != BEGIN:
             try:
@@ -324,9 +321,7 @@ class NodeParticipant:
             self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
         holds = harmlessly("the host of the rendezvous is not known", self._holds)
         self._facts = {**self._facts, "holds": bool(holds)}
-        agreement, missing = meeting.meet(
-            store, rank, size, self._facts, node_joining.compare, MEET_S
-        )
+        agreement, missing = meeting.meet(store, rank, size, self._facts, agree, MEET_S)
         if missing:
             known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
             who = ", ".join(known)

@@ -70,8 +70,6 @@ class NodeFacts(TypedDict, total=False):
     resume_args: str
     content: str  # checksum of the script; "" if unknown
     rerun: bool  # torchrun has restarted the ranks of a running attempt
-    shared: str  # a directory and a word in it, which prove that nodes share it
-    run_dir: str  # the user's run directory for that; "" for none
     beats: bool  # node 0 has prepared the store for heartbeats
     holds: bool  # this node hosts the rendezvous' store
 
@@ -86,7 +84,6 @@ class Agreement(TypedDict):
     why: str  # differences, by host, if the nodes do not fit
     warning: str  # tolerated differences; "" for none
     hosts: dict[str, str]  # node rank -> host
-    shared: str  # node 0's directory; "" if not all nodes share it
     beats: bool  # heartbeats are possible, according to node 0
     start: AgreedStart | None
     unfit: list[int]  # nodes that cannot begin from the common state; `why` explains it
@@ -132,12 +129,11 @@ NAMES = {
 }
 
 
-def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreement:
+def agree(facts: Mapping[int, NodeFacts]) -> Agreement:
     """Return what all nodes do next.
 
     Args:
         facts: the facts of all nodes, by node rank.
-        unseen: nodes whose directory the calling node does not see.
     """
     hosts = {str(node): fact["host"] for node, fact in facts.items()}
     attempt = max(fact["attempt"] for fact in facts.values())
@@ -171,9 +167,8 @@ def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreeme
         "mitigations": mitigations,
         "root": root,
         "why": why,
-        "warning": _other_contents(facts, hosts) or _not_shared(facts, unseen),
+        "warning": _other_contents(facts, hosts),
         "hosts": hosts,
-        "shared": "" if unseen else facts[min(facts)].get("shared", ""),
         "beats": facts[min(facts)].get("beats", False),
         "start": start,
         "unfit": lacking,
@@ -329,13 +324,3 @@ def _other_contents(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) ->
         return ""
     groups = ", another one on ".join(", ".join(on) for on in values.values())
     return f"{facts[min(facts)]['script']} is one file on {groups}; copy one of them to all nodes"
-
-
-def _not_shared(facts: Mapping[int, NodeFacts], unseen: Sequence[int]) -> str:
-    """Return a warning that not all nodes see a given run directory; "" after attempt 1."""
-    for node in unseen:
-        fact = facts[node]
-        if fact.get("run_dir") and fact.get("shared") and fact["attempt"] == 1:
-            where = f"the run directory of {fact['host']} ({fact['run_dir']})"
-            return f"{where} is not seen by all nodes: they tell each other by the rendezvous"
-    return ""

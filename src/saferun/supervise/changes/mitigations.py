@@ -164,9 +164,7 @@ class RunMitigations:
         self, gathered: RunInputs, base: LaunchPlan, names: Sequence[str]
     ) -> mitigation_overlay.Situation:
         if self._probes is None:
-            from saferun.supervise.changes.probes import (
-                Probes,
-            )  # sockets, tempfile: few runs need them
+            from saferun.supervise.changes.probes import Probes  # sockets: few runs need them
 
             self._probes = Probes(self._environ, self._prefix, self._directory)
         here = mitigation_overlay.Situation(

@@ -1,11 +1,10 @@
 """The other nodes of a run: each has its own saferun, and all run this same code.
 
-After a failure the nodes exchange their reports through a directory that all of them see, where
-there is one (shared_reports.py). Before an attempt the agents meet in their store
-(inject/node/node_agent.py): each brings the attempt's number, the mitigations in force and, where
-it has not been exchanged, its report of the attempt before. All get one agreement. A node whose own
-decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
-is started. A node that never met the others (a wrong endpoint) decides alone.
+Before an attempt the agents meet in their store (inject/node/node_agent.py): each brings the
+attempt's number, the mitigations in force and its report of the attempt before. All get one
+agreement. A node whose own decision is to stop attends that meeting, too, so that all learn why;
+its agent leaves before a rank is started. A node that never met the others (a wrong endpoint)
+decides alone.
 
 Runs on one node never use this module.
 """
@@ -29,13 +28,13 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject.node import node_agent, node_agreement
-from saferun.inject.node.node_agreement import AgreedStart, Agreement, Alone, NodeFacts, NodeReport
+from saferun.inject.node.node_agreement import AgreedStart, Agreement, Alone, NodeReport
 from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.changes.resumption import Resumption
-from saferun.supervise.nodes import node_facts, shared_reports
+from saferun.supervise.nodes import node_facts
 from saferun.supervise.nodes.nodes import Agreed, Nodes, Telling
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
@@ -67,13 +66,9 @@ class PeerNodes(Nodes):
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
         self._temporary: str | None = None  # replaces a run directory that cannot be written to
-        self._facts: NodeFacts = {
-            **node_facts.of_run(gathered),
-            "shared": shared_reports.offer(record.path),
-        }
+        self._facts = node_facts.of_run(gathered)
         self._report: NodeReport | None = None  # on the last attempt here, for the meeting
         self._comes_back = False  # the nodes have met, and an attempt has failed since
-        self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._holder = ""  # the host of the rendezvous' store
@@ -185,8 +180,7 @@ class PeerNodes(Nodes):
             return Agreed(self._anew(outcome["again"], outcome["start"]))
         agreement = outcome["agreement"]
         self._node = outcome["node"]
-        self._hosts, self._shared = agreement["hosts"], agreement["shared"]
-        self._holder = agreement["holder"]
+        self._hosts, self._holder = agreement["hosts"], agreement["holder"]
         known: dict[str, Any] = {**agreement, "attempt": self._number}
         self._record.journal.event(NodesMet(**{name: known[name] for name in NodesMet._fields}))
         last = self._with_root(last, agreement["root"])
@@ -224,10 +218,7 @@ class PeerNodes(Nodes):
     def _not_met(self, plan: LaunchPlan, alone: Alone, last: AttemptOutcome | None) -> Agreed:
         """Return the end of a run whose nodes did not meet again."""
         self._status = 1
-        root = alone["root"]
-        if root is None and last:  # it is too late to wait for it
-            root = shared_reports.read(self._shared, last.number, self._hosts)
-        if root and last:
+        if (root := alone["root"]) and last:
             last = self._with_root(last, root)
             decision = self._decided_by(root, plan.mitigations)
             if decision.action == STOP:
@@ -354,10 +345,6 @@ class PeerNodes(Nodes):
         }
         self._comes_back = True
         self._since = time.monotonic() + decision.delay_s
-        others = self._hosts.keys() - self._lost
-        if root := shared_reports.exchange(self._shared, self._report, others):
-            agreed = self._with_root(last, root)
-            return Agreed(self._decided_by(root, last.mitigations), agreed)
         if leaves:  # it attends no meeting: a spare node can take its place
             return Agreed(decision)
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0

@@ -406,11 +406,7 @@ class HangWatch(Beside):
 
 
 # What a look does in each state.
-_STEPS = {
-    WATCHING: HangWatch._watch,
-    STACKS: HangWatch._await_stacks,
-    REST: HangWatch._await_rest,
-}
+_STEPS = {WATCHING: HangWatch._watch, STACKS: HangWatch._await_stacks, REST: HangWatch._await_rest}
 
 
 def _found(asked: Question) -> _Found:

@@ -31,11 +31,7 @@ from saferun.planning.own_variables import VISIBLE
 from saferun.planning.view import announcement, as_json
 from saferun.settings import LockPolicy
 from saferun.supervise import gpu_gate
-from saferun.supervise.attempt.end_requests import (
-    END_SIGNALS,
-    USER_SIGNALS,
-    outlive_signals,
-)
+from saferun.supervise.attempt.end_requests import END_SIGNALS, USER_SIGNALS, outlive_signals
 from saferun.supervise.attempt_end import INTERRUPTED
 from saferun.supervise.loop import RunEnd, Say
 from saferun.supervise.records import record
