@@ -76,7 +76,17 @@ def test_every_variable_of_saferuns_own_is_listed():
         path.read_text(encoding="utf-8") for path in [*files, *(ROOT / "shell").glob("*.sh")]
     )
     used = set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", text))
-    assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", CONFIGURATION))
+    internals = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    for listed in (CONFIGURATION, internals):
+        assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", listed))
+
+
+def test_every_file_that_internals_names_is_there():
+    text = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    rooms = "|".join(place.name for place in SOURCE.iterdir() if (place / "__init__.py").exists())
+    named = set(re.findall(rf"`((?:{rooms})/[\w/]+)(?:\.py)?`", text))
+    missing = [name for name in named if not (SOURCE / name).is_dir()]
+    assert [name for name in missing if not (SOURCE / f"{name}.py").exists()] == []
 
 
 @pytest.mark.slow

@@ -365,8 +365,7 @@ class Settings(NamedTuple):
     watch: WatchPolicy = WatchPolicy()
     notify: NotifyPolicy = NotifyPolicy()
     price_per_gpu_hour: float | None = number(
-        None,
-        "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up.",
+        None, "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up."
     )
     recover: RecoverPolicy = RecoverPolicy()
 

@@ -48,7 +48,7 @@ _PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Reach:
     """The rights of this process, and the places that it reads; tests replace them."""
 
     root: bool
@@ -67,12 +67,12 @@ class Recovered:
     acted: bool  # something has changed: test the GPUs again
 
 
-def here() -> Machine:
+def here() -> Reach:
     """Return the rights of this process, and the places that it reads."""
     sees_all = all(proc.namespace("self", kind) == _INITIAL[kind] for kind in _INITIAL)
     granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", proc.text("/proc/self/status"), re.M)
     sees_all &= bool(granted and int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
-    return Machine(os.geteuid() == 0, sees_all)
+    return Reach(os.geteuid() == 0, sees_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def recover(
     runs: str = "",
     terms: ResetTerms = ResetTerms(),
     drain_s: float = DRAIN_S,
-    world: Machine | None = None,
+    world: Reach | None = None,
 ) -> Recovered:
     """Do the requested steps, least invasive first; the machine's answers raise nothing.
 
@@ -125,7 +125,7 @@ class _Recovery:
     """One recovery: the GPUs' last state from NVML, and what was done."""
 
     def __init__(
-        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: Machine
+        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: Reach
     ) -> None:
         self.acted = False
         self._gpus, self._environ, self._runs, self._world = gpus, environ, runs, world

@@ -206,6 +206,8 @@ def _attempt(
     finished: Sequence[Trial],
 ) -> AttemptReport:
     one = tried[at]
+    follows = at > 0 and tried[at - 1].worker == one.worker
+    known = library.kinds.get(one.outcome.kind)
     key, line = (one.worker, one.number), one.outcome.diagnosis.root_line
     place = directory(run, one)
     own = os.path.join(place, "receipts")
@@ -225,8 +227,8 @@ def _attempt(
         loss=next((loss for _, data in tails if (loss := progress.last_loss(data))), ""),
         steps=made,
         saved=_saved(one, made, end_s),
-        cause=_cause(library.kinds.get(one.outcome.kind)),
-        added=_added(one, tried[at - 1] if _follows(tried, at) else None, library.mitigations),
+        cause=known and Cause(known.explanation, known.advice, known.references),
+        added=_added(one, tried[at - 1] if follows else None, library.mitigations),
         ranks=ranks(left, rank_files.failures(own, one.number)),
         tails=tuple(excerpt(stream, data, line) for stream, data in tails if data.strip()),
         hangs=tuple(_silence(place, one.number, hang) for hang in noted.hangs.get(key, ())),
@@ -250,14 +252,6 @@ def _saved(one: RecordedAttempt, made: Steps, end_s: float) -> tuple[Point, ...]
         if step is not None and made.points:
             points.append(Point(s, step))
     return tuple(points)
-
-
-def _follows(tried: Sequence[RecordedAttempt], at: int) -> bool:
-    return at > 0 and tried[at - 1].worker == tried[at].worker
-
-
-def _cause(known: Kind | None) -> Cause | None:
-    return known and Cause(known.explanation, known.advice, known.references)
 
 
 def _added(

@@ -323,8 +323,7 @@ class _Run:
     def _met(self, attempt: Attempt, ended: AttemptEnd) -> Decision | None:
         """Adopt the nodes' agreement; return a decision if they began no attempt."""
         last = self._history[-1] if self._history else None
-        ran = attempt.evidence.ranks_ran
-        decision = self._adopted(self._nodes.met(attempt.plan, ended, last, ranks_ran=ran))
+        decision = self._adopted(self._nodes.met(attempt, ended, last))
         if decision is not None and decision.action == retry_policy.STOP:
             self._report(ended, decision, ())
         return decision

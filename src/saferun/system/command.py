@@ -65,11 +65,7 @@ class Child:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        stdin: int = subprocess.DEVNULL,
+        self, command: Sequence[str], environ: Mapping[str, str], *, stdin: int = subprocess.DEVNULL
     ) -> None:
         self._files = _memory_file("out"), _memory_file("err")
         self._process: subprocess.Popen[bytes] | None = None
@@ -160,12 +156,7 @@ def _start(
         _commands.starting += 1
     try:
         child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-            command,
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            env=dict(environ),
-            start_new_session=True,
+            command, stdin=stdin, stdout=out, stderr=err, env=dict(environ), start_new_session=True
         )
         _commands.running.add(child)
     finally:

@@ -47,10 +47,7 @@ class Watcher:
         self._done = False
 
     def hook(
-        self,
-        kind: "type[BaseException]",
-        value: BaseException,
-        trace: "TracebackType | None",
+        self, kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None"
     ) -> None:
         """Record the exception, then call the previous hook.
 

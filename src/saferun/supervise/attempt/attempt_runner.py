@@ -103,11 +103,7 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
 
 
 def _follow(
-    life: AttemptLife,
-    standby: Standby,
-    start: protocol.Start,
-    observer: Observer,
-    signals: Signals,
+    life: AttemptLife, standby: Standby, start: protocol.Start, observer: Observer, signals: Signals
 ) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
     prctl.become_subreaper()

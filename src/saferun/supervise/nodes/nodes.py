@@ -11,6 +11,7 @@ from saferun.inject.node.node_agreement import AgreedStart
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.one_attempt import Attempt
 
 
 class Agreed(NamedTuple):
@@ -51,16 +52,13 @@ class Nodes:
         """Return the variables with which an attempt's agent meets the other nodes."""
         return {}
 
-    def met(
-        self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
-    ) -> Agreed:
+    def met(self, attempt: Attempt, ended: AttemptEnd, last: AttemptOutcome | None) -> Agreed:
         """Return the nodes' agreement before an attempt that has now ended.
 
         Args:
-            plan: the attempt's plan.
-            ended: how the attempt ended.
+            attempt: the attempt.
+            ended: how it ended.
             last: the last attempt with ranks before it.
-            ranks_ran: ranks were seen during the attempt.
 
         Returns:
             With a decision if no rank was started; without one if ranks ran, or may have run.

@@ -36,6 +36,7 @@ from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.changes.resumption import Resumption
 from saferun.supervise.nodes import node_facts
 from saferun.supervise.nodes.nodes import Agreed, Nodes, Telling
+from saferun.supervise.one_attempt import Attempt
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
 
@@ -149,16 +150,13 @@ class PeerNodes(Nodes):
         }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
-    def met(
-        self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
-    ) -> Agreed:
+    def met(self, attempt: Attempt, ended: AttemptEnd, last: AttemptOutcome | None) -> Agreed:
         """Return the nodes' agreement before an attempt that has now ended.
 
         Args:
-            plan: the attempt's plan.
-            ended: how the attempt ended.
+            attempt: the attempt.
+            ended: how it ended.
             last: the last attempt with ranks before it.
-            ranks_ran: ranks were seen during the attempt.
 
         Returns:
             With a decision if no rank was started; without one if ranks ran, or may have run.
@@ -172,10 +170,10 @@ class PeerNodes(Nodes):
         if ends and self._outcome is None:
             return Agreed()
         if outcome is None:
-            is_lost = self._comes_back and not ranks_ran
+            is_lost = self._comes_back and not attempt.evidence.ranks_ran
             return Agreed(self._agent_lost(ended) if is_lost else None)
         if "alone" in outcome:
-            return self._not_met(plan, outcome["alone"], last)
+            return self._not_met(attempt.plan, outcome["alone"], last)
         if "again" in outcome:
             return Agreed(self._anew(outcome["again"], outcome["start"]))
         agreement = outcome["agreement"]

@@ -80,7 +80,9 @@ class LiveRun:
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
         self._base, self._id = os.path.split(run.path)
         self._plan = reader.read_plan(run.path)
-        self._masker = Masker(*_secrets_of(run, environ, self._plan.command))
+        pid = run.process.get("pid", 0)
+        variables, words = {**environ, **proc.environ(pid)}, proc.command(pid)
+        self._masker = Masker(variables, [*self._plan.command, *words])
         self._gpus = _Gpus(self._plan, environ)
         self._jobs: dict[int | None, Watched] = {}
         self._saved: Checkpoint | None = None
@@ -216,14 +218,6 @@ class Watched:
         longest_s = max(later - at for at, later in itertools.pairwise(times))
         until = times[-1] if now - times[-1] <= longest_s else now
         return (self._points[-1][1] - self._points[0][1]) / (until - times[0])
-
-
-def _secrets_of(
-    run: Run, environ: Mapping[str, str], command: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables and words that may contain a run's secrets."""
-    pid = run.process.get("pid", 0)
-    return {**environ, **proc.environ(pid)}, [*command, *proc.command(pid)]
 
 
 def _last_line(output: bytes) -> str:
