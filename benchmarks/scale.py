@@ -9,10 +9,9 @@ through a proxy that counts requests (store_counter.py), so the numbers are the 
 nodes at the host. Small runs stand beside each other in a group, as the cores suffice.
 
 A run: all ranks start; they live for a while (heartbeats); under saferun one rank dies and all
-begin attempt 2; then all end with status 0. Reports travel by the store, and with `directory` by a
-shared run directory. No warm agent is used: hundreds on one machine would take the cores from the
-agents that start. Then ranks alone meet (`hooks.init`), each a thread with a connection, as many as
---ranks says.
+begin attempt 2; then all end with status 0. No warm agent is used: hundreds on one machine would
+take the cores from the agents that start. Then ranks alone meet (`hooks.init`), each a thread with
+a connection, as many as --ranks says.
 
 Writes FOLDER/scale.json after each group and FOLDER/scale.md at the end; needs what torchrun needs.
 """
@@ -21,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -38,8 +38,7 @@ from scale_ranks import ranks_meet
 from store_counter import Counts, Proxy, flat, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN, STORE, DIRECTORY = "torchrun", "saferun", "saferun, shared directory"
-LAUNCHERS = [TORCHRUN, STORE, DIRECTORY]
+LAUNCHERS = [TORCHRUN := "torchrun", "saferun"]
 TOGETHER = 40  # nodes that are measured beside each other
 LIMIT_S = 150.0  # of one step of one run
 STEADY_S = 8.0
@@ -167,9 +166,6 @@ class Run:
             if time.monotonic() > limit or any(agent.poll() for agent in self._agents):
                 raise RuntimeError(f"{self._count} nodes, {self._launcher}:\n{self._logs()}")
             time.sleep(LOOK_S)
-        if self._launcher == STORE:
-            for word in self._place.glob("runs/*/nodes/word"):
-                word.unlink()  # by this word nodes know that they share the directory
         return [float(path.read_text().split()[0]) for path in expected]
 
     def _logs(self) -> str:
@@ -285,8 +281,7 @@ def measure(given: argparse.Namespace) -> None:
         document["ranks"].append(ranks_meet(count))
         keep()
     groups = list(grouped(given.nodes))
-    wanted = [(group, launcher) for group in groups for launcher in (TORCHRUN, STORE)]
-    for group, launcher in [*wanted, (groups[-1], DIRECTORY)]:
+    for group, launcher in itertools.product(groups, LAUNCHERS):
         if launcher not in given.launchers:
             continue
         if not budget.allows(sum(group)):

@@ -120,7 +120,7 @@ def _requests(runs: list[dict[str, Any]]) -> str:
 def _steps(runs: list[dict[str, Any]]) -> str:
     """Return ours by step, a node: what is constant costs O(nodes) at the host."""
     ours = [run for run in runs if run["launcher"] != "torchrun" and run["nodes"] > 1]
-    sizes = [f"{run['nodes']}{'*' if 'directory' in run['launcher'] else ''}" for run in ours]
+    sizes = [str(run["nodes"]) for run in ours]
     found: dict[str, list[float]] = {}
     for place, run in enumerate(ours):
         for name, phase in run["phases"].items():
@@ -129,7 +129,7 @@ def _steps(runs: list[dict[str, Any]]) -> str:
                     row = found.setdefault(f"{name}: {_step(request)}", [0.0] * len(ours))
                     row[place] += count / (run["nodes"] - 1)
     return _table(
-        ["our requests a node, by part and step (* shared directory)", *sizes],
+        ["our requests a node, by part and step", *sizes],
         [[step, *(f"{each:.1f}" for each in row)] for step, row in sorted(found.items())],
     )
 

@@ -19,9 +19,10 @@ from repo import ROOT, tool
 from saferun import errors
 from saferun.cli import gen_shell
 from saferun.cli.commands import command_named
+from saferun.knowledge import loader
 from saferun.planning import request
 from saferun.planning.torchrun import torchrun_args
-from saferun.settings import HOOKS, KEYS, Key
+from saferun.settings import KEYS, Key
 
 SOURCE = ROOT / "src" / "saferun"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -75,7 +76,17 @@ def test_every_variable_of_saferuns_own_is_listed():
         path.read_text(encoding="utf-8") for path in [*files, *(ROOT / "shell").glob("*.sh")]
     )
     used = set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", text))
-    assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", CONFIGURATION))
+    internals = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    for listed in (CONFIGURATION, internals):
+        assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", listed))
+
+
+def test_every_file_that_internals_names_is_there():
+    text = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    rooms = "|".join(place.name for place in SOURCE.iterdir() if (place / "__init__.py").exists())
+    named = set(re.findall(rf"`((?:{rooms})/[\w/]+)(?:\.py)?`", text))
+    missing = [name for name in named if not (SOURCE / name).is_dir()]
+    assert [name for name in missing if not (SOURCE / f"{name}.py").exists()] == []
 
 
 @pytest.mark.slow
@@ -121,8 +132,9 @@ def values_of(key: Key) -> str:
 
 def test_every_hook_has_its_row():
     text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
-    assert [name for name, does in HOOKS.items() if f"| `{name}` | {does} |" not in text] == []
-    assert HOOKS.keys() == {key.split(".")[1] for key in KEYS if key.startswith("hooks.")} - {
+    hooks = loader.load("words.yaml")["hooks"]
+    assert [name for name, does in hooks.items() if f"| `{name}` | {does} |" not in text] == []
+    assert hooks.keys() == {key.split(".")[1] for key in KEYS if key.startswith("hooks.")} - {
         "required"
     }
 

@@ -25,8 +25,7 @@ from saferun.diagnosis.evidence import Evidence
 from saferun.diagnosis.foreign import log_file, long_log
 from saferun.errors import SaferunError, UsageError
 from saferun.journal import reader
-from saferun.journal.attempts import Attempt as RecordedAttempt
-from saferun.journal.attempts import attempts
+from saferun.journal.attempts import RecordedAttempt, attempts
 from saferun.model import LaunchPlan
 from saferun.planning import inputs
 from saferun.planning.inputs import RunInputs

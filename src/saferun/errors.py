@@ -1,4 +1,4 @@
-"""Errors that a person can fix, and their exit codes.
+"""What can go wrong: errors that a person can fix, with their exit codes, and faults of ours.
 
 Each error has three parts: what is wrong, where, and the fix. Exit codes are an interface
 (docs/usage.md). The job's own exit code is passed on unchanged.
@@ -16,6 +16,23 @@ EXIT_CONFIG = os.EX_CONFIG  # 78: bad profile or configuration
 
 
 LONGEST = 500  # most characters in `what`, which may quote a file that is one long word
+
+
+OWN_FAULT = "a fault of saferun's own"  # whoever reads it can do nothing but report it
+
+
+def own_fault(what: str, error: Exception) -> str:
+    """Return the line about a fault of saferun itself.
+
+    Args:
+        what: what could not be done.
+        error: the exception.
+
+    >>> own_fault("the checkpoints could not be looked at", KeyError("a"))
+    "the checkpoints could not be looked at, a fault of saferun's own (KeyError: 'a')"
+    """
+    detail = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{what}, {OWN_FAULT} ({detail})"
 
 
 class SaferunError(Exception):

@@ -34,8 +34,9 @@ class Key(NamedTuple):
 # These return Any, as dataclasses.field does: a type checker takes the field's own type.
 
 
-def choice(*choices: str, doc: str) -> Any:
-    """Declare a key that takes one of several words; the first is the default."""
+def choice(words: str, doc: str) -> Any:
+    """Declare a key that takes one of several words, as in "off|warn"; the first is the default."""
+    choices = tuple(words.split("|"))
     return Key("choice", choices[0], doc, choices)
 
 
@@ -93,11 +94,22 @@ _KEYS: dict[type, dict[str, Key]] = {}  # by group, then by field
 
 def group(kind: type[Group]) -> type[Group]:
     """Store the keys that a class declares, and make their defaults the defaults of its fields."""
-    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
-    _KEYS[kind] = {name: key for name, key in defaults.items() if isinstance(key, Key)}
-    defaults.update({name: key.default for name, key in _KEYS[kind].items()})
-    kind.__new__.__defaults__ = tuple(defaults.values())
+    declared: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
+    _KEYS[kind] = {name: key for name, key in declared.items() if isinstance(key, Key)}
+    _replace_defaults(kind, {name: key.default for name, key in _KEYS[kind].items()})
     return kind
+
+
+def _replace_defaults(kind: type, values: Mapping[str, object]) -> None:
+    """Give fields of a NamedTuple other defaults than those in its class body.
+
+    A NamedTuple keeps its defaults twice: `_field_defaults` for readers, and the defaults of
+    `__new__`, which a call takes. A class made anew would do, too, but a type checker reads the
+    body, and at a launch each further class costs 0.1 ms.
+    """
+    defaults = kind._field_defaults  # type: ignore[attr-defined]
+    defaults.update(values)
+    kind.__new__.__defaults__ = tuple(defaults.values())
 
 
 # --- the hooks -----------------------------------------------------------------------------------
@@ -108,15 +120,15 @@ class CompileHook(NamedTuple):
     """`hooks.compile`: what torch.compile may do."""
 
     enabled: str = choice(
-        "keep", "off", doc="Whether torch.compile compiles, as the script asks, or does nothing."
+        "keep|off", "Whether torch.compile compiles, as the script asks, or does nothing."
     )
     autotune: str = choice(
-        "keep", "off", doc="Whether kernels are benchmarked against each other when first built."
+        "keep|off", "Whether kernels are benchmarked against each other when first built."
     )
     cudagraphs: str = choice(
-        "keep", "off", "off-when-distributed", doc="Whether inductor may record CUDA graphs."
+        "keep|off|off-when-distributed", "Whether inductor may record CUDA graphs."
     )
-    fallback: str = choice("off", "on", doc="Run a frame eagerly where its compilation fails.")
+    fallback: str = choice("off|on", "Run a frame eagerly where its compilation fails.")
 
 
 @group
@@ -126,14 +138,10 @@ class InitHook(NamedTuple):
     set_device: bool = flag(
         True, "Choose the GPU of LOCAL_RANK before the process group is made, if none is chosen."
     )
-    barrier: str = choice(
-        "store", "collective", "off", doc="How ranks wait for each other after init."
-    )
+    barrier: str = choice("store|collective|off", "How ranks wait for each other after init.")
     agree: str = choice(
-        "error",
-        "warn",
-        "off",
-        doc="What happens when ranks differ in versions, GPU type or the step they train from.",
+        "error|warn|off",
+        "What happens when ranks differ in versions, GPU type or the step they train from.",
     )
     timeout_s: float = number(
         600.0,
@@ -147,9 +155,7 @@ class InitHook(NamedTuple):
 class OrderHook(NamedTuple):
     """`hooks.order`: what happens when things are made before the process group."""
 
-    mode: str = choice(
-        "warn", "error", "fix", "off", doc="What happens when things are made before the group."
-    )
+    mode: str = choice("warn|error|fix|off", "What happens when things are made before the group.")
     wrap_barrier: bool = flag(True, "Ranks wait for each other after DDP/FSDP wrapping.")
 
 
@@ -157,9 +163,9 @@ class OrderHook(NamedTuple):
 class GuardsHook(NamedTuple):
     """`hooks.guards`: checks before a kernel whose failure makes the CUDA context unusable."""
 
-    labels: str = choice("off", "on", doc="Check class labels before the loss kernel.")
-    logits: str = choice("off", "on", doc="Check the shape of logits before the loss.")
-    embeddings: str = choice("off", "on", doc="Check indices before an embedding.")
+    labels: str = choice("off|on", "Check class labels before the loss kernel.")
+    logits: str = choice("off|on", "Check the shape of logits before the loss.")
+    embeddings: str = choice("off|on", "Check indices before an embedding.")
 
 
 @group
@@ -175,7 +181,7 @@ class MemoryHook(NamedTuple):
 class OptunaHook(NamedTuple):
     """`hooks.optuna`: how a study continues after CUDA errors."""
 
-    mode: str = choice("off", "on", doc="Keep a study going through CUDA errors.")
+    mode: str = choice("off|on", "Keep a study going through CUDA errors.")
     recycle_every: int = whole(
         50,
         "Successful trials after which the process is replaced by a new one; 0 is never.",
@@ -188,7 +194,7 @@ class TensorflowHook(NamedTuple):
     """`hooks.tensorflow`: how MirroredStrategy reduces gradients, and how memory is allocated."""
 
     cross_device_ops: str = choice(
-        "keep", "hierarchical-copy", doc="How MirroredStrategy adds gradients up."
+        "keep|hierarchical-copy", "How MirroredStrategy adds gradients up."
     )
     memory_growth: bool = flag(
         False, "TensorFlow takes GPU memory as it needs it, not all at once."
@@ -201,48 +207,20 @@ class HookSettings(NamedTuple):
 
     compile: CompileHook = CompileHook()
     cudagraph_markers: str = choice(
-        "keep",
-        "off",
-        "off-when-distributed",
-        doc="Whether torch.compiler.cudagraph_mark_step_begin has an effect.",
+        "keep|off|off-when-distributed",
+        "Whether torch.compiler.cudagraph_mark_step_begin has an effect.",
     )
     init: InitHook = InitHook()
     excepthook: str = choice(
-        "on", "off", doc="Record the first exception of each rank where torchrun looks for it."
+        "on|off", "Record the first exception of each rank where torchrun looks for it."
     )
     order: OrderHook = OrderHook()
-    shards: str = choice("warn", "error", "off", doc="What happens when ranks read the same data.")
+    shards: str = choice("warn|error|off", "What happens when ranks read the same data.")
     guards: GuardsHook = GuardsHook()
     memory: MemoryHook = MemoryHook()
     optuna: OptunaHook = OptunaHook()
     tensorflow: TensorflowHook = TensorflowHook()
     required: bool = flag(False, "End the job where a hook cannot be put in place.")
-
-
-# Effect of each hook, whatever API the script uses; `saferun help` and docs/hooks.md show it.
-HOOKS: dict[str, str] = {
-    "compile": 'autotuning, CUDA graphs or all of `torch.compile` off; `mode="max-autotune"`, '
-    "`options=` and assignments to `torch._inductor.config` included",
-    "cudagraph_markers": "`torch.compiler.cudagraph_mark_step_begin` does nothing (when "
-    "distributed)",
-    "init": "the device is set before NCCL starts; ranks that do not arrive are named; ranks with "
-    "another torch, CUDA, NCCL or GPU are named, and ranks that train from another step; a barrier "
-    "after init",
-    "order": "a DataLoader made before the process group, DDP wrapped before the device is set, "
-    "`torch.compile` before DDP: said once, with your file and line; a barrier after wrapping",
-    "excepthook": "the first exception of each rank stands where torchrun looks for the root "
-    "cause; the Python stack of a crash in native code is in the report; what ends a thread is in "
-    "the receipt",
-    "guards": "a label or an index out of range is a Python error at your line, with the values, "
-    "the range and the rank, before the kernel that would make the CUDA context unusable",
-    "shards": "ranks that train on the same data are named, with the line of their DataLoader "
-    "(torch's or torchdata's)",
-    "optuna": "a trial out of GPU memory is pruned; after a sticky CUDA error, and after some "
-    "number of good trials, the process is replaced and the study goes on",
-    "memory": "the CUDA cache is emptied before and after garbage collection between trials",
-    "tensorflow": "`MirroredStrategy` adds up without NCCL and rightly; GPUs take memory as they "
-    "need it",
-}
 
 
 # --- the policies of a run -----------------------------------------------------------------------
@@ -292,9 +270,8 @@ class StartPolicy(NamedTuple):
     """The `start` section."""
 
     ranks: str = choice(
-        "spawn",
-        "warm",
-        doc="Whether each rank is a new Python, or a fork of one that has imported torch; under "
+        "spawn|warm",
+        "Whether each rank is a new Python, or a fork of one that has imported torch; under "
         "`launcher: python`: whether a process that replaces another one has imported ahead.",
     )
 
@@ -312,13 +289,11 @@ class MitigationPolicy(NamedTuple):
 class PreflightPolicy(NamedTuple):
     """The `preflight` section."""
 
-    mode: str = choice("off", "warn", "require", doc="Try every GPU before the job starts.")
+    mode: str = choice("off|warn|require", "Try every GPU before the job starts.")
     timeout_s: float = number(20.0, "How long that may take.", least=0.1, unit="s")
     history: str = choice(
-        "warn",
-        "refuse",
-        "off",
-        doc="Name a GPU or host that failed in two of its last five runs; with mode require, "
+        "warn|refuse|off",
+        "Name a GPU or host that failed in two of its last five runs; with mode require, "
         "refuse to start on it.",
     )
 
@@ -327,9 +302,7 @@ class PreflightPolicy(NamedTuple):
 class LockPolicy(NamedTuple):
     """The `locks` section."""
 
-    gpus: str = choice(
-        "warn", "refuse", "wait", "off", doc="What happens when another run has the GPUs."
-    )
+    gpus: str = choice("warn|refuse|wait|off", "What happens when another run has the GPUs.")
     wait_s: float = number(0.0, "How long `wait` waits.", unit="s")
     slots: int = whole(1, "Runs, or workers of runs, that may share one GPU.", least=1)
     slot_memory_gib: float | None = number(
@@ -342,10 +315,8 @@ class WatchPolicy(NamedTuple):
     """The `watch` section."""
 
     mode: str = choice(
-        "warn",
-        "end",
-        "off",
-        doc="Say where each rank is when the job shows no sign of work for too long; end it then.",
+        "warn|end|off",
+        "Say where each rank is when the job shows no sign of work for too long; end it then.",
     )
     silence_s: float | None = number(
         None,
@@ -354,10 +325,8 @@ class WatchPolicy(NamedTuple):
         unit="s",
     )
     loss: str = choice(
-        "warn",
-        "end",
-        "off",
-        doc="Say when the loss that the job prints is not a number any more; end the attempt then.",
+        "warn|end|off",
+        "Say when the loss that the job prints is not a number any more; end the attempt then.",
     )
 
 
@@ -378,14 +347,14 @@ class NotifyPolicy(NamedTuple):
 class RecoverPolicy(NamedTuple):
     """The `recover` section."""
 
-    gpu_reset: str = choice("never", "when-idle", doc="Whether an idle GPU may be reset.")
+    gpu_reset: str = choice("never|when-idle", "Whether an idle GPU may be reset.")
 
 
 @group
 class Settings(NamedTuple):
     """All profile keys except those of the open sections `env` and `torchrun`."""
 
-    launcher: str = choice("torchrun", "python", doc="What starts the script. Takes no `when`.")
+    launcher: str = choice("torchrun|python", "What starts the script. Takes no `when`.")
     hooks: HookSettings = HookSettings()
     retry: RetryPolicy = RetryPolicy()
     mitigate: MitigationPolicy = MitigationPolicy()
@@ -396,8 +365,7 @@ class Settings(NamedTuple):
     watch: WatchPolicy = WatchPolicy()
     notify: NotifyPolicy = NotifyPolicy()
     price_per_gpu_hour: float | None = number(
-        None,
-        "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up.",
+        None, "What a GPU costs for an hour, in any currency: `saferun runs report` adds it up."
     )
     recover: RecoverPolicy = RecoverPolicy()
 

@@ -20,7 +20,7 @@ from saferun.cli.runs import runs_watch, watch_view
 from saferun.errors import UsageError
 from saferun.gpu.nvml import Load
 from saferun.journal import reader
-from saferun.journal.attempts import Attempt
+from saferun.journal.attempts import RecordedAttempt
 from saferun.journal.event_types import AttemptBegun, JobStarted
 from saferun.model import Checkpoint
 from saferun.supervise.watch.live_run import Job, LiveRun, Snapshot, Watched
@@ -32,9 +32,9 @@ def snapshot(job: Job, **facts) -> Snapshot:
     return replace(Snapshot(run, NOW, (job,), (), None), **facts)
 
 
-def attempt(number: int, *mitigations: str, left: int | None = None) -> Attempt:
+def attempt(number: int, *mitigations: str, left: int | None = None) -> RecordedAttempt:
     begun = AttemptBegun(number, mitigations, None, left)
-    return Attempt(begun, outcome(number, kind=""), started_at=NOW - 75)
+    return RecordedAttempt(begun, outcome(number, kind=""), started_at=NOW - 75)
 
 
 def text_of(now: Snapshot, label: str) -> str:

@@ -12,7 +12,7 @@ from fake_nvml import FILES, answer, bus, gpu
 from saferun.doctor.checks import checks_driver
 from saferun.doctor.collect import nvidia
 from saferun.doctor.vitals import Cuda, Files, Torch
-from saferun.gpu.nvml import LIBRARY, Answer, Lost
+from saferun.gpu.nvml import LIBRARY, Lost, NvmlAnswer
 from saferun.model import NOTE, OK, PROBLEM
 from saferun.system import command as bounded
 
@@ -47,7 +47,7 @@ def test_the_driver_must_support_the_cuda_of_torch():
 
 def test_torch_must_be_there_and_of_the_right_kind():
     def check(torch, gpus, level):
-        known = answer(1) if gpus else Answer()
+        known = answer(1) if gpus else NvmlAnswer()
         every = checks_driver.versions(Files(), known, Cuda(), torch)
         (found,) = [f for f in every if f.area == "torch"]
         slow = "python -c 'import torch'"  # a torchrun that is another program's is not the reason
@@ -120,9 +120,9 @@ def test_a_library_that_cannot_be_used_is_a_note(nvml):
 
 HUNG = "it did not end within 6 s"
 SILENT = {  # the answer; of the finding that counts: area, level, what is in its text
-    "it hangs": (Answer(LIBRARY, status=None, trouble=HUNG), "driver", PROBLEM, "did not end"),
+    "it hangs": (NvmlAnswer(LIBRARY, status=None, trouble=HUNG), "driver", PROBLEM, "did not end"),
     "its child cannot be started": (
-        *(Answer(LIBRARY, status=None, trouble="cannot be run (Exec format error)"), "driver"),
+        *(NvmlAnswer(LIBRARY, status=None, trouble="cannot be run (Exec format error)"), "driver"),
         *(PROBLEM, "by hand"),
     ),
     "one GPU hangs": (
@@ -178,7 +178,7 @@ def test_a_machine_without_a_driver_differs_from_one_without_gpus():
         (Files(pci=8), PROBLEM, "8 NVIDIA GPUs on the PCI bus, and no driver"),
         (Files(nodes={"nvidiactl": "ok"}), PROBLEM, "neither NVML nor /proc/driver/nvidia"),
     ):
-        (found,) = checks_driver.presence(files, Answer(), Cuda())
+        (found,) = checks_driver.presence(files, NvmlAnswer(), Cuda())
         assert (found.level, clause in found.what) == (level, True)
 
 

@@ -21,7 +21,7 @@ from fake_nvml import answer, bus
 from saferun.doctor.checks import checks_links, checks_network
 from saferun.doctor.collect import network, nvidia
 from saferun.doctor.vitals import Cuda, InfiniBand, Interface, Limits, Network, Port
-from saferun.gpu.nvml import Answer
+from saferun.gpu.nvml import NvmlAnswer
 from saferun.model import NOTE, OK, PROBLEM
 from saferun.system.redact import Masker
 
@@ -52,7 +52,7 @@ def test_good_transfers_are_checked_in_both_directions_and_three_ways(tried):
         ((0, 1), "ok", "ok", "ok"),
         ((1, 0), "ok", "ok", "ok"),
     ]
-    (found,) = checks_links.peers(Answer(), cuda)
+    (found,) = checks_links.peers(NvmlAnswer(), cuda)
     assert (found.level, "2 of them direct" in found.what) == (OK, True)
     assert (cuda.driver, cuda.devices[1]["capability"]) == (13000, "9.0")
 
@@ -60,7 +60,7 @@ def test_good_transfers_are_checked_in_both_directions_and_three_ways(tried):
 @pytest.mark.parametrize("way", ["copy", "read", "write"])
 @pytest.mark.parametrize("fault", ["wrong", "lost"], ids=["one wrong bit", "nothing is written"])
 def test_a_fault_of_any_way_is_a_problem_of_that_pair(tried, way, fault):
-    (found,) = checks_links.peers(Answer(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:{fault}"))
+    (found,) = checks_links.peers(NvmlAnswer(), tried(FAKE_CUDA_PEERS=f"1:0:{way}:{fault}"))
     assert (found.level, found.area) == (PROBLEM, "GPU 1 to 0")
     assert found.detail.count("wrong: ") == 1
     assert ("wrong: 1 of " in found.detail) == (fault == "wrong")
@@ -69,9 +69,9 @@ def test_a_fault_of_any_way_is_a_problem_of_that_pair(tried, way, fault):
 
 def test_a_transfer_that_does_not_come_to_its_end_is_named_and_those_before_it_are_kept(tried):
     cuda = tried(1, FAKE_CUDA_PEERS="0:1:copy:hang")
-    (found,) = checks_links.peers(Answer(), cuda)
+    (found,) = checks_links.peers(NvmlAnswer(), cuda)
     assert (cuda.hung, found.level, found.area) == ((0, 1), PROBLEM, "GPU 0 to 1")
-    found = [*checks_links.peers(Answer(), tried(FAKE_CUDA_PEERS="0:1:copy:719"))]
+    found = [*checks_links.peers(NvmlAnswer(), tried(FAKE_CUDA_PEERS="0:1:copy:719"))]
     assert (found[0].level, "CUDA_ERROR_LAUNCH_FAILED" in found[0].what) == (PROBLEM, True)
     cuda = tried(FAKE_CUDA_PEERS="1:0:read:crash")
     assert (len(cuda.pairs), cuda.hung, "SIGABRT" in cuda.trouble) == (1, (1, 0), True)
@@ -79,7 +79,7 @@ def test_a_transfer_that_does_not_come_to_its_end_is_named_and_those_before_it_a
 
 def test_without_direct_access_copies_through_the_host_are_checked(tried):
     cuda = tried(FAKE_CUDA_APART="1", FAKE_CUDA_PEERS="0:1:copy:wrong")
-    found = [*checks_links.peers(Answer(peers={(0, 1): "CNS", (1, 0): "CNS"}), cuda)]
+    found = [*checks_links.peers(NvmlAnswer(peers={(0, 1): "CNS", (1, 0): "CNS"}), cuda)]
     assert levels(found) == [PROBLEM, NOTE]
     assert "through host memory too" in found[0].what
     assert "chipset not supported" in found[1].detail
@@ -89,14 +89,17 @@ def test_without_direct_access_copies_through_the_host_are_checked(tried):
 
 
 def test_what_cannot_be_tried_is_left_out(tried):
-    (found,) = checks_links.peers(Answer(), tried(FAKE_CUDA_BAD="1:context:2"))
+    (found,) = checks_links.peers(NvmlAnswer(), tried(FAKE_CUDA_BAD="1:context:2"))
     assert (found.level, found.area, "OUT_OF_MEMORY" in found.what) == (NOTE, "GPU 1", True)
     for environ, status in (({"FAKE_CUDA_INIT": "802"}, 802), ({"FAKE_CUDA_GPUS": "1"}, 0)):
         cuda = tried(**environ)
-        assert (cuda.status, list(checks_links.peers(Answer(), cuda))) == (status, [])
+        assert (cuda.status, list(checks_links.peers(NvmlAnswer(), cuda))) == (status, [])
     if not nvidia.driver_files().version:
         cuda = nvidia.ask_cuda({}, 20)
-        assert ("libcuda" in cuda.missing, list(checks_links.peers(Answer(), cuda))) == (True, [])
+        assert ("libcuda" in cuda.missing, list(checks_links.peers(NvmlAnswer(), cuda))) == (
+            True,
+            [],
+        )
 
 
 def test_gpus_are_named_as_nvml_counts_them():
@@ -115,7 +118,7 @@ def port(state="ACTIVE", physical="LinkUp", rate="400 Gb/sec (4X NDR)", layer="I
 
 
 def nvlinks(*up, known=18):
-    return checks_links.nvlinks(Answer(links={n: (some, known) for n, some in enumerate(up)}))
+    return checks_links.nvlinks(NvmlAnswer(links={n: (some, known) for n, some in enumerate(up)}))
 
 
 def rdma(*ports, off=False, **limits):

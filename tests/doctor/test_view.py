@@ -35,7 +35,7 @@ def test_the_report_has_problems_first_and_fits_80_columns():
 
 
 def test_every_fact_becomes_json():
-    facts = all_sources.Vitals(gpus=all_sources.Gpus(nvml.Answer(peers={(0, 1): "OK"})))
+    facts = all_sources.Vitals(gpus=all_sources.Gpus(nvml.NvmlAnswer(peers={(0, 1): "OK"})))
     document = json.loads(json.dumps(view.as_json(SAMPLE, facts)))
     assert document["facts"]["gpus"]["smi"]["peers"] == {"0 to 1": "OK"}
     assert document["findings"][0]["level"] == "ok"

@@ -21,7 +21,7 @@ def library(tmp_path) -> Nvml:
     return Nvml(tmp_path / "nvml")
 
 
-def asked(library, **options) -> nvml.Answer:
+def asked(library, **options) -> nvml.NvmlAnswer:
     return nvml.ask({"LD_LIBRARY_PATH": str(library.folder)}, 300, **options)
 
 

@@ -15,8 +15,8 @@ from saferun.inject.node.node_agreement import (
     ROOT,
     STOP,
     NodeFacts,
+    NodeReport,
     Offer,
-    Report,
     agree,
     differing,
     refusal,
@@ -34,7 +34,7 @@ def fact(host: str, attempt: int = 1, **more: Any) -> NodeFacts:
     return found
 
 
-def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> Report:
+def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> NodeReport:
     decision = {"action": "again", "reason": "it may be temporary", "delay_s": 0.0, "add": ""}
     whole: Any = {
         **{"attempt": 1, "host": host, "node": int(host[1:]), "weight": weight},
@@ -42,7 +42,7 @@ def report(host: str, weight: int, after_s: float = 1.0, **more: Any) -> Report:
         **more,
         "decision": {**decision, **more.get("decision", {})},
     }
-    found: Report = whole
+    found: NodeReport = whole
     return found
 
 
@@ -134,17 +134,6 @@ def test_a_script_that_is_another_one_on_some_nodes_is_named_and_not_refused():
     expected = "train.py is one file on h0, h2, another one on h1; copy one of them to all nodes"
     assert found["warning"] == expected
     assert agree({0: fact("h0", content="aa"), 1: fact("h1", content="")})["warning"] == ""
-
-
-def test_a_run_directory_that_not_all_nodes_see_is_not_used_and_named_where_it_was_given():
-    facts = {0: fact("h0", shared="a", run_dir="/n"), 1: fact("h1", shared="b", run_dir="/n")}
-    expected = "the run directory of h1 (/n) is not seen by all nodes: they tell each other by the"
-    apart, together = agree(facts, [1]), agree(facts)
-    assert (apart["shared"], apart["warning"]) == ("", f"{expected} rendezvous")
-    assert (together["shared"], together["warning"]) == ("a", "")
-    for more in ({"attempt": 2}, {"run_dir": ""}):
-        others = {node: {**one, **more} for node, one in facts.items()}
-        assert agree(others, [1])["warning"] == ""
 
 
 A, B = offer(20), offer(10)

@@ -81,15 +81,6 @@ def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Pa
     clean(runs)
 
 
-def test_a_run_directory_that_only_one_node_sees_is_named(pair: list[Host], tmp_path: Path):
-    place = tmp_path / "h1" / "runs"  # which h2 has, too, on a disk of its own
-    job = [f"--run-dir={place}", script(tmp_path)]
-    runs = [host.start(*meeting(), *job) for host in pair]
-    assert end_all(runs) == [0, 0], [run.err for run in runs]
-    assert all(f"({place}) is not seen by all nodes" in run.err for run in runs), runs[0].err
-    clean(runs)
-
-
 def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_path: Path):
     ours = pair[0].start(*meeting(), script(tmp_path))
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))

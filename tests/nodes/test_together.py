@@ -86,23 +86,14 @@ def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair: list[Host], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "shared"), [(0, False), (1, True)])
-def test_all_nodes_end_with_the_same_words(
-    pair: list[Host], tmp_path: Path, rank: int, *, shared: bool
-):
-    """Through a shared directory no agent is started to tell the others of the end."""
-    given = [f"--run-dir={tmp_path / 'runs'}"] * shared
-    runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"), "c10d", *given)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, rank: int):
+    runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"), "c10d")
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     argv = last_words(runs[0])
     assert argv == last_words(runs[1])
     assert argv[0].startswith("saferun: the run failed: ")
     assert argv[0].endswith(f"(user-exception on rank {rank}, host h{rank + 1})")
-    journals = list((tmp_path / "runs").glob("*/events.jsonl"))
-    assert [path.read_text(encoding="utf-8").count('"event": "started"') for path in journals] == [
-        1,
-        1,
-    ] * shared
     clean(runs)
 
 

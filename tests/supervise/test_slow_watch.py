@@ -16,7 +16,6 @@ def test_a_silent_job_is_not_asked_and_who_tells_of_the_gpus_ends_with_the_attem
     tmp_path, monkeypatch
 ):
     """An answer would look like work."""
-    monkeypatch.setattr(slow_watch.rank_processes, "ranks", lambda pid: {0: 10, 1: 11})
     monkeypatch.setattr(slow_watch.process_tree, "catches", lambda pid, number: True)
     asked = []
     monkeypatch.setattr(slow_watch, "_signal", lambda pid, number: asked.append(pid))
@@ -25,7 +24,10 @@ def test_a_silent_job_is_not_asked_and_who_tells_of_the_gpus_ends_with_the_attem
         (tmp_path / f"a1-rank0-pid{pid}.jsonl").touch()
     gpus = SimpleNamespace(gpus=[SimpleNamespace(uuid="G")])
     plan = SimpleNamespace(launcher="torchrun", gpus=gpus)
-    job = SimpleNamespace(plan=plan, receipts=str(tmp_path), launcher=2, environ=os.environ)
+    ranks = {0: 10, 1: 11}
+    job = SimpleNamespace(
+        plan=plan, receipts=str(tmp_path), ranks=lambda: ranks, environ=os.environ
+    )
     hangs = SimpleNamespace(is_silent=True)
     watch = slow_watch.SlowWatch(job, hangs)
     assert watch.look() == slow_watch.FIRST_S

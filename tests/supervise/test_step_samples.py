@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
+from saferun.supervise.watch.live_job import LiveJob
 from saferun.supervise.watch.step_samples import StepSamples
 
 
@@ -15,7 +15,7 @@ def test_each_look_adds_the_newest_step_and_says_nothing_without_one(tmp_path):
     with file.open("a", encoding="utf-8") as out:
         code = "import sys; print(flush=True); sys.stdin.read()"
         job = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=out)
-    samples = StepSamples(SimpleNamespace(keeper=job.pid, launcher=job.pid))
+    samples = StepSamples(LiveJob(job.pid, job.pid))
     try:
         first = samples.sample()
         assert first.endswith(", 2, 4.0]\n")

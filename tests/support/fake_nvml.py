@@ -144,10 +144,10 @@ FILES = Files(
 )
 
 
-def answer(count: int, **changed) -> nvml.Answer:
+def answer(count: int, **changed) -> nvml.NvmlAnswer:
     """Return what NVML says of so many GPUs that are well, in short."""
     cards = tuple(
         nvml.Card(bus(n), {"Product Name": "NVIDIA H200", "GPU UUID": uuid(n)}, (), n)
         for n in range(count)
     )
-    return nvml.Answer(nvml.LIBRARY, nvml.Report("580.95.05", "13.0", cards), **changed)
+    return nvml.NvmlAnswer(nvml.LIBRARY, nvml.NvmlReport("580.95.05", "13.0", cards), **changed)

@@ -75,7 +75,7 @@ def take(
     policy = LockPolicy(mode, wait_s, slots, None)
     directory = None if directory is None else str(directory)
     gpus = [Gpu(None, uuid, "", (parents or {}).get(uuid, "")) for uuid in uuids]
-    world = gpu_locks.World(**{"say": lambda line: pytest.fail(f"it said: {line}"), **world})
+    world = gpu_locks.Surroundings(**{"say": lambda line: pytest.fail(f"it said: {line}"), **world})
     owner = lock_owner.this_process("train.py", "run-7")
     return gpu_locks.acquire(gpus, policy, owner, environ or {}, world, directory)
 

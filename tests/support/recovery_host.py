@@ -28,7 +28,7 @@ class RecoveryHost:
         self.smi, self.nvml, self.dev = Smi(dev.parent / "bin"), Nvml(dev.parent / "nvml"), dev
         self.runs = dev.parent / "runs"
         driver = str(driver_files(dev.parent / "driver"))
-        self.world = recovery.World(True, True, str(dev), driver, sleep=lambda s: None)
+        self.world = recovery.Reach(True, True, str(dev), driver, sleep=lambda s: None)
         self.environ = {
             "PATH": f"{self.smi.folder}:/usr/bin:/bin",
             "LD_LIBRARY_PATH": str(self.nvml.folder),

@@ -206,9 +206,8 @@ def _threads(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _openmp(environ: Mapping[str, str]) -> Iterator[Finding]:
-    exempt = {
-        "KMP_DUPLICATE_LIB_OK"
-    }  # these take effect only with Intel's library, whose error message names it
+    # These take effect only with Intel's library, whose error message names it.
+    exempt = {"KMP_DUPLICATE_LIB_OK"}
     names = sorted(name for name in environ if name.startswith("KMP_") and name not in exempt)
     preloaded = "iomp" in environ.get("LD_PRELOAD", "")
     if names and not preloaded:

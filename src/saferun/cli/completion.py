@@ -52,40 +52,9 @@ _PLACES = {
     **dict.fromkeys(("--run-dir", "--log-dir", "--log_dir"), _DIRECTORY),
 }
 _TAKES_VALUE = {string for option in OPTIONS if not option.flag for string in option.strings}
+_BASH = os.path.join(os.path.dirname(__file__), "completion.bash")
 # A shell may insert only such text unquoted: anybody may have named ids and profiles.
 _PLAIN = re.compile(r"[\w.:@+=/-]+\Z", re.ASCII)
-# click's own code for bash omits files where there is another candidate, and none of click's shells
-# has a type for scripts. Code that can complete scripts says so by COMP_SCRIPTS.
-_BASH = """\
-%(complete_func)s() {
-    local type value file
-    COMPREPLY=()
-    while IFS=, read -r type value; do
-        case "$type" in
-            plain)
-                COMPREPLY+=("$value")
-                [[ "$value" != *= ]] || compopt -o nospace
-                ;;
-            file | dir)
-                compopt -o filenames
-                while IFS= read -r file; do
-                    COMPREPLY+=("$file")
-                done < <(compgen -A "${type/dir/directory}" -- "${COMP_WORDS[COMP_CWORD]#=}")
-                ;;
-            script)
-                compopt -o filenames
-                while IFS= read -r file; do
-                    [[ ! "$file" == *.py && ! -d "$file" ]] || COMPREPLY+=("$file")
-                done < <(compgen -f -- "${COMP_WORDS[COMP_CWORD]}")
-                ;;
-        esac
-    done < <(
-        env COMP_SCRIPTS=1 COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" \\
-            %(complete_var)s=bash_complete "$1"
-    )
-}
-complete -o nosort -F %(complete_func)s %(prog_name)s
-"""
 
 
 def answer(instruction: str) -> int:
@@ -105,7 +74,8 @@ def answer(instruction: str) -> int:
     asked = known(click.Command("saferun"), {}, "saferun", VARIABLE)
     if what == "source":
         if shell == "bash":
-            asked.source_template = _BASH  # type: ignore[misc]  # of this object only
+            with open(_BASH, encoding="utf-8") as file:
+                asked.source_template = file.read()  # type: ignore[misc]  # of this object only
         click.echo(asked.source())
         return 0
     for item in candidates(*asked.get_completion_args(), environ=os.environ):

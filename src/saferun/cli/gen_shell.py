@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -24,11 +24,15 @@ def _value(context: click.Context, option: click.Parameter, text: str | None) ->
     return text
 
 
+def _once(*names: str, metavar: str, help: str) -> Callable[[Any], Any]:
+    """Return an option that takes one value."""
+    return click.option(*names, callback=_value, metavar=metavar, help=help)
+
+
 @click.command(context_settings={**TORCHRUN_ARGUMENTS, **HELP})
-@click.option("-o", "output", callback=_value, metavar="FILE", help="Write it there, executable.")
-@click.option(
+@_once("-o", "output", metavar="FILE", help="Write it there, executable.")
+@_once(
     "--check",
-    callback=_value,
     metavar="FILE",
     help="Check that FILE is what its own command makes today; else status 1.",
 )
@@ -39,32 +43,20 @@ def _value(context: click.Context, option: click.Parameter, text: str | None) ->
     "lock, and torchrun again where a signal ended a rank or an error may pass; no diagnosis.",
 )
 @click.option("--slurm", is_flag=True, help="Make a file for sbatch: one torchrun on each node.")
-@click.option(
-    "--nodes",
-    callback=_value,
-    metavar="N",
-    help="With --slurm: number of nodes; 1 if it is not given.",
-)
-@click.option(
-    "--gpus-per-node", callback=_value, metavar="G", help="As sbatch takes it: 8, a100:8."
-)
-@click.option(
-    "--time",
-    callback=_value,
-    metavar="T",
-    help="As sbatch takes it; Slurm signals the job two minutes before.",
-)
-@click.option("--partition", callback=_value, metavar="P", help="As sbatch takes it.")
+@_once("--nodes", metavar="N", help="With --slurm: number of nodes; 1 if it is not given.")
+@_once("--gpus-per-node", metavar="G", help="As sbatch takes it: 8, a100:8.")
+@_once("--time", metavar="T", help="As sbatch takes it; Slurm signals the job two minutes before.")
+@_once("--partition", metavar="P", help="As sbatch takes it.")
 @click.option(
     "--sbatch",
     metavar="LINE",
     multiple=True,
     help="Another directive, such as --sbatch=--account=physics; may be repeated.",
 )
-@click.option("--profile", callback=_value, metavar="NAME|FILE", help="As for a launch.")
+@_once("--profile", metavar="NAME|FILE", help="As for a launch.")
 @click.option("--set", metavar="KEY=VALUE", multiple=True, help="As for a launch; may be repeated.")
-@click.option("--retries", callback=_value, metavar="N", help="As for a launch.")
-@click.option("--run-dir", callback=_value, metavar="DIR", help="As for a launch.")
+@_once("--retries", metavar="N", help="As for a launch.")
+@_once("--run-dir", metavar="DIR", help="As for a launch.")
 @click.option("--dry-run", is_flag=True, hidden=True)  # without effect: nothing is started anyway
 @click.argument("line", nargs=-1, type=click.UNPROCESSED, metavar="[-- TORCHRUN COMMAND LINE]")
 def command(**given: Any) -> int:

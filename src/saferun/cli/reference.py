@@ -28,7 +28,7 @@ from saferun.planning import mitigation_catalog
 from saferun.planning.torchrun.torchrun_args import COMMANDS
 from saferun.profile import files as profiles
 from saferun.profile.schema import Doc
-from saferun.settings import HOOKS, KEYS, Key
+from saferun.settings import KEYS, Key
 
 # What each command does, and its options.
 _Commands: TypeAlias = dict[str, tuple[str, Sequence[click.Option]]]
@@ -78,7 +78,7 @@ class Reference:
         data = loader.load("words.yaml")
         self._own = {**data["variables"], **VARIABLES}
         kinds, commands = signatures.load().kinds, _all_commands()
-        hooks = {name: _hook(name) for name in HOOKS}
+        hooks = {name: _hook(name, does) for name, does in data["hooks"].items()}
         keys = {key: hooks.get(key.removeprefix("hooks.")) or self._key(key) for key in KEYS}
         glossary = [
             (name, text)  # a line of the glossary may explain several words
@@ -102,7 +102,7 @@ class Reference:
             "exit statuses": {name: _status(name, text) for name, text in data["statuses"].items()},
             "words": {n: Entry(n, "word of saferun's", (_sentence(text),)) for n, text in glossary},
         }
-        self._named = {f"hooks.{name}": [name] for name in HOOKS}  # keyed by the result of `_plain`
+        self._named = {f"hooks.{name}": [name] for name in hooks}  # keyed by the result of `_plain`
         for name in itertools.chain.from_iterable(self._all.values()):
             self._named.setdefault(_plain(name), []).append(name)
 
@@ -218,9 +218,9 @@ def _mitigation(one: mitigation_catalog.Mitigation, kinds: Mapping[str, Kind]) -
     return Entry(one.name, "mitigation", (*text, *_links([one.source])))
 
 
-def _hook(hook: str) -> Entry:
+def _hook(hook: str, does: str) -> Entry:
     own = [key for key in KEYS if key == f"hooks.{hook}" or key.startswith(f"hooks.{hook}.")]
-    return Entry(hook, "hook", (_sentence(HOOKS[hook]), *map(_setting, own)))
+    return Entry(hook, "hook", (_sentence(does), *map(_setting, own)))
 
 
 def _section(name: str) -> Entry:

@@ -23,6 +23,7 @@ from saferun.doctor.checks import (
     checks_speed,
 )
 from saferun.doctor.collect.all_sources import SOURCES, Collected, Gpus, Vitals, collect
+from saferun.errors import OWN_FAULT
 from saferun.gpu.preflight import preflight_gate
 from saferun.journal import part_history
 from saferun.model import NOTE, OK, PROBLEM, Finding, MachineFacts
@@ -143,8 +144,9 @@ def _guarded(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 
 def _our_fault(what: str, error: str) -> Finding:
-    what = f"{what}, a fault of saferun's own"
-    return Finding(NOTE, "doctor", what, error[:300], "please report it with this text")
+    return Finding(
+        NOTE, "doctor", f"{what}, {OWN_FAULT}", error[:300], "please report it with this text"
+    )
 
 
 def _checks(

@@ -40,19 +40,16 @@ class Files:
     """The content of the NVIDIA driver's files."""
 
     version: str = ""  # the kernel module's; "" where it is not loaded (or not shown here)
-    gpus: Mapping[str, str] = field(
-        default_factory=dict
-    )  # product name by PCI address, of every GPU of the host
-    nodes: Mapping[str, str] = field(
-        default_factory=dict
-    )  # device nodes: "ok", "missing" or "closed"
+    # Product name by PCI address, of every GPU of the host.
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    # Device nodes: "ok", "missing" or "closed".
+    nodes: Mapping[str, str] = field(default_factory=dict)
     amd: bool = False  # /dev/kfd, the compute node of AMD's driver
     wsl: bool = False  # /dev/dxg: the driver is Windows' own
     pci: int = 0  # NVIDIA GPUs on the PCI bus that no virtual machine has taken
     manager: bool = False  # a fabric manager runs (in this view of the processes)
-    numa: Mapping[str, int] = field(
-        default_factory=dict
-    )  # the NUMA node of each GPU by its PCI address, where it has one
+    # The NUMA node of each GPU by its PCI address, where it has one.
+    numa: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +199,8 @@ class Host:
     limits: Limits = Limits()
     clock: Clock = Clock()
     tools: Tools = Tools()
-    numa: Mapping[int, int] = field(
-        default_factory=dict
-    )  # NUMA node -> how many of its CPUs this process may use
+    # NUMA node -> how many of its CPUs this process may use.
+    numa: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

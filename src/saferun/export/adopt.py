@@ -401,9 +401,8 @@ class _Work:
             return False
         backslashes = "\\" * (2 ** (place.quotes + 1) - 1)
         behind = words[words.index(script) + 1 :]
-        end = (
-            behind[0].end if behind and behind[0].text == "--" else script.end
-        )  # argparse drops it
+        # argparse drops a `--`.
+        end = behind[0].end if behind and behind[0].text == "--" else script.end
         self.edits[end] = (end, f" --local-rank={backslashes}${{local_rank}}")
         return True
 

@@ -79,7 +79,7 @@ class Lost(NamedTuple):
     place: int = 0  # NVML's number
 
 
-class Report(NamedTuple):
+class NvmlReport(NamedTuple):
     """The GPUs of this machine, or of this container."""
 
     driver: str = ""
@@ -97,11 +97,11 @@ class Report(NamedTuple):
         return lost | {card.bus: card.place for card in self.cards}
 
 
-class Answer(NamedTuple):
+class NvmlAnswer(NamedTuple):
     """NVML's answer, or how it failed."""
 
     program: str = ""  # the library; "" if it cannot be loaded
-    report: Report = Report()
+    report: NvmlReport = NvmlReport()
     status: int | None = 0  # status of NVML, or of a child that died; None: it did not end in time
     trouble: str = ""  # why there is no report, or what is wrong with it
     message: str = ""  # output that was printed instead of an answer
@@ -118,7 +118,7 @@ def ask(
     health: bool = False,
     bus: str = "",
     known: Sequence[str] = (),
-) -> Answer:
+) -> NvmlAnswer:
     """Ask for the state of the GPUs; this normally takes some 100 ms.
 
     Args:
@@ -132,20 +132,20 @@ def ask(
     return read(bounded.run((*COMMAND, *words), environ, timeout_s), known)
 
 
-def read(answer: bounded.Answer, known: Sequence[str] = ()) -> Answer:
+def read(answer: bounded.Answer, known: Sequence[str] = ()) -> NvmlAnswer:
     """Return ask_nvml.py's answer as values; without an answer, the reason."""
     try:
         return _read(json.loads(answer.out), known)
     except (ValueError, LookupError, TypeError, AttributeError):
         message = printable(" ".join(f"{answer.out} {answer.err}".split())[:300])
         trouble = answer.trouble or "its answer is not complete"
-        return Answer(LIBRARY, Report(), answer.status, trouble, message)
+        return NvmlAnswer(LIBRARY, NvmlReport(), answer.status, trouble, message)
 
 
-def _read(found: Mapping[str, Any], known: Sequence[str]) -> Answer:
+def _read(found: Mapping[str, Any], known: Sequence[str]) -> NvmlAnswer:
     if "cards" not in found:
         message = found.get("message", "")
-        return Answer(found["library"], Report(), found["status"], found["error"], message)
+        return NvmlAnswer(found["library"], NvmlReport(), found["status"], found["error"], message)
     whole = len(known) == found["count"]
     cards = tuple(_card(one) for one in found["cards"])
     lost = [
@@ -154,9 +154,9 @@ def _read(found: Mapping[str, Any], known: Sequence[str]) -> Answer:
     ]
     cuda = f"{found['cuda'] // 1000}.{found['cuda'] % 1000 // 10}" if found["cuda"] else ""
     none = "" if cards else next((gone.why for gone in lost), "")
-    return Answer(
+    return NvmlAnswer(
         found["library"],
-        Report(found["driver"], cuda, cards, tuple(lost)),
+        NvmlReport(found["driver"], cuda, cards, tuple(lost)),
         found["status"],
         found["error"] or none,
         capabilities={

@@ -48,7 +48,7 @@ _PERSISTENCE = "https://docs.nvidia.com/deploy/driver-persistence/index.html"
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Reach:
     """The rights of this process, and the places that it reads; tests replace them."""
 
     root: bool
@@ -67,12 +67,12 @@ class Recovered:
     acted: bool  # something has changed: test the GPUs again
 
 
-def here() -> World:
+def here() -> Reach:
     """Return the rights of this process, and the places that it reads."""
     sees_all = all(proc.namespace("self", kind) == _INITIAL[kind] for kind in _INITIAL)
     granted = re.search(r"^CapEff:\s*([0-9a-f]+)$", proc.text("/proc/self/status"), re.M)
     sees_all &= bool(granted and int(granted[1], 16) >> _CAP_SYS_PTRACE & 1)
-    return World(os.geteuid() == 0, sees_all)
+    return Reach(os.geteuid() == 0, sees_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def recover(
     runs: str = "",
     terms: ResetTerms = ResetTerms(),
     drain_s: float = DRAIN_S,
-    world: World | None = None,
+    world: Reach | None = None,
 ) -> Recovered:
     """Do the requested steps, least invasive first; the machine's answers raise nothing.
 
@@ -125,11 +125,11 @@ class _Recovery:
     """One recovery: the GPUs' last state from NVML, and what was done."""
 
     def __init__(
-        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: World
+        self, gpus: Sequence[Gpu], environ: Mapping[str, str], runs: str, world: Reach
     ) -> None:
         self.acted = False
         self._gpus, self._environ, self._runs, self._world = gpus, environ, runs, world
-        self._answer: nvml.Answer | None = None
+        self._answer: nvml.NvmlAnswer | None = None
 
     # what NVML says
 
@@ -140,7 +140,7 @@ class _Recovery:
         fix = "without its answer nothing is waited for or reset; look at dmesg"
         return [Finding(PROBLEM, "NVML", self._answer.trouble, "", fix)]
 
-    def _state(self, *, fresh: bool = False) -> nvml.Answer:
+    def _state(self, *, fresh: bool = False) -> nvml.NvmlAnswer:
         if self._answer is None or fresh:
             self._answer = nvml.ask(self._environ, self._world.nvml_s)
         return self._answer

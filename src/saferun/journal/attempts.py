@@ -10,22 +10,15 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.reading import crash_stack
 from saferun.inject import contract
-from saferun.journal import events, receipts
-from saferun.journal.event_types import (
-    AttemptBegun,
-    JobStarted,
-    LossLost,
-    PlanChanged,
-    Recycled,
-    SlowRank,
-)
+from saferun.journal import event_types, events, receipts
+from saferun.journal.event_types import AttemptBegun
 from saferun.journal.events import Event
 from saferun.journal.reader import RecordedPlan, Run, read_plan, recorded
 from saferun.planning.own_variables import OF_ATTEMPT
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RecordedAttempt:
     """One attempt of a run, with its files on disk."""
 
     begun: AttemptBegun
@@ -52,7 +45,7 @@ class Attempt:
         return self.outcome.lived_s if self.outcome.has_ended else None
 
 
-def directory(run: Run, one: Attempt) -> str:
+def directory(run: Run, one: RecordedAttempt) -> str:
     """Return the directory of an attempt's files: the run's directory, or its worker's."""
     return run.path if one.worker is None else os.path.join(run.path, f"worker-{one.worker}")
 
@@ -62,7 +55,7 @@ def on_rank(outcome: AttemptOutcome) -> str:
     return "" if outcome.root_rank is None else f" on rank {outcome.root_rank}"
 
 
-def attempts(run: Run) -> list[Attempt]:
+def attempts(run: Run) -> list[RecordedAttempt]:
     """Return the attempts of a run, in order, with their files on disk.
 
     The attempts of each worker stand together.
@@ -76,33 +69,33 @@ def attempts(run: Run) -> list[Attempt]:
     return [one for w, part in pairs for one in _attempts(f"{run.path}/worker-{w}", part, w)]
 
 
-def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[Attempt]:
+def _attempts(path: str, log: Sequence[Event], worker: int | None) -> list[RecordedAttempt]:
     """Return the attempts whose files lie in one directory."""
-    found: dict[int, Attempt] = {}
+    found: dict[int, RecordedAttempt] = {}
     plan = before = read_plan(path)
     number = 0
     for event in log:
         facts = event.facts
-        if isinstance(facts, PlanChanged):
+        if isinstance(facts, event_types.PlanChanged):
             before, plan = plan, recorded(facts.plan)
         elif isinstance(facts, AttemptBegun):
             number = facts.attempt
             running = AttemptOutcome(number, diagnosis=Diagnosis(""))
             changed = changes(before, plan)
-            found[number] = Attempt(facts, running, worker, event.at, changed=changed)
+            found[number] = RecordedAttempt(facts, running, worker, event.at, changed=changed)
             before = plan
-        elif isinstance(facts, JobStarted) and number in found:
+        elif isinstance(facts, event_types.JobStarted) and number in found:
             found[number] = replace(found[number], started_at=event.at)
-        elif isinstance(facts, LossLost) and number in found:
+        elif isinstance(facts, event_types.LossLost) and number in found:
             found[number] = replace(found[number], loss=facts.line)
-        elif isinstance(facts, SlowRank) and number in found:
+        elif isinstance(facts, event_types.SlowRank) and number in found:
             found[number] = replace(found[number], slow=facts.line)
-        elif isinstance(facts, Recycled) and number in found:
+        elif isinstance(facts, event_types.Recycled) and number in found:
             found[number] = replace(found[number], replaced=True)
         elif isinstance(facts, AttemptOutcome):
             number = facts.number
-            known = found.get(number) or Attempt(AttemptBegun(number, (), None), facts, worker)
-            found[number] = replace(known, outcome=_bounded(facts))
+            unknown = RecordedAttempt(AttemptBegun(number, (), None), facts, worker)
+            found[number] = replace(found.get(number, unknown), outcome=_bounded(facts))
     injected = contract.VARIABLE in plan.env
     return [_with_files(path, found[number], injected) for number in sorted(found)]
 
@@ -115,7 +108,7 @@ def _bounded(outcome: AttemptOutcome) -> AttemptOutcome:
     return outcome._replace(diagnosis=shown)
 
 
-def _with_files(path: str, attempt: Attempt, injected: bool) -> Attempt:
+def _with_files(path: str, attempt: RecordedAttempt, injected: bool) -> RecordedAttempt:
     tails = []
     for stream in ("stdout", "stderr"):
         file = os.path.join(path, f"attempt-{attempt.number}.{stream}")

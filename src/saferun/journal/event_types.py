@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Place
-from saferun.inject.node.node_agreement import Report
+from saferun.inject.node.node_agreement import NodeReport
 from saferun.model import Finding, as_tree
 from saferun.system.procfs import ProcessRecord
 
@@ -71,10 +71,9 @@ class NodesMet(NamedTuple):
     action: str
     attempt: int  # the attempt for which they met
     mitigations: list[str]
-    root: Report | None
+    root: NodeReport | None
     why: str
     hosts: dict[str, str]
-    shared: str
     beats: bool
 
 

@@ -19,7 +19,7 @@ from saferun.diagnosis.diagnosis import Diagnosis, Near
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
-from saferun.inject.node.node_agreement import Report
+from saferun.inject.node.node_agreement import NodeReport
 from saferun.journal.event_types import NAMES, EventFacts, in_fields
 from saferun.model import Finding
 from saferun.system.procfs import ProcessRecord
@@ -150,7 +150,7 @@ _AS: dict[object, Callable[[object], object]] = {
     dict[str, Any]: mapping,
     dict[str, str]: _hosts,
     ProcessRecord | None: lambda value: value if isinstance(value, dict) else None,
-    Report | None: lambda value: mapping(value) or None,
+    NodeReport | None: lambda value: mapping(value) or None,
     WorkLost | None: _work_lost,
     tuple[Place, ...]: _records(Place),
     tuple[Finding, ...]: _records(Finding),

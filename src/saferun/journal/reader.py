@@ -15,7 +15,7 @@ from typing import Any
 from saferun.base import files, untrusted
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
-from saferun.errors import UnavailableError, UsageError
+from saferun.errors import OWN_FAULT, UnavailableError, UsageError
 from saferun.journal import events
 from saferun.journal.event_types import AttemptBegun, Recycled, WorkersBegun
 from saferun.journal.events import Event
@@ -277,7 +277,7 @@ def _kind(log: Sequence[Event]) -> str:
     if last is not None and isinstance(last.facts, AttemptOutcome) and last.facts.kind:
         return last.facts.kind
     if _last(log, "fault"):
-        return "a fault of saferun's own"
+        return OWN_FAULT
     return "" if end is None or end.status is None else f"status {end.status}"
 
 

@@ -22,24 +22,16 @@ from saferun.journal import (
     events,
     mitigation_history,
     rank_files,
+    reader,
     receipts,
     run_notes,
     time_spent,
     trials,
 )
-from saferun.journal.attempts import Attempt, attempts, directory, on_rank
+from saferun.journal.attempts import RecordedAttempt, attempts, directory, on_rank
 from saferun.journal.event_types import HangSeen
 from saferun.journal.rank_report import Ranks, ranks
-from saferun.journal.reader import (
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    OK,
-    RUNNING,
-    RecordedPlan,
-    Run,
-    read_plan,
-)
+from saferun.journal.reader import RecordedPlan, Run, read_plan
 from saferun.journal.run_notes import Notes
 from saferun.journal.tail_excerpt import Excerpt, excerpt
 from saferun.journal.time_spent import Spent, Times
@@ -91,7 +83,7 @@ class Silence:
 class AttemptReport:
     """One attempt."""
 
-    attempt: Attempt
+    attempt: RecordedAttempt
     begins_s: float  # seconds since the start of the run
     spent: Spent
     last_step: int | None
@@ -206,7 +198,7 @@ def _shown(count: int) -> list[int]:
 
 def _attempt(
     run: Run,
-    tried: Sequence[Attempt],
+    tried: Sequence[RecordedAttempt],
     at: int,
     spent: Spent,
     noted: Notes,
@@ -214,6 +206,8 @@ def _attempt(
     finished: Sequence[Trial],
 ) -> AttemptReport:
     one = tried[at]
+    follows = at > 0 and tried[at - 1].worker == one.worker
+    known = library.kinds.get(one.outcome.kind)
     key, line = (one.worker, one.number), one.outcome.diagnosis.root_line
     place = directory(run, one)
     own = os.path.join(place, "receipts")
@@ -233,8 +227,8 @@ def _attempt(
         loss=next((loss for _, data in tails if (loss := progress.last_loss(data))), ""),
         steps=made,
         saved=_saved(one, made, end_s),
-        cause=_cause(library.kinds.get(one.outcome.kind)),
-        added=_added(one, tried[at - 1] if _follows(tried, at) else None, library.mitigations),
+        cause=known and Cause(known.explanation, known.advice, known.references),
+        added=_added(one, tried[at - 1] if follows else None, library.mitigations),
         ranks=ranks(left, rank_files.failures(own, one.number)),
         tails=tuple(excerpt(stream, data, line) for stream, data in tails if data.strip()),
         hangs=tuple(_silence(place, one.number, hang) for hang in noted.hangs.get(key, ())),
@@ -243,7 +237,7 @@ def _attempt(
     )
 
 
-def _saved(one: Attempt, made: Steps, end_s: float) -> tuple[Point, ...]:
+def _saved(one: RecordedAttempt, made: Steps, end_s: float) -> tuple[Point, ...]:
     """Return the checkpoints on disk at its end; else the last one before its failure."""
     lost = one.outcome.lost_work
     found = [(saved.s, saved.step) for saved in one.outcome.saved]
@@ -260,16 +254,8 @@ def _saved(one: Attempt, made: Steps, end_s: float) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def _follows(tried: Sequence[Attempt], at: int) -> bool:
-    return at > 0 and tried[at - 1].worker == tried[at].worker
-
-
-def _cause(known: Kind | None) -> Cause | None:
-    return known and Cause(known.explanation, known.advice, known.references)
-
-
 def _added(
-    one: Attempt, before: Attempt | None, catalog: Mapping[str, Mitigation]
+    one: RecordedAttempt, before: RecordedAttempt | None, catalog: Mapping[str, Mitigation]
 ) -> tuple[Change, ...]:
     known = before.begun.mitigations if before else ()
     names = [name for name in one.begun.mitigations if name not in known]
@@ -307,7 +293,9 @@ def _silence(place: str, number: int, hang: HangSeen) -> Silence:
 # --- the whole run -----------------------------------------------------------------------------
 
 
-def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: Notes) -> Cost:
+def _cost(
+    every: Sequence[RecordedAttempt], times: Times, price: float | None, noted: Notes
+) -> Cost:
     gpus = len(noted.worker_gpus) or max((one.begun.gpus or 0 for one in every), default=0)
     if price is None:
         prices = (one.begun.price_per_gpu_hour for one in reversed(every))
@@ -330,7 +318,7 @@ def _cost(every: Sequence[Attempt], times: Times, price: float | None, noted: No
 
 def _headline(
     run: Run,
-    kept: Sequence[tuple[Attempt, Spent]],
+    kept: Sequence[tuple[RecordedAttempt, Spent]],
     cost: Cost,
     library: Library,
     finished: Sequence[Trial],
@@ -345,12 +333,12 @@ def _headline(
     if finished:
         where = f"with {trials.headline(finished, 0, 0)}"
     ended = {
-        OK: "Finished",
-        FAILED: "Failed",
-        RUNNING: "Running",
-        INTERRUPTED: "Interrupted",
+        reader.OK: "Finished",
+        reader.FAILED: "Failed",
+        reader.RUNNING: "Running",
+        reader.INTERRUPTED: "Interrupted",
     }.get(run.outcome, "Its end is unknown")
-    known = number and run.outcome in (*FINISHED, RUNNING)
+    known = number and run.outcome in (*reader.FINISHED, reader.RUNNING)
     text = f"{ended} {where}" if known or finished else ended
     if run.kind:
         text += f": {_sentence(run.kind, last, library)}"
@@ -358,7 +346,7 @@ def _headline(
     if not kinds:
         return text
     named = ", ".join(kinds[:_NAMED]) + (", …" if len(kinds) > _NAMED else "")
-    after = f" after {named}" if run.outcome != FAILED or len(kinds) > 1 else ""
+    after = f" after {named}" if run.outcome != reader.FAILED or len(kinds) > 1 else ""
     return f"{text}; {_again(cost)}{after}"
 
 
@@ -375,7 +363,7 @@ def _again(cost: Cost) -> str:
     return f"{seconds(done_s)} of {used} done again, another {seconds(lost_s)} lost"
 
 
-def _sentence(kind: str, last: Attempt | None, library: Library) -> str:
+def _sentence(kind: str, last: RecordedAttempt | None, library: Library) -> str:
     """Return a kind of failure in words, with its name, which few people know."""
     rank = "" if last is None else on_rank(last.outcome)
     known = library.kinds.get(kind)
@@ -385,7 +373,7 @@ def _sentence(kind: str, last: Attempt | None, library: Library) -> str:
 
 def _next_time(
     run: Run,
-    tried: Sequence[tuple[Attempt, Spent]],
+    tried: Sequence[tuple[RecordedAttempt, Spent]],
     plan: RecordedPlan,
     library: Library,
     noted: Notes,
@@ -419,4 +407,4 @@ def _remembered(run: Run, plan: RecordedPlan) -> list[str]:
         for entry in mitigation_history.load(os.environ)
         if entry.at >= since and os.path.basename(entry.key.script) == script
     }
-    return [name for name in run.mitigations if name in kept and run.outcome == OK]
+    return [name for name in run.mitigations if name in kept and run.outcome == reader.OK]

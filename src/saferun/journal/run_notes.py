@@ -6,19 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.journal.event_types import (
-    AttemptBegun,
-    Fault,
-    HangSeen,
-    LossLost,
-    NodesMet,
-    Preflight,
-    Recovery,
-    RunEnded,
-    SlowRank,
-    Stall,
-    WorkerBegun,
-)
+from saferun.errors import OWN_FAULT
+from saferun.journal import event_types
+from saferun.journal.event_types import AttemptBegun, HangSeen, Stall
 from saferun.journal.events import Event
 from saferun.model import OK
 
@@ -62,15 +52,15 @@ def read(log: Sequence[Event]) -> Notes:
             if stall and any(stall.line in by for by in facts.diagnosis.decided_by):
                 silence = HangSeen(stall.silent_s, stall.ranks, None)
                 hangs.setdefault((worker, number), []).append(silence)
-        elif isinstance(facts, WorkerBegun) and facts.gpu:
+        elif isinstance(facts, event_types.WorkerBegun) and facts.gpu:
             gpus.add(facts.gpu)
         elif isinstance(facts, HangSeen):
             hangs.setdefault((worker, number), []).append(facts)
         elif isinstance(facts, Stall) and facts.line:
             stalls[worker] = facts
-        elif isinstance(facts, RunEnded):
+        elif isinstance(facts, event_types.RunEnded):
             advice = advice or facts.advice
-        if isinstance(facts, NodesMet):
+        if isinstance(facts, event_types.NodesMet):
             hosts = facts.hosts or hosts
             number = facts.attempt
         lines.setdefault((worker, number), []).extend(_lines(event))
@@ -86,18 +76,18 @@ def read(log: Sequence[Event]) -> Notes:
 
 def _lines(event: Event) -> Iterator[str]:
     facts = event.facts
-    if isinstance(facts, (Preflight, Recovery)):
-        what = "GPU test" if isinstance(facts, Preflight) else "recovery"
+    if isinstance(facts, (event_types.Preflight, event_types.Recovery)):
+        what = "GPU test" if isinstance(facts, event_types.Preflight) else "recovery"
         for one in facts.findings:
             if one.level != OK:
                 yield f"{what}: {one.area}: {one.what}" + (f" ({one.fix})" if one.fix else "")
-    elif isinstance(facts, NodesMet):
+    elif isinstance(facts, event_types.NodesMet):
         host = facts.root.get("host") if facts.root else None  # a report of any version
         if isinstance(host, str):
             yield f"the nodes agreed that the failure began on {host}"
         if facts.why:
             yield f"the nodes do not fit: {facts.why}"
-    elif isinstance(facts, (LossLost, SlowRank)):
+    elif isinstance(facts, (event_types.LossLost, event_types.SlowRank)):
         yield facts.line
-    elif isinstance(facts, Fault):
-        yield f"a fault of saferun's own: {facts.what}"
+    elif isinstance(facts, event_types.Fault):
+        yield f"{OWN_FAULT}: {facts.what}"

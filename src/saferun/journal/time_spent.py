@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from saferun.base import files
 from saferun.journal import training_steps, trials
-from saferun.journal.attempts import Attempt, directory
+from saferun.journal.attempts import RecordedAttempt, directory
 from saferun.journal.reader import INTERRUPTED, OK, RUNNING, Run
 from saferun.journal.training_steps import Point, Steps
 from saferun.journal.trials import Trial
@@ -43,7 +43,7 @@ class Times:
     attempts: tuple[Spent, ...]  # each with the wait before it
 
 
-def read(run: Run, every: Sequence[Attempt], now_s: float) -> Times:
+def read(run: Run, every: Sequence[RecordedAttempt], now_s: float) -> Times:
     """Return the parts of a run's time.
 
     Args:
@@ -64,7 +64,7 @@ def read(run: Run, every: Sequence[Attempt], now_s: float) -> Times:
 
 
 def _of_attempts(
-    run: Run, every: Sequence[Attempt], finished: Sequence[Trial], now_s: float
+    run: Run, every: Sequence[RecordedAttempt], finished: Sequence[Trial], now_s: float
 ) -> tuple[Spent, ...]:
     found = []
     ranks_meet = any(one.ready_at is not None for one in every)
@@ -92,14 +92,14 @@ def _of_attempts(
     return tuple(found)
 
 
-def _neighbour(every: Sequence[Attempt], at: int, step: int) -> Attempt | None:
+def _neighbour(every: Sequence[RecordedAttempt], at: int, step: int) -> RecordedAttempt | None:
     """Return the same worker's attempt before or after one."""
     there = at + step
     found = every[there] if 0 <= there < len(every) else None
     return found if found and found.worker == every[at].worker else None
 
 
-def _end(run: Run, one: Attempt, after: Attempt | None, now_s: float) -> float:
+def _end(run: Run, one: RecordedAttempt, after: RecordedAttempt | None, now_s: float) -> float:
     """Return when an attempt ended, or the last time at which it is known to have run."""
     if one.outcome.has_ended:
         return (one.started_at or 0.0) + one.outcome.lived_s
@@ -108,20 +108,20 @@ def _end(run: Run, one: Attempt, after: Attempt | None, now_s: float) -> float:
     return now_s if run.outcome == RUNNING else run.last_at
 
 
-def _is_of(trial: Trial, one: Attempt, begun: float, end: float) -> bool:
+def _is_of(trial: Trial, one: RecordedAttempt, begun: float, end: float) -> bool:
     """Return whether a trial began and ended in an attempt."""
     mine = trials.ran_in(trial, one.number, one.worker)
     return mine and begun <= trial.at - (trial.seconds or 0.0) and trial.at <= end
 
 
-def _ready_at(one: Attempt, trials: Sequence[Trial]) -> float:
+def _ready_at(one: RecordedAttempt, trials: Sequence[Trial]) -> float:
     """Return when the work of an attempt began; its start if that is unknown."""
     if trials:
         return min(trial.at - (trial.seconds or 0.0) for trial in trials)
     return one.ready_at or one.started_at or 0.0
 
 
-def _has_worked(one: Attempt, trials: Sequence[Trial]) -> bool:
+def _has_worked(one: RecordedAttempt, trials: Sequence[Trial]) -> bool:
     """Return whether an attempt, in a run whose ranks meet, did any work."""
     runs = not one.outcome.has_ended or one.outcome.exit_code == 0
     return bool(trials) or runs or (one.ready_at, one.outcome.first_step) != (None, None)
@@ -129,8 +129,8 @@ def _has_worked(one: Attempt, trials: Sequence[Trial]) -> bool:
 
 def _done_again(
     run: Run,
-    one: Attempt,
-    after: Attempt | None,
+    one: RecordedAttempt,
+    after: RecordedAttempt | None,
     ready: float,
     end: float,
     kept_at: float | None,
@@ -169,7 +169,7 @@ def _done_again(
     return end - ready, _NOTHING_KNOWN
 
 
-def steps_of(run: Run, one: Attempt, ready_s: float, end_s: float) -> Steps:
+def steps_of(run: Run, one: RecordedAttempt, ready_s: float, end_s: float) -> Steps:
     """Return the steps of an attempt, as far as its files show.
 
     Args:

@@ -69,12 +69,7 @@ class Keeper(StateMachine):
     """
 
     def __init__(
-        self,
-        streams: Streams,
-        inbox: protocol.Inbox,
-        reports: int,
-        held: Sequence[int],
-        wake: int,
+        self, streams: Streams, inbox: protocol.Inbox, reports: int, held: Sequence[int], wake: int
     ) -> None:
         super().__init__(TABLE, WAITING)
         self._streams = streams

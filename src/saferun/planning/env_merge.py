@@ -79,11 +79,7 @@ def _renumbering(name: str, setting: Setting, exported: Mapping[str, str]) -> st
 
 
 def _merge_list(
-    name: str,
-    theirs: str,
-    setting: Setting,
-    env: dict[str, Setting],
-    kept: dict[str, Setting],
+    name: str, theirs: str, setting: Setting, env: dict[str, Setting], kept: dict[str, Setting]
 ) -> None:
     """Merge a setting's items with the exported ones, into `env` or `kept`.
 

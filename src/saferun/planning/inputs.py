@@ -152,12 +152,7 @@ def choose(request: Request, environ: Mapping[str, str], cwd: str) -> Chosen:
 
 
 def assemble(
-    request: Request,
-    chosen: Chosen,
-    environ: Mapping[str, str],
-    cwd: str,
-    *,
-    starting: bool,
+    request: Request, chosen: Chosen, environ: Mapping[str, str], cwd: str, *, starting: bool
 ) -> RunInputs:
     """Return the inputs of plans for a chosen profile.
 

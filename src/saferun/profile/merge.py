@@ -47,11 +47,7 @@ def _holds(wanted: str | bool, fact: str | int | None) -> bool:
 
 
 def resolve(
-    chain: Sequence[Doc],
-    sets: Iterable[Given],
-    conditions: Conditions,
-    *,
-    origin: str,
+    chain: Sequence[Doc], sets: Iterable[Given], conditions: Conditions, *, origin: str
 ) -> Profile:
     """Merge a chain of profiles and the user's settings; a later value overrides an earlier one.
 

@@ -173,8 +173,4 @@ def _plain_schema(spec: Key) -> dict[str, Any]:
         item = {"enum": list(spec.choices)} if spec.choices else {"type": "string"}
         return {"type": "array", "items": item, "default": []}
     kind = {"bool": "boolean", "int": "integer", "number": "number"}[spec.kind]
-    return {
-        "type": [kind, "null"] if spec.nullable else kind,
-        **number,
-        "default": spec.default,
-    }
+    return {"type": [kind, "null"] if spec.nullable else kind, **number, "default": spec.default}

@@ -114,8 +114,7 @@ class Reader:
     def _compose(self, text: str) -> Any:
         if len(text) > MAX_BYTES:
             self.error(
-                f"the file has {len(text):,} characters",
-                fix=f"a profile has at most {MAX_BYTES:,}",
+                f"the file has {len(text):,} characters", fix=f"a profile has at most {MAX_BYTES:,}"
             )
             return None
         try:

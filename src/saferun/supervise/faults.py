@@ -1,4 +1,4 @@
-"""Faults of saferun itself: they are worded and contained here, and the job goes on."""
+"""Faults of saferun itself are contained here, and the job goes on; errors.py words them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-
-
-def worded(what: str, error: Exception) -> str:
-    """Return the line about a fault of saferun itself.
-
-    Args:
-        what: what could not be done.
-        error: the exception.
-
-    >>> worded("the checkpoints could not be looked at", KeyError("a"))
-    "the checkpoints could not be looked at, a fault of saferun's own (KeyError: 'a')"
-    """
-    detail = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{what}, a fault of saferun's own ({detail})"
 
 
 def contained(work: Callable[[], T], otherwise: T, tell: Callable[[Exception], object]) -> T:

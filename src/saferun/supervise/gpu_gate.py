@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from saferun.errors import own_fault
 from saferun.gpu.cuda_errors import AFTER, DRAIN, RESET
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.gpu.lock.gpu_locks import Held
@@ -21,7 +22,6 @@ from saferun.journal import part_history
 from saferun.journal.event_types import Preflight
 from saferun.model import NOTE, PROBLEM, Finding, LaunchPlan, Request
 from saferun.planning.inputs import RunInputs
-from saferun.supervise import faults
 
 if TYPE_CHECKING:
     from saferun.gpu.recovery import Recovered
@@ -37,7 +37,7 @@ def take_locks(gathered: RunInputs, say: Callable[[str], None]) -> Held:
     owner = lock_owner.this_process(command(gathered.request), gathered.identity.run)
     policy = gathered.profile.settings.locks
     return gpu_locks.acquire(
-        gathered.facts.gpu.gpus, policy, owner, gathered.environ, gpu_locks.World(say)
+        gathered.facts.gpu.gpus, policy, owner, gathered.environ, gpu_locks.Surroundings(say)
     )
 
 
@@ -97,7 +97,7 @@ class GpuCare:
         try:
             found = part_history.findings(gathered.environ, gathered.facts.gpu.gpus)
         except Exception as error:
-            self._say(faults.worded("the history of parts could not be read", error))
+            self._say(own_fault("the history of parts could not be read", error))
             return ()
         refused = policy.history == "refuse" and policy.mode == "require"
         return tuple(one._replace(level=PROBLEM if refused else NOTE) for one in found)
@@ -145,7 +145,7 @@ class GpuCare:
             if judged is not None and not judged.well and judged.asks:
                 judged = self._again(judged)
         except Exception as error:
-            self._say(faults.worded("the GPUs could not be tested", error))
+            self._say(own_fault("the GPUs could not be tested", error))
             return self._policy.mode != "require"
         if judged is not None and judged.well:
             return True

@@ -18,11 +18,7 @@ _MAX_BYTES = 64 << 20
 
 
 def fail_left_over(
-    state: str,
-    python: str,
-    environ: Mapping[str, str],
-    status: int,
-    say: Callable[[str], None],
+    state: str, python: str, environ: Mapping[str, str], status: int, say: Callable[[str], None]
 ) -> None:
     """Fail the trials that the last process of a run has left in its study's storage.
 

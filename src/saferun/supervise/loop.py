@@ -16,7 +16,7 @@ from typing import NamedTuple
 from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOutcome, Decision
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.silence import Longest
-from saferun.errors import EXIT_UNAVAILABLE, BusyError, SaferunError
+from saferun.errors import EXIT_UNAVAILABLE, OWN_FAULT, BusyError, SaferunError, own_fault
 from saferun.gpu.lock.gpu_locks import Held
 from saferun.journal import torchelastic_dirs
 from saferun.journal.event_types import Preflight, Recovery, Recycled
@@ -316,15 +316,14 @@ class _Run:
             import traceback  # only our own fault needs it
 
             what = "what the attempt's end means could not be decided"
-            self._say(faults.worded(what, error))
+            self._say(own_fault(what, error))
             self._record.fault(error, traceback=traceback.format_exc())
-            return Decision(retry_policy.STOP, "a fault of saferun's own")
+            return Decision(retry_policy.STOP, OWN_FAULT)
 
     def _met(self, attempt: Attempt, ended: AttemptEnd) -> Decision | None:
         """Adopt the nodes' agreement; return a decision if they began no attempt."""
         last = self._history[-1] if self._history else None
-        ran = attempt.evidence.ranks_ran
-        decision = self._adopted(self._nodes.met(attempt.plan, ended, last, ranks_ran=ran))
+        decision = self._adopted(self._nodes.met(attempt, ended, last))
         if decision is not None and decision.action == retry_policy.STOP:
             self._report(ended, decision, ())
         return decision

@@ -61,17 +61,25 @@ class Child:
     Args:
         command: the program and its arguments; no shell.
         environ: the program's whole environment.
+        stdin: a descriptor; none by default.
     """
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], *, stdin: int = subprocess.DEVNULL
+    ) -> None:
         self._files = _memory_file("out"), _memory_file("err")
         self._process: subprocess.Popen[bytes] | None = None
         self._trouble = ""  # why it has no whole answer
         try:
-            self._process = _start(tuple(command), environ, *self._files)
+            self._process = _start(tuple(command), environ, stdin, *self._files)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             self._trouble = f"cannot be run ({reason})"
+
+    @property
+    def pid(self) -> int | None:
+        """Return the program's pid; None if it could not be started."""
+        return self._process.pid if self._process else None
 
     def has_ended(self) -> bool:
         """Return whether the program has ended, or could not be started."""
@@ -140,7 +148,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) ->
 
 
 def _start(
-    command: tuple[str, ...], environ: Mapping[str, str], out: int, err: int
+    command: tuple[str, ...], environ: Mapping[str, str], stdin: int, out: int, err: int
 ) -> subprocess.Popen[bytes]:
     with _commands.changed:
         if _commands.closed_for_this_thread():
@@ -148,12 +156,7 @@ def _start(
         _commands.starting += 1
     try:
         child = subprocess.Popen(  # noqa: S603 - a tuple, no shell; what PATH finds is meant
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=dict(environ),
-            start_new_session=True,
+            command, stdin=stdin, stdout=out, stderr=err, env=dict(environ), start_new_session=True
         )
         _commands.running.add(child)
     finally:

@@ -30,3 +30,8 @@ def addresses() -> list[tuple[str, str]]:
     rows = map(str.split, proc.text("/proc/net/if_inet6").splitlines())
     ipv6 = [(row[5], bytes.fromhex(row[0])) for row in rows if len(row) == 6]
     return found + [(name, socket.inet_ntop(socket.AF_INET6, packed)) for name, packed in ipv6]
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address is of this machine alone."""
+    return address.startswith("127.") or address == "::1"

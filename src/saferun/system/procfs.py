@@ -7,6 +7,7 @@ own. Together with the start time, the boot and the pid namespace it is unique.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import TypedDict
@@ -124,3 +125,13 @@ def comm(pid: int) -> str:
     A process chooses its own name (PR_SET_NAME): unprintable characters are replaced.
     """
     return printable(proc.text(f"/proc/{pid}/comm").strip()) or "ended"
+
+
+def numbers(text: str) -> set[int]:
+    """Return the numbers in a list of the kernel's, such as those of CPUs.
+
+    >>> sorted(numbers("0-2,8\\n"))
+    [0, 1, 2, 8]
+    """
+    found = re.findall(r"(\d{1,5})(?:-(\d{1,5}))?", text)
+    return {n for first, last in found for n in range(int(first), int(last or first) + 1)}

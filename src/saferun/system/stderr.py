@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from saferun.errors import EXIT_SOFTWARE, SaferunError
+from saferun.errors import EXIT_SOFTWARE, OWN_FAULT, SaferunError
 from saferun.system.printable import printable
 
 
@@ -55,7 +55,7 @@ def report(error: Exception) -> int:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(printable(trace, kept="\n\t"))
     say(
-        "this is a fault of saferun's own; SAFERUN_DISABLE=1 runs torchrun without it. "
+        f"this is {OWN_FAULT}; SAFERUN_DISABLE=1 runs torchrun without it. "
         "Please report it with the lines above."
     )
     return EXIT_SOFTWARE

@@ -82,7 +82,7 @@ def printed_by_nvidia_smi() -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def asked() -> nvml.Answer:
+def asked() -> nvml.NvmlAnswer:
     return nvml.ask(os.environ, 30, health=True)
 
 

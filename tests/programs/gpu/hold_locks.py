@@ -35,7 +35,7 @@ try:
     policy = LockPolicy(**job["policy"], slot_memory_gib=None)
     gpus = [Gpu(None, uuid, "", job["parents"].get(uuid, "")) for uuid in job["uuids"]]
     held = gpu_locks.acquire(
-        gpus, policy, owner, os.environ, gpu_locks.World(say), job["directory"]
+        gpus, policy, owner, os.environ, gpu_locks.Surroundings(say), job["directory"]
     )
 except BusyError as error:
     print(json.dumps({"busy": str(error), "messages": messages, "code": error.code}), flush=True)

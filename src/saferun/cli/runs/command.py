@@ -106,12 +106,7 @@ def watch_run(run_id: str | None, interval_s: float, base: str, as_json: bool) -
 @RUN_DIR
 @AS_JSON
 def report_run(
-    run_id: str,
-    html: str | None,
-    markdown: bool,
-    price: float | None,
-    base: str,
-    as_json: bool,
+    run_id: str, html: str | None, markdown: bool, price: float | None, base: str, as_json: bool
 ) -> int:
     """Report a run to others: what happened, why, and what it cost; as Markdown, or as a page."""
     if price is not None and price != price:  # FloatRange lets NaN pass

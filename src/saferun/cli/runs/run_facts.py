@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from saferun.base.durations import seconds
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.journal.attempts import Attempt, on_rank
+from saferun.journal.attempts import RecordedAttempt, on_rank
 from saferun.journal.reader import RUNNING, UNKNOWN, RecordedPlan, Run
 from saferun.journal.time_spent import UNSAVED, Spent
 from saferun.journal.trials import processes
@@ -50,7 +50,7 @@ def of_run(run: Run, plan: RecordedPlan, replaced: int, more: Labelled) -> Label
     return _ordered(_RUN, found + more)
 
 
-def of_attempt(attempt: Attempt, spent: Spent, more: Labelled) -> Labelled:
+def of_attempt(attempt: RecordedAttempt, spent: Spent, more: Labelled) -> Labelled:
     """Return the known facts about an attempt; unknown ones are left out.
 
     Args:

@@ -17,18 +17,12 @@ from saferun.cli.runs import run_facts, trials_view
 from saferun.cli.runs.text_table import aligned
 from saferun.diagnosis.explaining.failure_report import in_words
 from saferun.diagnosis.signatures import Kind
-from saferun.journal.attempts import Attempt
+from saferun.journal import reader
+from saferun.journal.attempts import RecordedAttempt
 from saferun.journal.cleanup import Cleaned
 from saferun.journal.mitigation_history import RETRY_WITHOUT_S, Entry
 from saferun.journal.part_history import Part
-from saferun.journal.reader import (
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    RecordedPlan,
-    Run,
-)
+from saferun.journal.reader import RecordedPlan, Run
 from saferun.journal.report import RunReport
 from saferun.journal.time_spent import Spent, Times
 from saferun.model import as_tree
@@ -62,11 +56,11 @@ def _row(run: Run, now_s: float) -> tuple[str, ...]:
 
 def outcome(run: Run) -> str:
     """Return how a run ended, as a short phrase."""
-    if run.outcome == FAILED and run.kind:
-        return f"{FAILED}: {printable(run.kind)}"
-    if run.outcome not in (*FINISHED, RUNNING):
+    if run.outcome == reader.FAILED and run.kind:
+        return f"{reader.FAILED}: {printable(run.kind)}"
+    if run.outcome not in (*reader.FINISHED, reader.RUNNING):
         return run.outcome
-    mitigated = run.mitigations and run.outcome not in (FAILED, INTERRUPTED)
+    mitigated = run.mitigations and run.outcome not in (reader.FAILED, reader.INTERRUPTED)
     return (
         f"{run.outcome}, with {printable(', '.join(run.mitigations))}" if mitigated else run.outcome
     )
@@ -98,7 +92,7 @@ def cleaned(done: Cleaned, *, dry_run: bool) -> str:
 
 def as_text(
     run: Run,
-    tried: Sequence[Attempt],
+    tried: Sequence[RecordedAttempt],
     plan: RecordedPlan,
     times: Times,
     now_s: float,
@@ -126,13 +120,14 @@ def as_text(
         ("journal", run.path),
     ]
     lines += [_labelled(*one) for one in run_facts.of_run(run, plan, replaced, own)]
+    running = run.outcome == reader.RUNNING
     for attempt, spent in zip(tried, times.attempts, strict=True):
         if not attempt.replaced:
-            lines += ["", *_attempt(attempt, spent, running=run.outcome == RUNNING, now_s=now_s)]
+            lines += ["", *_attempt(attempt, spent, running=running, now_s=now_s)]
     return "\n".join(lines)
 
 
-def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> list[str]:
+def _attempt(attempt: RecordedAttempt, spent: Spent, *, running: bool, now_s: float) -> list[str]:
     outcome = attempt.outcome
     lived = f"lived {seconds(outcome.lived_s)}"
     if not outcome.has_ended:
@@ -148,7 +143,7 @@ def _attempt(attempt: Attempt, spent: Spent, *, running: bool, now_s: float) -> 
 
 
 def as_json_whole(
-    run: Run, tried: Sequence[Attempt], plan: RecordedPlan, times: Times
+    run: Run, tried: Sequence[RecordedAttempt], plan: RecordedPlan, times: Times
 ) -> dict[str, Any]:
     """Return a run with its attempts and its first plan, for programs (schema 1).
 
@@ -171,7 +166,7 @@ def as_json_whole(
     return {"schema": 1, "run": whole, "attempts": shown, "plan": plan.raw or None}
 
 
-def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+def _attempt_json(attempt: RecordedAttempt) -> dict[str, Any]:
     """Return an attempt for programs."""
     begun, outcome = attempt.begun, attempt.outcome
     diagnosis, made = outcome.diagnosis, outcome.decision

@@ -12,7 +12,7 @@ from saferun.base.durations import seconds
 from saferun.cli.colour import Line
 from saferun.cli.runs import run_facts, runs_view
 from saferun.gpu.nvml import Load
-from saferun.journal.attempts import Attempt
+from saferun.journal.attempts import RecordedAttempt
 from saferun.journal.reader import RUNNING, UNKNOWN, Run
 from saferun.supervise.watch.live_run import Job, Snapshot
 from saferun.system.printable import printable
@@ -84,12 +84,12 @@ def _job(job: Job, at: float) -> Iterator[Line]:
     yield Line("slow", printable(attempt.slow), "yellow")
 
 
-def _failure(attempt: Attempt) -> str:
+def _failure(attempt: RecordedAttempt) -> str:
     outcome = attempt.outcome
     return printable(f"{run_facts.failure(outcome)}: {outcome.diagnosis.root_line}")
 
 
-def _before_text(job: Job, before: Attempt, at: float) -> str:
+def _before_text(job: Job, before: RecordedAttempt, at: float) -> str:
     """Return why and when the previous attempt failed, and where this one continues."""
     lived_s = before.outcome.lived_s
     when = ""

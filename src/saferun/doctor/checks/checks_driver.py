@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from saferun.doctor.vitals import Cuda, Files, Torch
-from saferun.gpu.nvml import LIBRARY, Answer
+from saferun.gpu.nvml import LIBRARY, NvmlAnswer
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
@@ -22,7 +22,7 @@ _NOT_LOADED = 9  # NVML_ERROR_DRIVER_NOT_LOADED
 _BY_HAND = "run `nvidia-smi -q` by hand; is this the driver's own library?"
 
 
-def presence(files: Files, nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
+def presence(files: Files, nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
     """Check that there is a driver, that NVML answers, and that every GPU is present.
 
     Args:
@@ -59,7 +59,7 @@ def _nothing(files: Files) -> Finding:
     return Finding(NOTE, "driver", what, "", "in a container: start it with --gpus all")
 
 
-def _answer(files: Files, nvml: Answer) -> Iterator[Finding]:
+def _answer(files: Files, nvml: NvmlAnswer) -> Iterator[Finding]:
     if not nvml.program:
         what = f"{LIBRARY} cannot be loaded: the GPUs' health cannot be read"
         fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
@@ -70,7 +70,7 @@ def _answer(files: Files, nvml: Answer) -> Iterator[Finding]:
         yield _failed(files, nvml)  # otherwise _missing names those that could not be opened
 
 
-def _hung(nvml: Answer) -> Finding:
+def _hung(nvml: NvmlAnswer) -> Finding:
     what = f"NVML: {nvml.trouble}"
     if nvml.report.cards and not nvml.silent:
         fix = "as root `nvidia-smi -pm 1`: without it the driver starts each GPU anew"
@@ -81,7 +81,7 @@ def _hung(nvml: Answer) -> Finding:
     return Finding(PROBLEM, "driver", what, nvml.message, f"{fix}; {_RENT}")
 
 
-def _failed(files: Files, nvml: Answer) -> Finding:
+def _failed(files: Files, nvml: NvmlAnswer) -> Finding:
     if nvml.report.lost:
         return Finding(PROBLEM, "driver", "NVML cannot open every GPU", nvml.trouble, "")
     for row in loader.load("driver_messages.yaml")["statuses"]:
@@ -93,7 +93,7 @@ def _failed(files: Files, nvml: Answer) -> Finding:
     return Finding(PROBLEM, "driver", f"NVML: {nvml.trouble}", detail, _BY_HAND)
 
 
-def _missing(files: Files, nvml: Answer) -> Iterator[Finding]:
+def _missing(files: Files, nvml: NvmlAnswer) -> Iterator[Finding]:
     """Yield GPUs that NVML could not open, or that hang when asked alone."""
     for lost in nvml.report.lost:
         what = f"cannot be opened: {lost.why or 'no reason given'}"
@@ -131,7 +131,7 @@ def nodes(files: Files) -> Iterator[Finding]:
         yield Finding(OK, "device nodes", "present and open", "", "")
 
 
-def versions(files: Files, nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
+def versions(files: Files, nvml: NvmlAnswer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
     """Check that the driver is new enough for the CUDA that torch was built with.
 
     Args:
@@ -160,7 +160,7 @@ def versions(files: Files, nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[F
         yield Finding(OK, "driver", what, "", "")
 
 
-def _newest(nvml: Answer, cuda: Cuda) -> tuple[int, int] | None:
+def _newest(nvml: NvmlAnswer, cuda: Cuda) -> tuple[int, int] | None:
     """Return the newest CUDA that libcuda supports (see cuda-compat), else NVML's answer."""
     if cuda.driver:
         return cuda.driver // 1000, cuda.driver % 1000 // 10
@@ -197,7 +197,7 @@ def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
         yield Finding(OK, "torch", what, torch.launcher, "")
 
 
-def architectures(nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
+def architectures(nvml: NvmlAnswer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
     """Check that this torch has code for these GPUs.
 
     Args:
@@ -225,7 +225,7 @@ def architectures(nvml: Answer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
             yield Finding(OK, "torch", f"has code for {which} ({runs})", "", "")
 
 
-def _capabilities(nvml: Answer, cuda: Cuda) -> Mapping[str, str]:
+def _capabilities(nvml: NvmlAnswer, cuda: Cuda) -> Mapping[str, str]:
     asked = {d.get("bus", ""): d["capability"] for d in cuda.devices if "capability" in d}
     return asked or nvml.capabilities
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.base.durations import seconds
 from saferun.doctor.vitals import Files
-from saferun.gpu.nvml import Answer, Card, watts
+from saferun.gpu.nvml import Card, NvmlAnswer, watts
 from saferun.knowledge import loader
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
@@ -31,7 +31,7 @@ _SLOWED = {  # reason, named as in `nvidia-smi -q` -> its meaning
 _COUNTERS = {"HW Thermal Slowdown": "heat", "HW Power Braking": "power"}
 
 
-def judge(nvml: Answer, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
+def judge(nvml: NvmlAnswer, files: Files, mine: Iterable[str] = ()) -> list[Finding]:
     """Judge every GPU of the report.
 
     Args:

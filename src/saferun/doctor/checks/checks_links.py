@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun.doctor.vitals import Cuda, CudaPair, InfiniBand, Limits
-from saferun.gpu.nvml import Answer, bus_id
+from saferun.gpu.nvml import NvmlAnswer, bus_id
 from saferun.model import NOTE, OK, PROBLEM, Finding
 
 TROUBLE_DOC = (
@@ -30,7 +30,7 @@ _WAYS = {"copy": "the copy engine", "read": "kernels that read", "write": "kerne
 _FIX = "export NCCL_P2P_DISABLE=1 (slower, correct); switch ACS and the IOMMU off in the BIOS"
 
 
-def peers(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
+def peers(nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
     """Check that each pair of GPUs can access each other's memory with the right bytes."""
     wrong = [pair for pair in cuda.pairs if _wrong(pair)]
     for pair in wrong:
@@ -59,18 +59,18 @@ def _wrong(pair: CudaPair) -> dict[str, object]:
     return {way: found[way] for way in _WAYS if str(found.get(way, "ok")) != "ok"}
 
 
-def _names(nvml: Answer, cuda: Cuda, pair: Sequence[int]) -> str:
+def _names(nvml: NvmlAnswer, cuda: Cuda, pair: Sequence[int]) -> str:
     return f"GPU {_number(nvml, cuda, pair[0])} to {_number(nvml, cuda, pair[1])}"
 
 
-def _number(nvml: Answer, cuda: Cuda, place: int) -> int:
+def _number(nvml: NvmlAnswer, cuda: Cuda, place: int) -> int:
     """Return NVML's number of a GPU; CUDA counts only the visible GPUs, in its own order."""
     buses = {device["device"]: device.get("bus", "") for device in cuda.devices}
     bus = bus_id(buses[place]) if buses.get(place) else ""
     return nvml.report.numbers().get(bus, place)
 
 
-def _untried(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
+def _untried(nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
     """Yield GPUs without a context, and pairs whose calls failed."""
     broken = [device for device in cuda.devices if "error" in device]
     for device in broken:
@@ -87,7 +87,7 @@ def _untried(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
         yield Finding(PROBLEM, "peer to peer", what, detail, _FIX)
 
 
-def _without(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
+def _without(nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
     """Yield the number of pairs without direct access: NCCL uses host memory for them."""
     no = [pair for pair in cuda.pairs if pair.get("can") is False]
     codes = Counter(code for code in nvml.peers.values() if code != "OK")
@@ -100,7 +100,7 @@ def _without(nvml: Answer, cuda: Cuda) -> Iterator[Finding]:
         yield Finding(NOTE, "peer to peer", what, detail, "")
 
 
-def nvlinks(nvml: Answer) -> Iterator[Finding]:
+def nvlinks(nvml: NvmlAnswer) -> Iterator[Finding]:
     """Check that every GPU has as many active NVLinks as the others."""
     links = {gpu: found for gpu, found in nvml.links.items() if found[1]}
     if len(links) < 2:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from saferun.base.durations import seconds
 from saferun.doctor.vitals import Interface, Network, Port
 from saferun.model import NOTE, OK, PROBLEM, Finding
+from saferun.system.interfaces import is_loopback
 
 SLOW_S = 2.0  # above this, resolving our own host name is slow; each rank does it
 _OTHERS = ("^docker,lo,virbr", "docker", "lo", "virbr")  # tried in this order, after "ib"
@@ -121,11 +122,11 @@ def _by_name(network: Network, many: bool, listed: str) -> Finding:
         what = f"the host name {name} does not resolve: gloo takes 127.0.0.1"
         return Finding(level, "host name", what, network.trouble, fix)
     local = {i.ipv4: i.name for i in network.interfaces if i.ipv4}
-    own = [a for a in network.addresses if a in local or _is_loopback(a) or ":" in a]
+    own = [a for a in network.addresses if a in local or is_loopback(a) or ":" in a]
     if not own:
         what = f"the host name {name} resolves to {network.addresses[0]}, not to this machine"
         return Finding(level, "host name", what, "gloo takes 127.0.0.1 then", fix)
-    if _is_loopback(own[0]):
+    if is_loopback(own[0]):
         what = f"the host name {name} resolves to {own[0]}: gloo listens there"
         if many:
             return Finding(
@@ -135,10 +136,6 @@ def _by_name(network: Network, many: bool, listed: str) -> Finding:
         return Finding(OK, "host name", what, detail, "")
     where = local.get(own[0], "IPv6")
     return Finding(OK, "network", f"gloo takes {where} ({own[0]}, of host name {name})", "", "")
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def name_service(network: Network) -> Iterator[Finding]:

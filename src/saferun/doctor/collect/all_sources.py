@@ -43,9 +43,8 @@ class Gpus:
     The questions come one after the other, so that our own contexts are not taken for other users'.
     """
 
-    smi: nvml.Answer = field(
-        default_factory=nvml.Answer
-    )  # its key in the JSON dates from the time when nvidia-smi was asked
+    # Its key in the JSON dates from the time when nvidia-smi was asked.
+    smi: nvml.NvmlAnswer = field(default_factory=nvml.NvmlAnswer)
     facts: GpuFacts = field(default_factory=GpuFacts)
     test: tuple[Finding, ...] = ()
     cuda: Cuda = field(default_factory=Cuda)
@@ -146,7 +145,7 @@ def ask_gpus(
     return _try_gpus(replace(known, full=_without_space(smi)), environ, end, keep)
 
 
-def _without_space(smi: nvml.Answer) -> tuple[str, ...]:
+def _without_space(smi: nvml.NvmlAnswer) -> tuple[str, ...]:
     """Return the UUIDs of GPUs without space for our context: a test would disturb their jobs."""
     full = []
     for card in smi.report.cards:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from saferun.base import proc
 from saferun.doctor.collect import together
 from saferun.doctor.vitals import Clock, Disk, Host, Limits, Memory, Tools
-from saferun.system import cgroup, compile_cache, paths
+from saferun.system import cgroup, compile_cache, paths, procfs
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _HANGS = "it does not answer (a hanging file system?)"
@@ -191,17 +191,7 @@ def numa(nodes: str = "/sys/devices/system/node") -> dict[int, int]:
     found = {}
     for name in proc.names(nodes):
         number = name.removeprefix("node")
-        cpus = _cpus(proc.text(f"{nodes}/{name}/cpulist")) if number.isdecimal() else set()
+        cpus = procfs.numbers(proc.text(f"{nodes}/{name}/cpulist")) if number.isdecimal() else set()
         if cpus:
             found[int(number)] = len(cpus & allowed)
     return found
-
-
-def _cpus(text: str) -> set[int]:
-    """Return the numbers in a list such as 0-3,8.
-
-    >>> sorted(_cpus("0-2,8\\n"))
-    [0, 1, 2, 8]
-    """
-    ranges = [part.partition("-") for part in text.split(",") if part.strip()]
-    return {n for a, _, b in ranges for n in range(int(a), int(b or a) + 1)}

@@ -82,7 +82,7 @@ def _runs(name: str, tasks: str) -> bool:
     return False
 
 
-def ask_nvml(environ: Mapping[str, str], known: Sequence[str], end: float) -> nvml.Answer:
+def ask_nvml(environ: Mapping[str, str], known: Sequence[str], end: float) -> nvml.NvmlAnswer:
     """Return all of NVML's answers.
 
     Args:
@@ -97,8 +97,8 @@ def ask_nvml(environ: Mapping[str, str], known: Sequence[str], end: float) -> nv
 
 
 def _one_by_one(
-    all_of_them: nvml.Answer, environ: Mapping[str, str], buses: Sequence[str], end: float
-) -> nvml.Answer:
+    all_of_them: nvml.NvmlAnswer, environ: Mapping[str, str], buses: Sequence[str], end: float
+) -> nvml.NvmlAnswer:
     """Ask each GPU separately, all at once, and make one report of the answers that come."""
     allowed = _left(end, ALONE_S)
     questions = {
@@ -118,7 +118,7 @@ def _one_by_one(
     return all_of_them._replace(report=first._replace(cards=cards, lost=lost), silent=silent)
 
 
-def _named(report: nvml.Report) -> nvml.Report:
+def _named(report: nvml.NvmlReport) -> nvml.NvmlReport:
     """Name the processes that have a GPU open by /proc; others may be in another container."""
     if not any(card.processes for card in report.cards):
         return report

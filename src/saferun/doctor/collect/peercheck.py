@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import signal
 import sys
@@ -27,36 +28,7 @@ from typing import Any
 
 SIZE = 4 << 20  # bytes for each test
 THREADS = 256
-# The driver compiles this for the GPU, which must be sm_70 or newer.
-PTX = b"""
-.version 6.0
-.target sm_70
-.address_size 64
-.visible .entry words(.param .u64 to_words, .param .u64 from_words, .param .u32 many)
-{
-    .reg .pred %p<2>;
-    .reg .b32 %r<7>;
-    .reg .b64 %d<7>;
-    ld.param.u64 %d1, [to_words];
-    ld.param.u64 %d2, [from_words];
-    ld.param.u32 %r1, [many];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %ntid.x;
-    mov.u32 %r4, %tid.x;
-    mad.lo.s32 %r5, %r2, %r3, %r4;
-    setp.ge.u32 %p1, %r5, %r1;
-    @%p1 bra DONE;
-    cvta.to.global.u64 %d3, %d1;
-    cvta.to.global.u64 %d4, %d2;
-    mul.wide.u32 %d5, %r5, 4;
-    add.s64 %d6, %d4, %d5;
-    ld.global.u32 %r6, [%d6];
-    add.s64 %d6, %d3, %d5;
-    st.global.u32 [%d6], %r6;
-DONE:
-    ret;
-}
-"""
+KERNEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "copy_words.ptx")
 ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 MAJOR, MINOR, COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute
 
@@ -116,7 +88,8 @@ class Device:
 
     def _kernel(self) -> ctypes.c_void_p | None:
         try:
-            module = self.cuda.handle("cuModuleLoadData", PTX)
+            with open(KERNEL, "rb") as file:
+                module = self.cuda.handle("cuModuleLoadData", file.read())
             return self.cuda.handle("cuModuleGetFunction", module, b"words")
         except CudaError:  # the GPU is older than sm_70
             return None

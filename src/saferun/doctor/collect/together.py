@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class InTime:
     """The answers to the questions, by name."""
 
     answers: Mapping[str, Any]
@@ -23,7 +23,7 @@ class Outcome:
     failed: Mapping[str, str]  # name -> an exception, in a line
 
 
-def ask(questions: Mapping[str, Callable[[], Any]], deadline_s: float) -> Outcome:
+def ask(questions: Mapping[str, Callable[[], Any]], deadline_s: float) -> InTime:
     """Ask all questions and return the answers that came in time.
 
     Args:
@@ -53,4 +53,4 @@ def ask(questions: Mapping[str, Callable[[], Any]], deadline_s: float) -> Outcom
         else:
             answers[name] = answer
     late = tuple(name for name in questions if name not in answers and name not in failed)
-    return Outcome(answers, late, failed)
+    return InTime(answers, late, failed)

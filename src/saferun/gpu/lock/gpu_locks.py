@@ -53,7 +53,7 @@ _MUST_HOLD = ("refuse", "wait")  # policies that require locks for a start
 POLL_S = (0.05, 1.0)  # first and longest pause of a waiting run between two tries
 
 
-class World(NamedTuple):
+class Surroundings(NamedTuple):
     """The surroundings that a lock uses; tests replace them."""
 
     say: Callable[[str], None]  # takes one line for people
@@ -67,7 +67,7 @@ def acquire(
     policy: LockPolicy,
     owner: Holder,
     environ: Mapping[str, str],
-    world: World,
+    world: Surroundings,
     directory: str | None = None,
 ) -> Held:
     """Take the GPUs by the policy, and return the held locks, until they are closed.
@@ -110,7 +110,9 @@ def acquire(
     return Held(above, place, claim, record)
 
 
-def slot_memory(policy: LockPolicy, environ: Mapping[str, str], world: World) -> SlotMemory | None:
+def slot_memory(
+    policy: LockPolicy, environ: Mapping[str, str], world: Surroundings
+) -> SlotMemory | None:
     """Return an object that knows the GPUs' free memory; None if slots need none.
 
     Args:
@@ -256,7 +258,7 @@ class _Attempt(NamedTuple):
     wanted: tuple[Device, ...]
     policy: LockPolicy
     owner: Holder
-    world: World
+    world: Surroundings
     memory: SlotMemory | None
     names: Mapping[str, str]  # names of devices in messages, if different
 
@@ -307,7 +309,7 @@ def _try(attempt: _Attempt) -> tuple[Claim | None, str, str]:
 
 
 @contextlib.contextmanager
-def _admission(place: LockDirectory, world: World) -> Iterator[None]:
+def _admission(place: LockDirectory, world: Surroundings) -> Iterator[None]:
     """Hold `admission`, after a wait of at most GATE_S."""
     end = world.clock() + GATE_S
     while (descriptor := place.take("admission", alone=True)) is None and world.clock() < end:

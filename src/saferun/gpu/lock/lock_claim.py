@@ -6,7 +6,7 @@ import os
 
 from saferun.gpu.device_names import Device
 from saferun.gpu.lock.lock_dir import LockDirectory
-from saferun.gpu.lock.lock_owner import Record, describe_holder, read_all, unlink
+from saferun.gpu.lock.lock_owner import OwnerRecord, describe_holder, read_all, unlink
 from saferun.system import procfs
 from saferun.system.printable import printable
 
@@ -16,7 +16,7 @@ SLOTS = 64  # most runs on one GPU that can be counted
 class Claim:
     """The lock files that one attempt has taken, and its conflicts."""
 
-    def __init__(self, devices: tuple[Device, ...], slots: int, records: list[Record]) -> None:
+    def __init__(self, devices: tuple[Device, ...], slots: int, records: list[OwnerRecord]) -> None:
         self.devices = devices
         self.slots = slots
         self.records = records

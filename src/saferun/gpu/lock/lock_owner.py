@@ -37,7 +37,7 @@ class Holder(NamedTuple):
     run: str
 
 
-class Record(NamedTuple):
+class OwnerRecord(NamedTuple):
     """The content of a holder's file, whose owner is verified."""
 
     holder: Holder
@@ -67,7 +67,7 @@ def this_process(command: str, run: str) -> Holder:
     )
 
 
-def describe_holder(record: Record) -> str:
+def describe_holder(record: OwnerRecord) -> str:
     """Describe a holder for people; the user is the file's owner, whatever the file claims."""
     holder = record.holder
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
@@ -112,7 +112,7 @@ def write(
     return name
 
 
-def read_all(place: LockDirectory, names: frozenset[str]) -> Iterator[Record]:
+def read_all(place: LockDirectory, names: frozenset[str]) -> Iterator[OwnerRecord]:
     """Read the records that can be true."""
     for name in sorted(n for n in names if n.startswith("holder."))[:RECORDS]:
         record = _read(place, name)
@@ -120,7 +120,7 @@ def read_all(place: LockDirectory, names: frozenset[str]) -> Iterator[Record]:
             yield record
 
 
-def _read(place: LockDirectory, name: str) -> Record | None:
+def _read(place: LockDirectory, name: str) -> OwnerRecord | None:
     """Read one record; None for garbage, a planted link, another host's or a forged one."""
     try:
         descriptor = os.open(name, os.O_RDONLY | OPEN, dir_fd=place.descriptor)
@@ -146,7 +146,7 @@ def _read(place: LockDirectory, name: str) -> Record | None:
     return record._replace(alive=lives)
 
 
-def parse_record(content: Any, file: str, uid: int) -> Record:
+def parse_record(content: Any, file: str, uid: int) -> OwnerRecord:
     """Make a record from decoded JSON; the caller determines `alive`.
 
     Args:
@@ -170,7 +170,7 @@ def parse_record(content: Any, file: str, uid: int) -> Record:
         run=printable(content["run"], _TEXT),
     )
     devices, files = (tuple(map(str, content[key])) for key in ("devices", "files"))
-    return Record(holder, file, uid, slots, devices, files, alive=False)
+    return OwnerRecord(holder, file, uid, slots, devices, files, alive=False)
 
 
 def unlink(place: LockDirectory, name: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from saferun.gpu import nvml
 from saferun.gpu.device_names import device_name
 from saferun.gpu.lock.lock_claim import Claim
-from saferun.gpu.lock.lock_owner import Record, user_name
+from saferun.gpu.lock.lock_owner import OwnerRecord, user_name
 from saferun.gpu.nvml import Card, Process
 from saferun.system import procfs
 from saferun.system.printable import printable
@@ -74,7 +74,9 @@ class SlotMemory:
                 return f"{device.name} has {free / _MIB:.1f} GiB free, and {need}; {whose}"
         return ""
 
-    def _whose(self, name: str, processes: Sequence[Process], records: Sequence[Record]) -> str:
+    def _whose(
+        self, name: str, processes: Sequence[Process], records: Sequence[OwnerRecord]
+    ) -> str:
         """Return the holders of a GPU's memory at the time when it was first short."""
         if name not in self._holders:
             self._holders[name] = _holders(processes, records)
@@ -86,7 +88,7 @@ class SlotMemory:
             self._say(f"the free memory of {name} is not known; locks.slots alone bounds its slots")
 
 
-def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:
+def _holders(processes: Sequence[Process], records: Sequence[OwnerRecord]) -> str:
     if not processes:
         return "no process is seen: it may be in another container"
     most = sorted(processes, key=lambda process: process.used_mib or 0, reverse=True)
@@ -95,7 +97,7 @@ def _holders(processes: Sequence[Process], records: Sequence[Record]) -> str:
     return f"the rest is held by {named}{more}"
 
 
-def _holder(process: Process, records: Sequence[Record]) -> str:
+def _holder(process: Process, records: Sequence[OwnerRecord]) -> str:
     """Return pid, user, program, memory and run of a process."""
     uids = procfs.uids(process.pid)
     user = f" of user {user_name(min(uids))}" if uids else ""

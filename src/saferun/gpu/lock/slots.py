@@ -43,7 +43,7 @@ class Slots:
         policy: LockPolicy,
         owner: Holder,
         environ: Mapping[str, str],
-        world: gpu_locks.World,
+        world: gpu_locks.Surroundings,
     ) -> None:
         self._gpus, self._policy, self._owner = tuple(gpus), policy, owner
         self._environ, self._world = environ, world

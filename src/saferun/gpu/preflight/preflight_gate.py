@@ -21,9 +21,8 @@ from saferun.system.procfs import comm
 LEAST_S = 1.0  # a further question gets at least this long
 HELD = (2, 46)  # CUDA errors that another process on the GPU explains
 MOST_ALONE = 16  # most GPUs that are tested one by one
-ALONE = LockPolicy(
-    gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None
-)  # recovery needs exclusive GPUs
+# Recovery needs exclusive GPUs.
+ALONE = LockPolicy(gpus="refuse", wait_s=0.0, slots=1, slot_memory_gib=None)
 
 
 def examine(
@@ -127,7 +126,7 @@ def recover_cuda_context(
     owner = lock_owner.this_process("saferun doctor --recover", "")
     named = [gpu for gpu in facts.gpus if gpu.uuid]
     try:
-        held = gpu_locks.acquire(named, ALONE, owner, environ, gpu_locks.World(say))
+        held = gpu_locks.acquire(named, ALONE, owner, environ, gpu_locks.Surroundings(say))
     except BusyError as busy:
         fix = "nothing is recovered while another run has them; wait for it to end"
         return (Finding(PROBLEM, "locks", busy.what, "", fix),)

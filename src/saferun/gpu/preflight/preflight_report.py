@@ -91,10 +91,7 @@ def _text(report: Mapping[str, Any], name: str) -> str:
 
 
 def judge(
-    document: Mapping[str, Any],
-    facts: GpuFacts,
-    timeout_s: float,
-    around: Around = NOTHING,
+    document: Mapping[str, Any], facts: GpuFacts, timeout_s: float, around: Around = NOTHING
 ) -> Judged:
     """Return the judgement on a test.
 

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
     from ..context import Context
 
-    ExceptHook = Callable[
-        [type[BaseException], BaseException, TracebackType | None],
-        object,
-    ]
+    ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _BASES = 9  # classes that an exception's own derives from, at most one fewer
@@ -50,10 +47,7 @@ class Watcher:
         self._done = False
 
     def hook(
-        self,
-        kind: "type[BaseException]",
-        value: BaseException,
-        trace: "TracebackType | None",
+        self, kind: "type[BaseException]", value: BaseException, trace: "TracebackType | None"
     ) -> None:
         """Record the exception, then call the previous hook.
 

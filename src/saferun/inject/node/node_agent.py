@@ -1,8 +1,8 @@
 """The agent's part in a run on several nodes: meet before each attempt, watch, wait for all.
 
 Target: torch.distributed.elastic, torch >= 2.4: `SimpleElasticAgent._rendezvous`, `.run`,
-`._shutdown` and `._exit_barrier` (agent/server/api.py, local_elastic_agent.py) and
-`get_rendezvous_handler` (rendezvous/registry.py).
+`._shutdown` and `._exit_barrier` (agent/server/api.py, local_elastic_agent.py); the rendezvous
+itself is in torch_rendezvous.py.
 Reason: each node has a saferun of its own. They must begin an attempt under one number, with the
 same mitigations, and know where the last one failed (node_agreement.py); and torchrun's agents
 notice no silent node (node_watch.py), wait for 300 s in the exit barrier, deaf to SIGTERM, and exit
@@ -26,7 +26,6 @@ import functools
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -35,18 +34,10 @@ from typing import Any, NoReturn
 from ...base import files
 from .. import hidden_frames, meeting
 from ..context import say
-from . import node_joining, node_return, node_watch
-from .node_agreement import (
-    BEGIN,
-    REFUSE,
-    REGROUP_STATUS,
-    Agreement,
-    Alone,
-    Loss,
-    NodeFacts,
-    Outcome,
-)
+from . import node_agreement, node_joining, node_return, node_watch, torch_rendezvous
+from .node_agreement import Agreement, Alone, LostNodes, MeetingOutcome, NodeFacts
 from .node_joining import SIGNALLED, fault, harmlessly, is_of_torch
+from .torch_rendezvous import TorchRendezvous
 
 VARIABLE = "SAFERUN_NODES"
 AGENT_API = "torch.distributed.elastic.agent.server.api"
@@ -54,15 +45,9 @@ REGISTRY = "torch.distributed.elastic.rendezvous.registry"
 MEET_S = 15.0  # all nodes have just left the same rendezvous
 # Approximate time between two attempts to join; opening a store takes about as long.
 AGAIN_S = 1.0
-# Nodes that join write one state in turn, and a node whose write came too late tries again. After a
-# failure all nodes come at the same time, so each waits a random part of this, multiplied by the
-# number of nodes.
-SPREAD_S, LONGEST_SPREAD_S = 0.005, 5.0
 DONE_LOOK_S = 0.01  # between two checks whether all nodes are done, if they end together
-CONNECT_S, LEAST_CONNECT_S = 60.0, 20.0  # torch's own limit for a store, and the least under load
+LEAST_CONNECT_S = 20.0  # for a connection under load
 LAST_CONNECT_S = 5.0  # after a failed try: the waiting nodes give up at about the same time
-CLOSE_S = 5.0  # limit for closing the rendezvous: its host may have lost power
-LAST_CALL_S = 30  # torchrun's own --rdzv-conf last_call_timeout=
 BACKENDS = ("c10d", "static")  # those with a store of torch's own
 
 
@@ -117,12 +102,11 @@ class NodeParticipant:
         self._directory: str | None = given["directory"]
         self._rejoin_s: float = given["rejoin_s"]
         self._since: float = given.get("since") or time.monotonic()
-        self._expects: bool = given.get("expects", False)
-        self._make: Callable[[Any], Any] | None = None  # get_rendezvous_handler of torch
-        self._parameters: Any = None  # its arguments
         self._back = node_return.Return(self._facts)
         self._joining = node_joining.Joining(self._facts, self._refuse, self._back)
-        self._read_timeout: bool | None = None  # whether the user has set it
+        self._torch = TorchRendezvous(
+            self._facts, self._rejoin_s, given.get("expects", False), self._back, self._joining
+        )
         self._was_early = False  # it met an attempt that was about to end in the rendezvous
         self._watch: node_watch.NodeWatch | None = None
         self._is_ending = False
@@ -130,38 +114,8 @@ class NodeParticipant:
         self._is_done = False  # all of them have succeeded
 
     def hook_registry(self, registry: ModuleType) -> None:
-        """From the second attempt on, limit the time to join to retry.rejoin_s."""
-        self._make = registry.get_rendezvous_handler
-
-        @hidden_frames.replace(registry, "get_rendezvous_handler")
-        def get_rendezvous_handler(original: Callable[[Any], Any], params: Any) -> Any:
-            self._parameters = params
-            harmlessly("the time to join is not bounded", lambda: self._bound(params))
-            begin = functools.partial(self._joining.begin, str(params.endpoint), say)
-            harmlessly("the wait for other nodes is not explained", begin)
-            return self._handler(self._since + self._rejoin_s)
-
-    def _bound(self, params: Any) -> None:
-        if self._attempt > 1:
-            least, most = getattr(params, "min_nodes", 1), getattr(params, "max_nodes", 1)
-            last_call_s = int(params.get("last_call_timeout", LAST_CALL_S)) if least < most else 0
-            if self._expects and last_call_s:  # otherwise the first of them would begin alone
-                last_call_s = max(last_call_s, LAST_CALL_S)
-                params.config["last_call_timeout"] = last_call_s
-            params.config.setdefault("join_timeout", int(self._rejoin_s) + last_call_s)
-            if params.backend == "static":
-                limit = int(params.config.get("timeout", self._rejoin_s))
-                params.config["timeout"] = min(limit, int(self._rejoin_s))
-
-    def _bound_connect(self, limit: float, least_s: float) -> None:
-        """Let torch give up a store that does not answer when our time is over, not later."""
-        if self._attempt == 1 or self._parameters.backend != "c10d":
-            return
-        left_s = max(least_s, min(CONNECT_S, limit - time.monotonic()))
-        if self._read_timeout is None:
-            self._read_timeout = "read_timeout" in self._parameters.config
-        if not self._read_timeout:
-            self._parameters.config["read_timeout"] = int(left_s)
+        """Have torch's rendezvous opened by us, within retry.rejoin_s."""
+        self._torch.hook(registry, lambda: self._handler(self._since + self._rejoin_s))
 
     def hook_agent(self, agent: Any) -> None:
         """Wrap an agent's methods for its beginning and its end."""
@@ -170,22 +124,11 @@ class NodeParticipant:
         hidden_frames.replace(agent, "run")(self._run)
 
     def _handler(self, limit: float) -> Any:
-        """Return a new handler of the rendezvous, which makes torch connect to its store."""
-        assert self._make is not None
+        """Return a new handler of the rendezvous, once its store can be reached."""
         least_s = LEAST_CONNECT_S
         while True:
             try:
-                bound = functools.partial(self._bound_connect, limit, least_s)
-                harmlessly("the time to connect is torch's own", bound)
-                handler = self._make(self._parameters)
-                if handler.get_backend() == "static":
-                    come = node_return.come_statically
-                    come = functools.partial(come, handler, self._back, self._facts, limit)
-                    handler.next_rendezvous = come
-                watch = functools.partial(self._joining.watch, handler, self._parameters.run_id)
-                # In attempt 1 torch itself notices a lost store.
-                harmlessly("the other nodes are not looked at", watch, store=self._attempt > 1)
-                return handler
+                return self._torch.opened(limit, least_s)
             except Exception as error:
                 if time.monotonic() > limit or not self._may_come_back(error):
                     self._give_up(error)
@@ -203,10 +146,7 @@ class NodeParticipant:
             return
         if self._watch is not None:
             self._watch.stop()
-        if getattr(spec.rdzv_handler, "_bootstrap_store_info", None) is not None:
-            # If the host stays the same, torch does not publish its store's address in a second
-            # round (dynamic_rendezvous.py), and a new node waits for it in vain.
-            spec.rdzv_handler._bootstrap_store_info = None
+        torch_rendezvous.forget_address(spec.rdzv_handler)
         self._join(original, agent, *rest)
         self._joining.end()
         if self._began and spec.max_restarts == 0:
@@ -223,22 +163,18 @@ class NodeParticipant:
     def _go_on(self, agent: Any) -> None:
         """Meet the other nodes; return to let the ranks start, or end the agent."""
         group = agent._worker_group
-        handler, store = group.spec.rdzv_handler, _prefixed(agent._store)
+        handler, store = group.spec.rdzv_handler, torch_rendezvous.ours(agent._store)
         rank, size = group.group_rank, group.group_world_size
-        agreement = self._meet(store, rank, size, _names(handler))
-        outcome: Outcome = {
-            "agreement": agreement,
-            "node": rank,
-            "began": self._began,
-        }
+        agreement = self._meet(store, rank, size, torch_rendezvous.hosts(handler))
+        outcome: MeetingOutcome = {"agreement": agreement, "node": rank, "began": self._began}
         self._write(outcome_name(self._attempt), outcome)
-        if agreement["action"] != BEGIN:
+        if agreement["action"] != node_agreement.BEGIN:
             try:
                 meeting.leave(store, size, stays=True)
             except RuntimeError:  # the store ends with its host, which has left
                 pass
             handler.shutdown = lambda: True  # the next attempt may use the same store
-            raise SystemExit(REGROUP_STATUS)
+            raise SystemExit(node_agreement.REGROUP_STATUS)
         if agreement["warning"]:
             say(agreement["warning"])
         self._say_root(agreement)
@@ -248,8 +184,7 @@ class NodeParticipant:
         """Join the rendezvous; leave one that is about to end, and join the next."""
         limit: float | None = None  # starts at the first failure: a spare node waits for hours
         if self._attempt > 1 and not self._began:
-            nodes_s = SPREAD_S * getattr(self._parameters, "min_nodes", 1)
-            time.sleep(_chance() * min(LONGEST_SPREAD_S, nodes_s))
+            time.sleep(_chance() * self._torch.spread_s)
         while True:
             try:
                 original(agent, *rest)
@@ -266,9 +201,8 @@ class NodeParticipant:
             if time.monotonic() > limit or not self._may_come_back(error, waited=True):
                 self._give_up(error)
             time.sleep(AGAIN_S * (0.5 + _chance()))
-            # Otherwise the others would take the old handler for a node that is present.
-            stop = getattr(agent._worker_group.spec.rdzv_handler, "_stop_heartbeats", lambda: None)
-            harmlessly("a node that is left seems to live", stop)
+            leave = functools.partial(torch_rendezvous.leave, agent._worker_group.spec.rdzv_handler)
+            harmlessly("a node that is left seems to live", leave)
             agent._worker_group.spec.rdzv_handler = self._handler(limit)
 
     def _give_up(self, error: Exception) -> NoReturn:
@@ -276,8 +210,7 @@ class NodeParticipant:
         is_signal = type(error).__name__ == SIGNALLED
         if is_signal or self._attempt == 1 or self._directory is None:
             raise error
-        where = str(getattr(self._parameters, "endpoint", ""))
-        alone: Alone = {"came": [], "unreached": where, "root": None}
+        alone: Alone = {"came": [], "unreached": self._torch.endpoint, "root": None}
         if isinstance(error, node_return.Over):
             alone = error.alone
         elif type(error).__name__ == "RendezvousTimeoutError":
@@ -285,17 +218,17 @@ class NodeParticipant:
         self._write(outcome_name(self._attempt), {"alone": alone})
         if not alone["unreached"]:
             time.sleep(node_joining.LEAVE_S)  # the store may end with this agent
-        raise SystemExit(REGROUP_STATUS)
+        raise SystemExit(node_agreement.REGROUP_STATUS)
 
     def _meet_anew(self, error: Exception) -> NoReturn:
         """Leave after ranks have run, because nodes came or went and did not meet again."""
         why = f"nodes have joined or left ({type(error).__name__})"
-        outcome: Outcome = {"again": why, "start": self._facts.get("start")}
+        outcome: MeetingOutcome = {"again": why, "start": self._facts.get("start")}
         self._write(outcome_name(self._attempt), outcome)
-        raise SystemExit(REGROUP_STATUS)
+        raise SystemExit(node_agreement.REGROUP_STATUS)
 
     def _is_early(self, agent: Any) -> bool:
-        store = _prefixed(agent._store)
+        store = torch_rendezvous.ours(agent._store)
         if not store.check(["result"]):
             return False
         self._was_early = True
@@ -304,7 +237,7 @@ class NodeParticipant:
     def _refuse(self, agreement: Agreement) -> None:
         self._joining.end()
         self._write(outcome_name(self._attempt), {"agreement": agreement, "node": 0})
-        raise SystemExit(REGROUP_STATUS)
+        raise SystemExit(node_agreement.REGROUP_STATUS)
 
     def _may_come_back(self, error: Exception, *, waited: bool = False) -> bool:
         """Return whether the failed rendezvous was that of the previous attempt.
@@ -314,7 +247,7 @@ class NodeParticipant:
             waited: whether this node had reached the rendezvous and waited there.
         """
         name = type(error).__name__
-        if name in ("RendezvousTimeoutError", "Over", SIGNALLED) or self._make is None:
+        if name in ("RendezvousTimeoutError", "Over", SIGNALLED) or not self._torch.is_hooked:
             return False
         lost = waited and name == "RendezvousConnectionError"
         return lost or name == "RendezvousClosedError" or self._attempt > 1 or self._was_early
@@ -322,29 +255,17 @@ class NodeParticipant:
     def _meet(self, store: Any, rank: int, size: int, names: dict[int, str]) -> Agreement:
         if rank == 0:
             self._facts = {**self._facts, "beats": node_watch.prepare(store, size)}
-        holds = harmlessly("the host of the rendezvous is not known", self._holds)
+        holds = harmlessly("the host of the rendezvous is not known", self._torch.holds)
         self._facts = {**self._facts, "holds": bool(holds)}
         agreement, missing = meeting.meet(
-            store, rank, size, self._facts, node_joining.compare, MEET_S
+            store, rank, size, self._facts, node_agreement.agree, MEET_S
         )
         if missing:
             known = [f"node {node} ({names.get(node, 'host not known')})" for node in missing]
             who = ", ".join(known)
             agreement["why"] = f"without saferun, or without its supervision, takes part: {who}"
-            agreement["action"] = REFUSE
+            agreement["action"] = node_agreement.REFUSE
         return agreement
-
-    def _holds(self) -> bool:
-        """Return whether this node hosts the rendezvous' store, according to torch itself."""
-        config = self._parameters.config
-        if self._parameters.backend == "static":
-            return int(config.get("rank", 0)) == 0
-        given = self._parameters.get_as_bool("is_host")
-        if given is not None:
-            return bool(given)
-        utils = sys.modules["torch.distributed.elastic.rendezvous.utils"]
-        host, _ = utils.parse_rendezvous_endpoint(self._parameters.endpoint, default_port=0)
-        return bool(utils._matches_machine_hostname(host))
 
     def _say_root(self, agreement: Agreement) -> None:
         root = agreement["root"]
@@ -373,10 +294,7 @@ class NodeParticipant:
             self._facts = {**self._facts, "start": start, "rerun": restarts}
         if not agreement["beats"]:
             return
-        handler = agent._worker_group.spec.rdzv_handler
-        raw, run = getattr(handler, "_store", None), handler.get_run_id()
-        prefix = sys.modules["torch.distributed"].PrefixStore
-        coming = None if raw is None else prefix(f"saferun/{run}", raw)
+        coming = torch_rendezvous.of_run(agent._worker_group.spec.rdzv_handler)
         self._watch = node_watch.NodeWatch(store, rank, hosts, self._attempt, end, coming)
         harmlessly("this node has no heartbeat", self._watch.start)
 
@@ -404,7 +322,7 @@ class NodeParticipant:
 
     def _ended(self, agent: Any, result: Any) -> None:
         if self._watch is not None:
-            self._bound_close(agent._worker_group.spec.rdzv_handler, self._watch)
+            torch_rendezvous.bound_close(agent._worker_group.spec.rdzv_handler, self._watch)
             succeeded = result is not None and not result.is_failed()
             if succeeded:
                 self._watch.stop()
@@ -413,35 +331,6 @@ class NodeParticipant:
             error = sys.exc_info()[1]  # only we raise SystemExit
             failed = error.code if isinstance(error, SystemExit) else 1
             self._watch.leave_with(0 if succeeded else int(failed or 0))
-
-    def _bound_close(self, handler: Any, watch: node_watch.NodeWatch) -> None:
-        """Make torch wait at most CLOSE_S for the rendezvous to be closed.
-
-        A host that has lost power closes no connection, so torch would wait for its answer until
-        the kernel gives up (924 s; tcp_retries2 in Documentation/networking/ip-sysctl.rst).
-        """
-        close = handler.shutdown
-
-        def shutdown() -> bool:
-            answers: list[Any] = []
-
-            def ask() -> None:
-                try:
-                    answers.append(close())
-                except BaseException as error:
-                    answers.append(error)
-
-            watch.closing = threading.Thread(target=ask, name="saferun-nodes", daemon=True)
-            watch.closing.start()
-            watch.closing.join(CLOSE_S)
-            if not answers:
-                say(f"the host of the rendezvous has not answered for {CLOSE_S:.0f} s at the end")
-                return False
-            if isinstance(answers[0], BaseException):
-                raise answers[0]
-            return bool(answers[0])
-
-        handler.shutdown = shutdown
 
     def _exit_barrier(self, original: Callable[..., Any], agent: Any, *rest: Any) -> Any:
         """Wait, in Python so that signals are handled, until the ranks of all nodes have ended."""
@@ -452,7 +341,7 @@ class NodeParticipant:
         return original(agent, *rest)
 
     def _await_all(self, agent: Any, watch: node_watch.NodeWatch) -> None:
-        store, size = _prefixed(agent._store), agent._worker_group.group_world_size
+        store, size = torch_rendezvous.ours(agent._store), agent._worker_group.group_world_size
         begun, longest_s = time.monotonic(), node_watch.every_s(size) / 2
         try:
             if store.add(node_watch.DONE, 1) >= size:
@@ -469,7 +358,7 @@ class NodeParticipant:
             raise SystemExit(1)
         watch.stop()
 
-    def _write(self, name: str, content: Outcome | Loss) -> None:
+    def _write(self, name: str, content: MeetingOutcome | LostNodes) -> None:
         """Write a file for the supervisor, which decides alone if there is none."""
         if self._directory is None:
             return
@@ -484,17 +373,6 @@ class NodeParticipant:
 def _chance() -> float:
     """Return a random number from 0 to 1."""
     return int.from_bytes(os.urandom(2), "big") / 0xFFFF
-
-
-def _names(handler: Any) -> dict[int, str]:
-    """Return the hosts by node rank, from a c10d rendezvous; {} for any other."""
-    holder = getattr(handler, "_state_holder", None)
-    participants = holder.state.participants if holder is not None else {}
-    return {rank: node.addr for node, rank in participants.items()}
-
-
-def _prefixed(store: Any) -> Any:
-    return sys.modules["torch.distributed"].PrefixStore("saferun", store)
 
 
 def _pids(agent: Any) -> list[int]:

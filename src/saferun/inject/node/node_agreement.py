@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 
-class Report(TypedDict):
+class NodeReport(TypedDict):
     """The failure of an attempt, as one node sees it."""
 
     attempt: int
@@ -44,7 +44,7 @@ class Offer(TypedDict):
     stamp: list[int]  # see system/checkpoints.py: equal for one file on every node
 
 
-class Start(TypedDict):
+class AgreedStart(TypedDict):
     """The state that the ranks of an attempt begin from."""
 
     evidence: int  # number of attempts in which the deciding nodes' ranks have run
@@ -60,8 +60,8 @@ class NodeFacts(TypedDict, total=False):
     host: str
     attempt: int  # the attempt that it is about to begin
     mitigations: list[str]
-    report: Report | None
-    start: Start
+    report: NodeReport | None
+    start: AgreedStart
     saferun: str
     torch: str
     nnodes: str  # --nnodes as given
@@ -70,8 +70,6 @@ class NodeFacts(TypedDict, total=False):
     resume_args: str
     content: str  # checksum of the script; "" if unknown
     rerun: bool  # torchrun has restarted the ranks of a running attempt
-    shared: str  # a directory and a word in it, which prove that nodes share it
-    run_dir: str  # the user's run directory for that; "" for none
     beats: bool  # node 0 has prepared the store for heartbeats
     holds: bool  # this node hosts the rendezvous' store
 
@@ -82,24 +80,23 @@ class Agreement(TypedDict):
     action: str  # BEGIN, REGROUP, STOP, REFUSE
     attempt: int
     mitigations: list[str]
-    root: Report | None
+    root: NodeReport | None
     why: str  # differences, by host, if the nodes do not fit
     warning: str  # tolerated differences; "" for none
     hosts: dict[str, str]  # node rank -> host
-    shared: str  # node 0's directory; "" if not all nodes share it
     beats: bool  # heartbeats are possible, according to node 0
-    start: Start | None
+    start: AgreedStart | None
     unfit: list[int]  # nodes that cannot begin from the common state; `why` explains it
     holder: str  # host of the rendezvous' store; "" if unknown
 
 
-class Outcome(TypedDict, total=False):
+class MeetingOutcome(TypedDict, total=False):
     """The result of a meeting that a node's agent writes: one of the first three keys."""
 
     agreement: Agreement
     alone: Alone
     again: str  # why the nodes have to meet again after ranks have run
-    start: Start | None  # the state from which they began; for `again`
+    start: AgreedStart | None  # the state from which they began; for `again`
     node: int  # the node's rank in the meeting
     began: bool  # this agent's ranks ran before the meeting
     at: float  # seconds since the epoch
@@ -110,10 +107,10 @@ class Alone(TypedDict):
 
     came: list[str]  # hosts
     unreached: str  # the endpoint that did not answer; "" if it did
-    root: Report | None  # the root among the reports of the nodes that came
+    root: NodeReport | None  # the root among the reports of the nodes that came
 
 
-class Loss(TypedDict, total=False):
+class LostNodes(TypedDict, total=False):
     """The message of an agent that has lost other nodes during an attempt."""
 
     why: str
@@ -132,12 +129,11 @@ NAMES = {
 }
 
 
-def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreement:
+def agree(facts: Mapping[int, NodeFacts]) -> Agreement:
     """Return what all nodes do next.
 
     Args:
         facts: the facts of all nodes, by node rank.
-        unseen: nodes whose directory the calling node does not see.
     """
     hosts = {str(node): fact["host"] for node, fact in facts.items()}
     attempt = max(fact["attempt"] for fact in facts.values())
@@ -171,9 +167,8 @@ def agree(facts: Mapping[int, NodeFacts], unseen: Sequence[int] = ()) -> Agreeme
         "mitigations": mitigations,
         "root": root,
         "why": why,
-        "warning": _other_contents(facts, hosts) or _not_shared(facts, unseen),
+        "warning": _other_contents(facts, hosts),
         "hosts": hosts,
-        "shared": "" if unseen else facts[min(facts)].get("shared", ""),
         "beats": facts[min(facts)].get("beats", False),
         "start": start,
         "unfit": lacking,
@@ -208,7 +203,7 @@ def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) 
     return offer["stamp"] == other["stamp"] or not (by_stamp or offer["step"] < 0)
 
 
-def differing(keys: Mapping[str, Any], start: Start) -> list[str]:
+def differing(keys: Mapping[str, Any], start: AgreedStart) -> list[str]:
     """Return the profile keys that differ from those with which an attempt begins."""
     names = sorted({*keys, *start["keys"]} - set(start["free"]))
     return [name for name in names if keys.get(name) != start["keys"].get(name)]
@@ -226,7 +221,7 @@ def _knowing(facts: Mapping[int, NodeFacts]) -> dict[int, NodeFacts]:
 
 def _start(
     facts: Mapping[int, NodeFacts], knowing: Mapping[int, NodeFacts]
-) -> tuple[Start | None, list[int]]:
+) -> tuple[AgreedStart | None, list[int]]:
     """Return the state from which all begin, and the deciding nodes that cannot use it."""
     starts = {node: fact["start"] for node, fact in sorted(knowing.items()) if "start" in fact}
     if not starts:
@@ -253,7 +248,7 @@ def _has(offers: Sequence[Offer], wanted: Offer) -> bool:
     return any(is_one(offer, wanted) for offer in offers)
 
 
-def _first_keys(starts: Sequence[Start]) -> tuple[dict[str, Any], list[str]]:
+def _first_keys(starts: Sequence[AgreedStart]) -> tuple[dict[str, Any], list[str]]:
     """Return the keys for a run that begins; for variables, only those equal on all nodes.
 
     The first node's hook settings are used. A profile's variables may concern only one machine.
@@ -264,7 +259,7 @@ def _first_keys(starts: Sequence[Start]) -> tuple[dict[str, Any], list[str]]:
     return {name: value for name, value in keys.items() if name not in free}, free
 
 
-def _begins(fact: NodeFacts, start: Start | None) -> bool:
+def _begins(fact: NodeFacts, start: AgreedStart | None) -> bool:
     """Return whether a node's ranks would begin from the common state."""
     if start is None or "start" not in fact:
         return start is None
@@ -288,7 +283,7 @@ def _not_seen(
     )
 
 
-def root_report(reports: Sequence[Report | None]) -> Report | None:
+def root_report(reports: Sequence[NodeReport | None]) -> NodeReport | None:
     """Return the report of the node where the failure began; None if there is none."""
     given = [report for report in reports if report is not None]
     latest = max((report["attempt"] for report in given), default=0)
@@ -329,13 +324,3 @@ def _other_contents(facts: Mapping[int, NodeFacts], hosts: Mapping[str, str]) ->
         return ""
     groups = ", another one on ".join(", ".join(on) for on in values.values())
     return f"{facts[min(facts)]['script']} is one file on {groups}; copy one of them to all nodes"
-
-
-def _not_shared(facts: Mapping[int, NodeFacts], unseen: Sequence[int]) -> str:
-    """Return a warning that not all nodes see a given run directory; "" after attempt 1."""
-    for node in unseen:
-        fact = facts[node]
-        if fact.get("run_dir") and fact.get("shared") and fact["attempt"] == 1:
-            where = f"the run directory of {fact['host']} ({fact['run_dir']})"
-            return f"{where} is not seen by all nodes: they tell each other by the rendezvous"
-    return ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import socket
 import sys
 import threading
@@ -33,7 +32,6 @@ LEAVE_S = 3.0  # the store ends with its host, and the others look once a second
 SELDOM_S = 0.9  # between two checks for a refusal: nodes that join read states in bursts
 FAULT_CHARS = 300  # longest message: torch's may contain a C++ stack
 DELAY_S = 5.0  # allowed age of a heartbeat when it is first seen
-WORD_FILE = "word"  # in a directory that a node offers (supervise/nodes/shared_reports.py)
 SIGNALLED = "SignalException"  # raised by torchrun's handler of SIGTERM: a subclass of Exception
 
 _reported: set[str] = set()  # lines about our own faults that were printed
@@ -166,24 +164,6 @@ class Joining:
             f"{self._facts['host']} has waited for other nodes at {where} for {WAITED_S:.0f} s; "
             f"--nnodes is {self._facts['nnodes']}, and these have come: {names}"
         )
-
-
-def compare(facts: dict[int, NodeFacts]) -> Agreement:
-    """Compare all nodes' facts; one node does so, and looks for their directories."""
-    unseen = [node for node in facts if not _sees(facts[node].get("shared", ""))]
-    return node_agreement.agree(facts, unseen)
-
-
-def _sees(shared: str) -> bool:
-    """Return whether a directory that a node offers is the same one here, by the word in it."""
-    if not shared:
-        return False
-    place, word = json.loads(shared)
-    try:
-        with open(os.path.join(place, WORD_FILE), encoding="utf-8") as file:
-            return bool(file.read(len(word) + 1) == word)
-    except (OSError, UnicodeError):
-        return False
 
 
 def addresses(host: str) -> str:

@@ -89,11 +89,7 @@ class Return:
             for number in range(1, int(self._store.get(f"{self._prefix}/report")) + 1):
                 key = f"{self._prefix}/report/{number}"
                 reports += [json.loads(self._store.get(key))] if self._store.check([key]) else []
-        alone: Alone = {
-            "came": sorted(set(came)),
-            "unreached": "",
-            "root": root_report(reports),
-        }
+        alone: Alone = {"came": sorted(set(came)), "unreached": "", "root": root_report(reports)}
         first = self._store.compare_set(f"{self._prefix}/over", "", json.dumps(alone))
         told: Alone = json.loads(first)
         return told

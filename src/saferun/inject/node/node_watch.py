@@ -178,11 +178,9 @@ class NodeWatch:
             return
         self._failed.set()
         self._wake.set()
-        self._told.wait(2 * BEAT_S if self._is_fresh() else STALE_S)
+        is_fresh = time.monotonic() - self._answered_at < 2 * self._every_s
+        self._told.wait(2 * BEAT_S if is_fresh else STALE_S)
         self.stop()
-
-    def _is_fresh(self) -> bool:
-        return time.monotonic() - self._answered_at < 2 * self._every_s
 
     def _beat_on(self) -> None:
         beats, count = Beats(len(self._hosts), time.monotonic()), 0

@@ -163,11 +163,7 @@ class Imported:
     """
 
     def __init__(
-        self,
-        born: Mapping[str, str],
-        path: str,
-        at_start: Container[str],
-        read: Iterable[str] = (),
+        self, born: Mapping[str, str], path: str, at_start: Container[str], read: Iterable[str] = ()
     ) -> None:
         self.born, self._read = dict(born), set(read)
         self._path, self._at_start = path, at_start

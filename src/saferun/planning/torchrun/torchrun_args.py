@@ -86,10 +86,7 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 
 
 def parse(
-    argv: Sequence[str],
-    *,
-    options: Sequence[Option] = OPTIONS,
-    own: Mapping[str, str | None] = OWN,
+    argv: Sequence[str], *, options: Sequence[Option] = OPTIONS, own: Mapping[str, str | None] = OWN
 ) -> Parsed:
     """Read the arguments after `saferun` (or `saferun run`).
 

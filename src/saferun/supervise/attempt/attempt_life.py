@@ -61,11 +61,7 @@ class AttemptLife(StateMachine):
     """
 
     def __init__(
-        self,
-        standby: Standby,
-        spec: AttemptSpec,
-        observer: Observer,
-        clock: Callable[[], float],
+        self, standby: Standby, spec: AttemptSpec, observer: Observer, clock: Callable[[], float]
     ) -> None:
         super().__init__(OWN_GROUP if spec.own_group else OUR_GROUP, STARTING)
         self._standby = standby

@@ -15,7 +15,7 @@ import signal
 import time
 
 from saferun.base import prctl
-from saferun.errors import EXIT_UNAVAILABLE, FaultError, UnavailableError
+from saferun.errors import EXIT_UNAVAILABLE, OWN_FAULT, FaultError, UnavailableError
 from saferun.inject import contract
 from saferun.keeper import protocol
 from saferun.supervise.attempt import keeper_loss
@@ -103,11 +103,7 @@ def _start(spec: AttemptSpec, standby: Standby, signals: Signals) -> protocol.St
 
 
 def _follow(
-    life: AttemptLife,
-    standby: Standby,
-    start: protocol.Start,
-    observer: Observer,
-    signals: Signals,
+    life: AttemptLife, standby: Standby, start: protocol.Start, observer: Observer, signals: Signals
 ) -> None:
     """Handle messages and signals until the keeper reports the end of the attempt or dies."""
     prctl.become_subreaper()
@@ -156,7 +152,7 @@ def _last_report(
         ended = keeper_loss.take_over(life, standby, observer, signals)
         if life.keeper_failed and not life.launcher:
             raise FaultError(
-                "saferun's keeper failed before the job's start, a fault of saferun's own",
+                f"saferun's keeper failed before the job's start, {OWN_FAULT}",
                 where="its traceback stands above",
                 fix="please report it; SAFERUN_DISABLE=1 runs torchrun without saferun",
             )

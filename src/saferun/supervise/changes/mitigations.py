@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
+from saferun.errors import own_fault
 from saferun.journal import mitigation_history
 from saferun.journal.mitigation_history import Entry, Key
 from saferun.journal.receipts import Receipt, missed, nccl
@@ -20,7 +21,6 @@ from saferun.model import LaunchOptions, LaunchPlan
 from saferun.planning import mitigation_catalog, mitigation_overlay
 from saferun.planning.inputs import RunInputs
 from saferun.profile.schema import in_range
-from saferun.supervise import faults
 from saferun.system.gpus import driver_version
 from saferun.system.redact import Masker
 from saferun.system.stderr import say
@@ -164,9 +164,7 @@ class RunMitigations:
         self, gathered: RunInputs, base: LaunchPlan, names: Sequence[str]
     ) -> mitigation_overlay.Situation:
         if self._probes is None:
-            from saferun.supervise.changes.probes import (
-                Probes,
-            )  # sockets, tempfile: few runs need them
+            from saferun.supervise.changes.probes import Probes  # sockets: few runs need them
 
             self._probes = Probes(self._environ, self._prefix, self._directory)
         here = mitigation_overlay.Situation(
@@ -192,7 +190,7 @@ class RunMitigations:
             if line := self.recall(gathered):
                 say(line)
         except Exception as error:
-            say(faults.worded("the history of mitigations could not be read", error))
+            say(own_fault("the history of mitigations could not be read", error))
 
     def recall(self, gathered: RunInputs) -> str:
         """Put in force what helped this script here before; return a message about it, or ""."""

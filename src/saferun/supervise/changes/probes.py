@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from saferun.system import command
-from saferun.system.interfaces import addresses
+from saferun.system.interfaces import addresses, is_loopback
 
 PTXAS_TIMEOUT_S = 10.0  # `ptxas --version` takes 10 ms, or seconds on a network file system
 TOOLKITS = "/usr/local/cuda*/bin"  # where CUDA is installed by default
@@ -211,7 +211,7 @@ def reachable_interface(host: str, nodes: int) -> str | None:
         for name in target:
             address = _own_address(name)
             found = interfaces.get(address or "")
-            if found and (alone or not _is_loopback(address or "")):
+            if found and (alone or not is_loopback(address or "")):
                 return found
     return "lo" if alone and "127.0.0.1" in interfaces else None
 
@@ -230,7 +230,3 @@ def _own_address(host: str) -> str | None:
         except OSError:
             continue
     return None
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"

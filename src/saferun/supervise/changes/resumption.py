@@ -16,7 +16,8 @@ from saferun.base.durations import seconds
 from saferun.diagnosis import work_lost
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.work_lost import WorkLost
-from saferun.inject.node.node_agreement import Offer, Start, is_one
+from saferun.errors import own_fault
+from saferun.inject.node.node_agreement import AgreedStart, Offer, is_one
 from saferun.journal import receipts
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.planning import resume
@@ -82,7 +83,7 @@ class Resumption:
         if self._pattern and not self._requeued:
             self._before = {one.checkpoint.path: one.stamp for one in self._find()}
 
-    def checkpoint(self, number: int, agreed: Start | None = None) -> Checkpoint | None:
+    def checkpoint(self, number: int, agreed: AgreedStart | None = None) -> Checkpoint | None:
         """Return the checkpoint from which attempt `number` resumes, and print it.
 
         Args:
@@ -94,7 +95,7 @@ class Resumption:
             return self._harmlessly(lambda: self._announced(number, agreed))
         return None
 
-    def _announced(self, number: int, agreed: Start | None) -> Checkpoint | None:
+    def _announced(self, number: int, agreed: AgreedStart | None) -> Checkpoint | None:
         if agreed is not None:
             self._adopt(agreed["offers"] or [])
         found = self._complete(1 if self._first.options.nodes == 1 else _OFFERED)
@@ -283,7 +284,7 @@ class Resumption:
 
     def _harmlessly(self, work: Callable[[], T]) -> T | None:
         what = "the checkpoints could not be looked at"
-        return faults.contained(work, None, lambda error: self._say(faults.worded(what, error)))
+        return faults.contained(work, None, lambda error: self._say(own_fault(what, error)))
 
 
 def _offer(found: Found) -> Offer:

@@ -34,7 +34,6 @@ def of_run(gathered: RunInputs) -> node_agreement.NodeFacts:
         "nnodes": least if least == most or not most else f"{least}:{most}",
         "script": os.path.basename(line.script or ""),
         "content": _checksum(line.script),
-        "run_dir": gathered.request.run_dir or "",
         "resume": json.dumps(profile.settings.retry.resume) if resume.checkpoints else "none",
         "resume_args": " ".join(profile.settings.retry.resume_args) or "none",
     }

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
-from saferun.inject.node.node_agreement import Start
+from saferun.inject.node.node_agreement import AgreedStart
 from saferun.model import LaunchPlan
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt_end import AttemptEnd
+from saferun.supervise.one_attempt import Attempt
 
 
 class Agreed(NamedTuple):
@@ -36,7 +37,7 @@ class Nodes:
         start: what the nodes have agreed on for the next attempt; None: nothing yet.
     """
 
-    start: Start | None = None
+    start: AgreedStart | None = None
 
     def begins(self, number: int, gathered: RunInputs) -> RunInputs:
         """Return the inputs of the next attempt: its number, and a profile that all nodes share.
@@ -51,16 +52,13 @@ class Nodes:
         """Return the variables with which an attempt's agent meets the other nodes."""
         return {}
 
-    def met(
-        self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
-    ) -> Agreed:
+    def met(self, attempt: Attempt, ended: AttemptEnd, last: AttemptOutcome | None) -> Agreed:
         """Return the nodes' agreement before an attempt that has now ended.
 
         Args:
-            plan: the attempt's plan.
-            ended: how the attempt ended.
+            attempt: the attempt.
+            ended: how it ended.
             last: the last attempt with ranks before it.
-            ranks_ran: ranks were seen during the attempt.
 
         Returns:
             With a decision if no rank was started; without one if ranks ran, or may have run.

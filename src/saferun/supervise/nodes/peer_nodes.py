@@ -1,11 +1,10 @@
 """The other nodes of a run: each has its own saferun, and all run this same code.
 
-After a failure the nodes exchange their reports through a directory that all of them see, where
-there is one (shared_reports.py). Before an attempt the agents meet in their store
-(inject/node/node_agent.py): each brings the attempt's number, the mitigations in force and, where
-it has not been exchanged, its report of the attempt before. All get one agreement. A node whose own
-decision is to stop attends that meeting, too, so that all learn why; its agent leaves before a rank
-is started. A node that never met the others (a wrong endpoint) decides alone.
+Before an attempt the agents meet in their store (inject/node/node_agent.py): each brings the
+attempt's number, the mitigations in force and its report of the attempt before. All get one
+agreement. A node whose own decision is to stop attends that meeting, too, so that all learn why;
+its agent leaves before a rank is started. A node that never met the others (a wrong endpoint)
+decides alone.
 
 Runs on one node never use this module.
 """
@@ -29,14 +28,15 @@ from saferun.diagnosis.deciding.retry_policy import AGAIN, STOP
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.errors import EXIT_CONFIG
 from saferun.inject.node import node_agent, node_agreement
-from saferun.inject.node.node_agreement import Agreement, Alone, NodeFacts, Report, Start
+from saferun.inject.node.node_agreement import AgreedStart, Agreement, Alone, NodeReport
 from saferun.journal.event_types import NodesMet
 from saferun.model import LaunchPlan, as_tree
 from saferun.planning.inputs import RunInputs
 from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.changes.resumption import Resumption
-from saferun.supervise.nodes import node_facts, shared_reports
+from saferun.supervise.nodes import node_facts
 from saferun.supervise.nodes.nodes import Agreed, Nodes, Telling
+from saferun.supervise.one_attempt import Attempt
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
 
@@ -67,13 +67,9 @@ class PeerNodes(Nodes):
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
         self._temporary: str | None = None  # replaces a run directory that cannot be written to
-        self._facts: NodeFacts = {
-            **node_facts.of_run(gathered),
-            "shared": shared_reports.offer(record.path),
-        }
-        self._report: Report | None = None  # on the last attempt here, for the meeting
+        self._facts = node_facts.of_run(gathered)
+        self._report: NodeReport | None = None  # on the last attempt here, for the meeting
         self._comes_back = False  # the nodes have met, and an attempt has failed since
-        self._shared = ""  # what node 0 offered
         self._lost: list[str] = []  # the nodes that went silent in the last attempt
         self._own = Decision(AGAIN, "")  # what this node alone would do after it
         self._holder = ""  # the host of the rendezvous' store
@@ -81,7 +77,7 @@ class PeerNodes(Nodes):
         self._since: float | None = None  # start of the wait for others, on the monotonic clock
         self._hosts: dict[str, str] = {}  # hosts at the last meeting, by node rank
         self._regroups = 0
-        self._outcome: node_agreement.Outcome | None = None  # what the last meeting decided
+        self._outcome: node_agreement.MeetingOutcome | None = None  # what the last meeting decided
         self._node = 0  # the rank of this one in the last meeting
         self._keys: tuple[dict[str, Any], list[str]] | None = None  # agreed for the run
         self._evidence = 0  # attempts with ranks, known to those who decided on the last start
@@ -132,7 +128,7 @@ class PeerNodes(Nodes):
         offers = self._resumption.offers
         path = plan.checkpoint.path if plan.checkpoint else ""
         keys, free = self._keys or (node_facts.keys(profile), [])
-        start: Start = {
+        start: AgreedStart = {
             "evidence": self._evidence,
             "checkpoint": next((offer for offer in offers if offer["path"] == path), None),
             "offers": offers,
@@ -154,37 +150,35 @@ class PeerNodes(Nodes):
         }
         return {node_agent.VARIABLE: json.dumps(value, separators=(",", ":"))}
 
-    def met(
-        self, plan: LaunchPlan, ended: AttemptEnd, last: AttemptOutcome | None, *, ranks_ran: bool
-    ) -> Agreed:
+    def met(self, attempt: Attempt, ended: AttemptEnd, last: AttemptOutcome | None) -> Agreed:
         """Return the nodes' agreement before an attempt that has now ended.
 
         Args:
-            plan: the attempt's plan.
-            ended: how the attempt ended.
+            attempt: the attempt.
+            ended: how it ended.
             last: the last attempt with ranks before it.
-            ranks_ran: ranks were seen during the attempt.
 
         Returns:
             With a decision if no rank was started; without one if ranks ran, or may have run.
         """
-        outcome: node_agreement.Outcome | None = self._read(node_agent.outcome_name(self._number))
+        outcome: node_agreement.MeetingOutcome | None = self._read(
+            node_agent.outcome_name(self._number)
+        )
         self._outcome = outcome if outcome and "agreement" in outcome else None
         self._since = None
         ends = ended.exit_code == 0 or ended.end_requested
         if ends and self._outcome is None:
             return Agreed()
         if outcome is None:
-            is_lost = self._comes_back and not ranks_ran
+            is_lost = self._comes_back and not attempt.evidence.ranks_ran
             return Agreed(self._agent_lost(ended) if is_lost else None)
         if "alone" in outcome:
-            return self._not_met(plan, outcome["alone"], last)
+            return self._not_met(attempt.plan, outcome["alone"], last)
         if "again" in outcome:
             return Agreed(self._anew(outcome["again"], outcome["start"]))
         agreement = outcome["agreement"]
         self._node = outcome["node"]
-        self._hosts, self._shared = agreement["hosts"], agreement["shared"]
-        self._holder = agreement["holder"]
+        self._hosts, self._holder = agreement["hosts"], agreement["holder"]
         known: dict[str, Any] = {**agreement, "attempt": self._number}
         self._record.journal.event(NodesMet(**{name: known[name] for name in NodesMet._fields}))
         last = self._with_root(last, agreement["root"])
@@ -207,7 +201,7 @@ class PeerNodes(Nodes):
         self._status = ended.exit_code
         return Decision(STOP, f"{why}, {AGENTS} times in a row")
 
-    def _anew(self, why: str, start: Start | None) -> Decision:
+    def _anew(self, why: str, start: AgreedStart | None) -> Decision:
         """Return the decision to meet again after ranks have run, since nodes came or went."""
         if start is not None:
             self._evidence, self._keys = start["evidence"], (start["keys"], start["free"])
@@ -222,10 +216,7 @@ class PeerNodes(Nodes):
     def _not_met(self, plan: LaunchPlan, alone: Alone, last: AttemptOutcome | None) -> Agreed:
         """Return the end of a run whose nodes did not meet again."""
         self._status = 1
-        root = alone["root"]
-        if root is None and last:  # it is too late to wait for it
-            root = shared_reports.read(self._shared, last.number, self._hosts)
-        if root and last:
+        if (root := alone["root"]) and last:
             last = self._with_root(last, root)
             decision = self._decided_by(root, plan.mitigations)
             if decision.action == STOP:
@@ -280,7 +271,7 @@ class PeerNodes(Nodes):
             why = f"the others go on without {without}: {agreement['why']}"
         return Agreed(Decision(AGAIN, why), last, tuple(agreement["mitigations"]))
 
-    def _take(self, start: Start | None) -> None:
+    def _take(self, start: AgreedStart | None) -> None:
         """Begin the next attempt as the nodes at the meeting decided."""
         if start is None or start["offers"] is None:
             self.start = None  # they have not looked yet: their ranks were running until now
@@ -294,7 +285,9 @@ class PeerNodes(Nodes):
             there, here = start["keys"].get(name, "not set"), own.get(name, "not set")
             self._say(f"{name} is {there} as on the other nodes of the run, not {here}")
 
-    def _with_root(self, last: AttemptOutcome | None, root: Report | None) -> AttemptOutcome | None:
+    def _with_root(
+        self, last: AttemptOutcome | None, root: NodeReport | None
+    ) -> AttemptOutcome | None:
         """Return the last attempt as the node knows it where the failure began."""
         if root is None or last is None or root["attempt"] != last.number:
             return last
@@ -308,7 +301,7 @@ class PeerNodes(Nodes):
 
     def lost(self) -> str:
         """Return the agent's message on nodes that it lost in its last attempt; "" for none."""
-        loss: node_agreement.Loss | None = self._read(node_agent.loss_name(self._number))
+        loss: node_agreement.LostNodes | None = self._read(node_agent.loss_name(self._number))
         self._lost = [] if loss is None else [str(node) for node in loss["nodes"]]
         return "" if loss is None else loss["why"]
 
@@ -350,16 +343,12 @@ class PeerNodes(Nodes):
         }
         self._comes_back = True
         self._since = time.monotonic() + decision.delay_s
-        others = self._hosts.keys() - self._lost
-        if root := shared_reports.exchange(self._shared, self._report, others):
-            agreed = self._with_root(last, root)
-            return Agreed(self._decided_by(root, last.mitigations), agreed)
         if leaves:  # it attends no meeting: a spare node can take its place
             return Agreed(decision)
         delay_s = decision.delay_s if decision.action == AGAIN else 0.0
         return Agreed(Decision(AGAIN, decision.reason, delay_s, decision.add))
 
-    def _decided_by(self, root: Report, in_force: tuple[str, ...]) -> Decision:
+    def _decided_by(self, root: NodeReport, in_force: tuple[str, ...]) -> Decision:
         """Return the decision of the node where the failure began; all nodes have read it."""
         is_here = self._report is not None and root["node"] == self._report["node"]
         self._report, self._own = None, Decision(AGAIN, "")
@@ -384,7 +373,7 @@ class PeerNodes(Nodes):
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _read(self, name: str) -> Any:  # parsed JSON: an Outcome or a Loss
+    def _read(self, name: str) -> Any:  # parsed JSON: an MeetingOutcome or a LostNodes
 
         directory = self._directory()
         if directory is None:

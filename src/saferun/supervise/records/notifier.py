@@ -11,11 +11,10 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from saferun.base.durations import seconds
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
@@ -24,10 +23,12 @@ from saferun.journal.event_types import LossLost
 from saferun.model import LaunchPlan
 from saferun.supervise.ready import keeper_pool
 from saferun.system import paths
+from saferun.system.command import Child
 from saferun.system.printable import printable
 
 LIMIT_S = 10.0  # time for the command
 _END_S = 5.0  # extra time in which its process ends it
+_LOOK_S = 0.02  # between two checks at the end of the run whether a command has ended
 _MOST_CHARS = 2000  # longest text in an event
 
 _BOOT = (
@@ -40,8 +41,8 @@ class _Started(NamedTuple):
     """A started command."""
 
     event: str
-    process: subprocess.Popen[bytes]  # bounds the command, and kills it when stdin closes
-    report: IO[bytes]  # the reason of a failure, then end of file
+    child: Child  # bounds the command; its output is the reason of a failure
+    lifeline: int  # descriptor that ends the command when it closes
     until_s: float  # on the monotonic clock
 
 
@@ -155,7 +156,7 @@ class Notifier:
 
     def pids(self) -> list[int]:
         """Return the pids of running commands, which are not part of an attempt."""
-        return [one.process.pid for one in self._running]
+        return [one.child.pid for one in self._running if one.child.pid]
 
     def close(self, wake: int) -> None:
         """Wait for the running commands, each within its limit.
@@ -164,60 +165,45 @@ class Notifier:
             wake: a descriptor that is readable when a signal asks for the end, which then ends
                 them; -1 for none.
         """
+        poller = select.poll()  # select(2) takes no descriptor above 1023
+        if wake >= 0:
+            poller.register(wake, select.POLLIN)
         for one in self._running:
-            left_s = 0.0 if self._hurried else max(0.0, one.until_s - time.monotonic())
-            _wait([one.report.fileno(), *([wake] if wake >= 0 else [])], left_s)
+            until_s = 0.0 if self._hurried else one.until_s
+            while not one.child.has_ended() and time.monotonic() < until_s:
+                if poller.poll(_LOOK_S * 1e3):
+                    break
             self._finish(one)
         self._running.clear()
 
     def _sweep(self) -> None:
         """Finish the commands that have ended."""
         for one in list(self._running):
-            if select.select([one.report], [], [], 0)[0]:
+            if one.child.has_ended():
                 self._running.remove(one)
                 self._finish(one)
 
     def _start(self, event: str, line: bytes) -> _Started:
         argv = [sys.executable, "-I", "-S", "-c", keeper_pool.prologue() + _BOOT]
         argv += [os.path.dirname(paths.PACKAGE), str(LIMIT_S), *self._command]
-        process = subprocess.Popen(  # noqa: S603 - a tuple, no shell
-            argv,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=self._environ,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has died, and its report is empty
-            process.stdin.write(line)
-        return _Started(event, process, process.stdout, time.monotonic() + LIMIT_S + _END_S)
+        reading, lifeline = os.pipe()
+        child = Child(argv, self._environ, stdin=reading)
+        os.close(reading)
+        with contextlib.suppress(BrokenPipeError):  # it has died, and its answer says so
+            os.write(lifeline, line)
+        return _Started(event, child, lifeline, time.monotonic() + LIMIT_S + _END_S)
 
     def _finish(self, one: _Started) -> None:
         """End a command that still runs, and report why it failed."""
-        if one.process.stdin:
-            one.process.stdin.close()
-        if not _wait([one.report.fileno()], _END_S):
-            one.process.kill()
-        text = os.read(one.report.fileno(), 1 << 14).decode("utf-8", "replace")
-        one.report.close()
-        one.process.wait()
-        if text:
+        os.close(one.lifeline)
+        one.child.wait(_END_S)
+        answer = one.child.take()
+        if text := answer.out or answer.trouble:
             self._complain(one.event, text)
 
     def _complain(self, event: str, why: str) -> None:
         text = f"notify: `{self._command[0]}` {why} (event {event})"
         self._say(printable(self._masked(text)))
-
-
-def _wait(files: Sequence[int], limit_s: float) -> bool:
-    """Wait until one of the descriptors is readable; return False after the time limit."""
-    poller = select.poll()  # select(2) takes no descriptor above 1023
-    for fd in files:
-        poller.register(fd, select.POLLIN)
-    return bool(poller.poll(limit_s * 1e3))
 
 
 def cleaned(value: Any, masked: Callable[[str], str], most: int) -> Any:

@@ -15,17 +15,8 @@ from saferun.diagnosis.attempt_outcome import REPLACED, AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.evidence import NoNumber
 from saferun.diagnosis.silence import Place
-from saferun.journal import rank_files
-from saferun.journal.event_types import (
-    AttemptBegun,
-    Fault,
-    HangSeen,
-    JobStarted,
-    LossLost,
-    RunEnded,
-    SlowRank,
-    Stall,
-)
+from saferun.journal import event_types, rank_files
+from saferun.journal.event_types import AttemptBegun, LossLost, SlowRank
 from saferun.journal.writer import Journal
 from saferun.model import Checkpoint, Identity, LaunchPlan
 from saferun.planning.inputs import RunInputs
@@ -87,7 +78,7 @@ class Record:
 
     def started(self, keeper: int, launcher: int) -> None:
         """Record an attempt's processes, and use the time to write the last attempt's output."""
-        self.journal.event(JobStarted(keeper, launcher))
+        self.journal.event(event_types.JobStarted(keeper, launcher))
         self.keep_tails()
 
     def ended(self, ended: AttemptEnd, outcome: AttemptOutcome) -> None:
@@ -135,7 +126,7 @@ class Record:
         """
         text = "\n".join(stacks.values())
         file = self.journal.stacks(text) if text else None
-        self.journal.event(HangSeen(silent_s, tuple(places), file))
+        self.journal.event(event_types.HangSeen(silent_s, tuple(places), file))
         self.journal.sync()
         if self.notifier and not asked:
             self.notifier.hang(self._attempt, silent_s, places)
@@ -149,7 +140,7 @@ class Record:
             silent_s: length of the silence in seconds.
             places: where each rank is.
         """
-        self.journal.event(Stall(line, round(silent_s, 1), tuple(places)))
+        self.journal.event(event_types.Stall(line, round(silent_s, 1), tuple(places)))
 
     def loss(self, found: NoNumber, line: str, saved: Checkpoint | None) -> None:
         """Record that the loss is not a number any more.
@@ -188,7 +179,7 @@ class Record:
 
     def fault(self, error: Exception, *, traceback: str = "") -> None:
         """Record a fault of saferun itself; the job continues."""
-        self.journal.event(Fault(f"{type(error).__name__}: {error}", traceback))
+        self.journal.event(event_types.Fault(f"{type(error).__name__}: {error}", traceback))
 
     def mask_ranks(self, identity: Identity) -> None:
         """Remove the secrets from an attempt's rank files before anything reads them."""
@@ -211,7 +202,7 @@ class Record:
             advice: how often the job should save; "" for nothing.
             asked: a signal from outside ended it.
         """
-        self.journal.event(RunEnded(status, reason, advice, asked))
+        self.journal.event(event_types.RunEnded(status, reason, advice, asked))
         self.keep_tails()
         if self.notifier and self.journal.is_whole:
             self.notifier.run_ended(status, reason, asked=asked)

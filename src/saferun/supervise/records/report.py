@@ -14,11 +14,7 @@ from saferun.journal import trials
 from saferun.supervise.attempt_end import AttemptEnd
 
 
-def show(
-    say: Callable[[str], None],
-    ended: AttemptEnd,
-    lines: Sequence[str],
-) -> None:
+def show(say: Callable[[str], None], ended: AttemptEnd, lines: Sequence[str]) -> None:
     """Print messages after an attempt's output, each on a line of its own.
 
     Args:
@@ -94,11 +90,7 @@ def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:
     return trials.headline(made, crashed, replaced) if made else ""
 
 
-def asked_lines(
-    history: Sequence[AttemptOutcome],
-    number: int,
-    journal: str | None,
-) -> list[str]:
+def asked_lines(history: Sequence[AttemptOutcome], number: int, journal: str | None) -> list[str]:
     """Return the messages of a run that a signal ended between attempts.
 
     Args:

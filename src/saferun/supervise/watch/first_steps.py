@@ -15,7 +15,6 @@ from saferun.diagnosis.reading import log_reader, progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.beside import NEVER_S, Beside
-from saferun.supervise.watch import live_output
 from saferun.supervise.watch.running_job import RunningJob
 
 _EVERY_S = 3.0
@@ -36,7 +35,7 @@ class FirstSteps(Beside):
         self._job = job
         self._ends = agree == "error" and (job.number > 1 or plan.checkpoint is not None)
         self._left = 0 if agree == "off" or plan.launcher != "torchrun" else _LOOKS
-        self._sizes = live_output.sizes(job.launcher)  # sizes of its files before the attempt
+        self._sizes = job.sizes()  # sizes of its files before the attempt
 
     def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
@@ -53,9 +52,8 @@ class FirstSteps(Beside):
             self._compare(_lines_of(ended.report.heads))
 
     def _lines(self) -> list[Line]:
-        found = live_output.beginnings(self._job.keeper, self._job.launcher, self._sizes)
-        lines = [*_lines_of(found)]
-        for rank, files in live_output.of_ranks(self._job.launcher).items():
+        lines = [*_lines_of(self._job.beginnings(self._sizes))]
+        for rank, files in self._job.beginnings_of_ranks().items():
             lines += [line._replace(rank=rank) for line in _lines_of(files)]
         return lines
 

@@ -299,7 +299,7 @@ class HangWatch(Beside):
         matters = self.state != WATCHING or self._is_wanted or self._silence.is_quiet(at_s)
         if matters or at_s >= self._tree_until_s:
             self._tree, self._tree_until_s = work_signs.tree(), at_s + _TREE_S
-        now = work_signs.observe_job(self._job.launcher, at_s, self._tree)
+        now = self._job.look(at_s, self._tree)
         ranks = [one.pid for one in now.ranks] if now else []
         self._looks += 1
         if ranks != self._ranks or self._looks < _FIRST:
@@ -406,11 +406,7 @@ class HangWatch(Beside):
 
 
 # What a look does in each state.
-_STEPS = {
-    WATCHING: HangWatch._watch,
-    STACKS: HangWatch._await_stacks,
-    REST: HangWatch._await_rest,
-}
+_STEPS = {WATCHING: HangWatch._watch, STACKS: HangWatch._await_stacks, REST: HangWatch._await_rest}
 
 
 def _found(asked: Question) -> _Found:

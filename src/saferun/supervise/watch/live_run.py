@@ -15,19 +15,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.base import proc, untrusted
-from saferun.diagnosis.reading import progress
 from saferun.diagnosis.silence import Look
 from saferun.errors import UnavailableError
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Load
 from saferun.journal import events, reader
-from saferun.journal.attempts import Attempt, attempts
+from saferun.journal.attempts import RecordedAttempt, attempts
 from saferun.journal.event_types import JobStarted, Stall
 from saferun.journal.reader import RecordedPlan, Run
 from saferun.model import Checkpoint
 from saferun.settings import ResumePolicy
 from saferun.supervise.changes import resumption
-from saferun.supervise.watch import live_output, work_signs
+from saferun.supervise.watch import live_job, work_signs
+from saferun.supervise.watch.live_job import LiveJob
 from saferun.system.redact import Masker
 
 _LINE_CHARS = 500
@@ -41,7 +41,7 @@ _SAVED_S = 10.0  # between two looks for checkpoints
 class Job:
     """The running or last attempt of the run, or of one of its workers."""
 
-    attempt: Attempt
+    attempt: RecordedAttempt
     step: int | None = None
     rate: float | None = None  # steps a second
     rates: tuple[float, ...] = ()  # rates at the last looks
@@ -53,7 +53,7 @@ class Job:
     hang_at: float | None = None  # when the run reported that it may hang
     stall: str = ""  # the rank that the others wait for, as the run noted
     stall_at: float | None = None
-    before: Attempt | None = None  # the last failed attempt before it
+    before: RecordedAttempt | None = None  # the last failed attempt before it
     kind: str = ""  # the kind of the last failure
     untried: tuple[str, ...] = ()  # mitigations of that kind that are left
 
@@ -80,7 +80,9 @@ class LiveRun:
     def __init__(self, run: Run, environ: Mapping[str, str]) -> None:
         self._base, self._id = os.path.split(run.path)
         self._plan = reader.read_plan(run.path)
-        self._masker = Masker(*_secrets_of(run, environ, self._plan.command))
+        pid = run.process.get("pid", 0)
+        variables, words = {**environ, **proc.environ(pid)}, proc.command(pid)
+        self._masker = Masker(variables, [*self._plan.command, *words])
         self._gpus = _Gpus(self._plan, environ)
         self._jobs: dict[int | None, Watched] = {}
         self._saved: Checkpoint | None = None
@@ -102,16 +104,15 @@ class LiveRun:
             raise UnavailableError("this run's journal cannot be read any more", where=where)
         lives = run.outcome == reader.RUNNING
         log = events.read(run.path)
-        last: dict[int | None, list[Attempt]] = {}
-        for attempt in attempts(run):
-            last.setdefault(attempt.worker, []).append(attempt)
-        jobs = [self._job(worker, tried, log, lives) for worker, tried in last.items()]
+        by_worker = itertools.groupby(attempts(run), key=lambda attempt: attempt.worker)
+        jobs = [self._job(list(tried), log, lives) for _, tried in by_worker]
         gpus = self._gpus.loads() if lives else ()
         return Snapshot(run, now, tuple(jobs), gpus, self._checkpoint(run) if lives else None)
 
     def _job(
-        self, worker: int | None, tried: Sequence[Attempt], log: Sequence[events.Event], lives: bool
+        self, tried: Sequence[RecordedAttempt], log: Sequence[events.Event], lives: bool
     ) -> Job:
+        worker = tried[-1].worker
         mine = [event for event in log if event.worker == worker]
         begun = max((at for at, e in enumerate(mine) if e.name == "attempt"), default=0)
         hangs = [event.at for event in mine[begun:] if event.name == "hang"]
@@ -156,7 +157,7 @@ class Watched:
     """
 
     def __init__(self, started: JobStarted) -> None:
-        self.started = started
+        self.started, self._live = started, LiveJob(*started)
         self._points: deque[tuple[float, int]] = deque()  # when a new step was seen, and the step
         self._step: int | None = None  # the last step seen
         self._ranks: list[int] = []  # pids of the ranks
@@ -167,18 +168,17 @@ class Watched:
     def with_observed(self, job: Job, masker: Masker) -> Job:
         """Return a job with the present state of its processes, its output without secrets."""
         now = time.monotonic()
-        found = list(live_output.ends(self.started.keeper, self.started.launcher))
-        steps = [step for text, _ in found if (step := progress.last_step(text)) is not None]
-        ages = [age for _, age in found]
-        newest = min(found, key=lambda one: one[1])[0] if found else b""
-        seen = work_signs.observe_job(self.started.launcher, now, work_signs.tree())
+        ends = list(self._live.ends())
+        newest, output_s = min(ends, key=lambda one: one[1], default=(b"", None))
+        reported = live_job.newest_step(ends)
+        seen = self._live.look(now, work_signs.tree())
         last, self._last = self._last, seen
         cores = None
         if seen and last:
             cores = max(0.0, (seen.cpu_s - last.cpu_s) / max(now - last.at_s, 0.001))
         if seen is None or last is None or seen.work != last.work:
             self._worked_at_s = now
-        step = max(steps, default=None)
+        step = reported[0] if reported else None
         rate = self.rate(now, step, [one.pid for one in seen.ranks] if seen else [])
         self._rates.extend([] if rate is None else [rate])
         return replace(
@@ -187,7 +187,7 @@ class Watched:
             rate=rate,
             rates=tuple(self._rates),
             line=_last_line(masker.data(newest)),
-            output_s=min(ages, default=None),
+            output_s=output_s,
             ranks=len(seen.ranks) if seen else 0,
             cores=cores,
             quiet_s=now - self._worked_at_s if seen else None,
@@ -218,14 +218,6 @@ class Watched:
         longest_s = max(later - at for at, later in itertools.pairwise(times))
         until = times[-1] if now - times[-1] <= longest_s else now
         return (self._points[-1][1] - self._points[0][1]) / (until - times[0])
-
-
-def _secrets_of(
-    run: Run, environ: Mapping[str, str], command: Sequence[str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables and words that may contain a run's secrets."""
-    pid = run.process.get("pid", 0)
-    return {**environ, **proc.environ(pid)}, [*command, *proc.command(pid)]
 
 
 def _last_line(output: bytes) -> str:

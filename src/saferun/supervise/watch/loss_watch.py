@@ -11,7 +11,6 @@ import time
 from saferun.diagnosis import losses
 from saferun.diagnosis.evidence import Hang, NoNumber
 from saferun.supervise.beside import NEVER_S, Beside
-from saferun.supervise.watch import live_output
 from saferun.supervise.watch.running_job import RunningJob
 
 _EVERY_S = 2.0
@@ -27,13 +26,13 @@ class LossWatch(Beside):
 
     def __init__(self, job: RunningJob) -> None:
         self._job = job
-        self._sizes = live_output.sizes(job.launcher)  # sizes of its files before the attempt
+        self._sizes = job.sizes()  # sizes of its files before the attempt
         again = any(one.no_number for one in job.history)
         self._losses = losses.Losses(time.time(), has_numbers=again)
 
     def look(self) -> float:
         """Look at the job; return the seconds until the next look."""
-        ends = live_output.ends(self._job.keeper, self._job.launcher, self._sizes)
+        ends = self._job.ends(self._sizes)
         recent = [data for data, age_s in ends if age_s <= _EVERY_S * 3]
         found = self._losses.take(recent, time.time())
         if found is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from saferun.base import proc
 from saferun.gpu import nvml
 from saferun.gpu.nvml import Card
+from saferun.system import procfs
 from saferun.system.command import Child
 
 _LOWER = 0.9  # of the others' clock; temperature does not explain so low a value
@@ -44,13 +45,7 @@ def cpu_state(pid: int, at_s: float) -> CpuState:
     times = proc.text(f"/proc/{pid}/schedstat").split()
     delay_s = int(times[1]) / 1e9 if len(times) > 1 and times[1].isdigit() else 0.0
     mib = int(swapped[1]) >> 10 if swapped else 0
-    return CpuState(at_s, frozenset(_cpus(allowed[1] if allowed else "")), delay_s, mib)
-
-
-def _cpus(text: str) -> Iterator[int]:
-    """Yield the numbers in a kernel's list, such as "0-3,8"."""
-    for first, last in re.findall(r"(\d{1,5})(?:-(\d{1,5}))?", text):
-        yield from range(int(first), int(last or first) + 1)
+    return CpuState(at_s, frozenset(procfs.numbers(allowed[1] if allowed else "")), delay_s, mib)
 
 
 def stolen() -> tuple[int, int]:
@@ -69,13 +64,13 @@ def ask_cards(environ: Mapping[str, str]) -> Child:
     return Child((*nvml.COMMAND, "--health"), environ)
 
 
-def answer_of(asked: Child) -> nvml.Report:
+def answer_of(asked: Child) -> nvml.NvmlReport:
     """Return NVML's answer; an empty one if none has come. Call it once."""
     return nvml.read(asked.take()).report
 
 
 def of_ranks(
-    report: nvml.Report, ranks: Mapping[int, int], uuids: Sequence[str]
+    report: nvml.NvmlReport, ranks: Mapping[int, int], uuids: Sequence[str]
 ) -> dict[int, Card]:
     """Return each rank's GPU: the one on which it has memory, else the one at its position.
 
@@ -159,7 +154,7 @@ def of_cpu(
         found.append(f"{mine.swapped_mib} MiB of it are in swap")
     node = proc.text(f"/sys/bus/pci/devices/{bus}/numa_node").strip() if bus else ""
     if node.isdigit():
-        near = set(_cpus(proc.text(f"/sys/devices/system/node/node{node}/cpulist").strip()))
+        near = procfs.numbers(proc.text(f"/sys/devices/system/node/node{node}/cpulist"))
         if near and mine.cpus and not near & mine.cpus:
             found.append(f"its GPU is on NUMA node {node}, and none of the CPUs that it may use is")
     return found

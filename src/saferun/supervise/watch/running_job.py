@@ -9,11 +9,12 @@ from saferun.diagnosis.attempt_outcome import AttemptOutcome
 from saferun.diagnosis.silence import Longest
 from saferun.model import Checkpoint, LaunchPlan
 from saferun.supervise.records.record import Record
+from saferun.supervise.watch.live_job import LiveJob
 
 
 @dataclass(frozen=True, slots=True)
-class RunningJob:
-    """One running attempt."""
+class RunningJob(LiveJob):
+    """One running attempt: what can be seen of it, and what its run knows."""
 
     plan: LaunchPlan
     number: int
@@ -24,5 +25,3 @@ class RunningJob:
     saved_before: Callable[[float], Checkpoint | None]  # the newest checkpoint from before a time
     say: Callable[[str], None]
     environ: Mapping[str, str]  # the user's environment
-    keeper: int  # pid
-    launcher: int  # pid

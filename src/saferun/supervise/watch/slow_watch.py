@@ -20,7 +20,6 @@ from saferun.diagnosis.slow_rank import Slow, Times
 from saferun.gpu import nvml
 from saferun.inject import contract
 from saferun.keeper import process_tree
-from saferun.supervise import rank_processes
 from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch import rank_facts
@@ -100,7 +99,7 @@ class SlowWatch(Beside):
 
     def _ask(self, receipts: str) -> TimesAsked | None:
         """Ask the ranks for their times; None if they cannot answer."""
-        ranks = rank_processes.ranks(self._job.launcher)
+        ranks = self._job.ranks()
         able = all(process_tree.catches(pid, contract.TIMES_SIGNAL) for pid in ranks.values())
         names = os.listdir(receipts)
         files = {
@@ -123,7 +122,7 @@ class SlowWatch(Beside):
         return EVERY_S if self._answers < _SOME else SELDOM_S
 
     def _judge(self, asked: TimesAsked, times: Mapping[int, Times]) -> float:
-        told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.Report()
+        told = rank_facts.answer_of(asked.cards) if asked.cards else nvml.NvmlReport()
         cards = rank_facts.of_ranks(told, asked.ranks, self._uuids)
         now_s, pids = time.monotonic(), set(asked.ranks.values())
         states = {rank: rank_facts.cpu_state(pid, now_s) for rank, pid in asked.ranks.items()}

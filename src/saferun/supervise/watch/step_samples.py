@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-from saferun.diagnosis.reading import progress
 from saferun.journal.training_steps import Point, as_text, number
 from saferun.supervise.beside import Beside, seldom_s
-from saferun.supervise.watch import live_output
+from saferun.supervise.watch.live_job import newest_step
 from saferun.supervise.watch.running_job import RunningJob
 
 _MOST = 240  # most points kept of an attempt; their distance grows with its length
@@ -35,12 +34,9 @@ class StepSamples(Beside):
         """Return all samples so far, for the journal; "" if there is no new step."""
         now = time.monotonic() - self._began_s
         last = self._points[-1] if self._points else Point(0.0, -1)
-        found = [last]
-        for data, age_s in live_output.ends(self._job.keeper, self._job.launcher):
-            for step, loss in progress.reports(data)[-1:]:
-                found.append(Point(max(0.0, now - age_s), step, number(loss)))
-        newest = max(found, key=lambda point: point.step)
-        if newest is last or newest.s < last.s + self._apart_s:
+        step, loss, age_s = newest_step(self._job.ends()) or (-1, "", 0.0)
+        newest = Point(max(0.0, now - age_s), step, number(loss))
+        if newest.step <= last.step or newest.s < last.s + self._apart_s:
             return ""
         self._points.append(newest)
         if len(self._points) > _MOST:

@@ -39,11 +39,7 @@ class Part:
 
 
 def be_supervisor(
-    part: Part,
-    gathered: RunInputs,
-    journal: Journal,
-    say: Say,
-    leave: Callable[[], None],
+    part: Part, gathered: RunInputs, journal: Journal, say: Say, leave: Callable[[], None]
 ) -> NoReturn:
     """Run the attempts of a worker and end this process, which was just forked.
 

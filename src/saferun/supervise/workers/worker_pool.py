@@ -31,11 +31,7 @@ from saferun.planning.own_variables import VISIBLE
 from saferun.planning.view import announcement, as_json
 from saferun.settings import LockPolicy
 from saferun.supervise import gpu_gate
-from saferun.supervise.attempt.end_requests import (
-    END_SIGNALS,
-    USER_SIGNALS,
-    outlive_signals,
-)
+from saferun.supervise.attempt.end_requests import END_SIGNALS, USER_SIGNALS, outlive_signals
 from saferun.supervise.attempt_end import INTERRUPTED
 from saferun.supervise.loop import RunEnd, Say
 from saferun.supervise.records import record
@@ -114,7 +110,7 @@ class _Workers:
         self._policy: LockPolicy = gathered.profile.settings.locks
         command = gpu_gate.command(gathered.request)
         # Every worker's lock would have the same problem, so each line is printed once.
-        world = gpu_locks.World(functools.cache(say))
+        world = gpu_locks.Surroundings(functools.cache(say))
         memory = gpu_locks.slot_memory(self._policy, gathered.environ, world)
         self._slots = Slots(
             gathered.facts.gpu.gpus,

@@ -26,14 +26,7 @@ import time
 
 from ....base import durations
 from ....base.rank_numbers import ranks_text
-from ... import (
-    collective_times,
-    contract,
-    first_steps,
-    hidden_frames,
-    meeting,
-    rank_differences,
-)
+from ... import collective_times, contract, first_steps, hidden_frames, meeting, rank_differences
 from .. import environment
 
 TYPE_CHECKING = False
