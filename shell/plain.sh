@@ -35,9 +35,9 @@ fi
 #@ settings
 job=(torchrun "$@")
 #@ if again
-attempts=3 wait_s=5 longest_s=60 errors='' # seconds until another attempt, doubled each time
+attempts=3 wait_s=5 longest_s=60 # seconds until another attempt, doubled each time
 #@ end
-tmp=$(mktemp -d) || exit
+tmp=$(mktemp -d) asked='' || exit
 #@ if hooks
 # --- The hooks: every Python of the job loads this file ------------------------------------------
 cat >"$tmp/sitecustomize.py" <<'PYTHON'
@@ -93,7 +93,6 @@ done
 
 #@ end
 # --- The run -------------------------------------------------------------------------------------
-asked=''
 for name in HUP INT TERM; do eval "trap 'asked=$name' $name"; done
 #@ if slurm
 trap 'asked=TERM' URG # the limit is near
@@ -103,26 +102,25 @@ run() { # COMMAND...: in a session of its own, which gets a signal once, from he
   (trap - HUP INT QUIT TERM USR1 USR2 && started_by=$$ exec setsid "$@" {alive}>&-) <&0 &
   [[ $asked ]] || wait $!
   status=$?
-  [[ $asked ]] || return 0
-  while kill -s "$asked" $! 2>/dev/null; do wait $!; done
+  while [[ $asked ]] && kill -s "$asked" $! 2>/dev/null; do wait $!; done
   end_all
-  trap - "$asked" && kill -s "$asked" $$
+  [[ ! $asked ]] || { trap - "$asked" && exec {alive}>&- && { wait "$watcher" || :; } && kill -s "$asked" $$; }
 }
 end_all() { # whatever has this script's mark in its environment, however it has detached itself
   while mapfile -t pids < <(grep -lsxz "started_by=$$" /proc/[0-9]*/environ | tr -dc '0-9\n') &&
-    ((${#pids[@]})); do kill -KILL "${pids[@]}" 2>/dev/null; done
+    ((${#pids[@]})); do kill -KILL "${pids[@]}" 2>/dev/null || :; done
 }
 #@ if again
 copy() { # stdin to stderr, and the end of it to a file
   trap '' HUP INT TERM && exec {alive}>&-
-  tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt") >&2
+  tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt" 2>/dev/null) >&2
 }
 passing=( # what an error says that may pass (from saferun's knowledge/failures.yaml)
   #@ phrases
 )
 passes() { # where a signal ended torchrun or the first rank, or all errors of the end may pass
-  ((status > 128)) || [[ $(sed -n '/^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return
   errors=$(grep -E '^(\[rank[0-9]+\]: )?[A-Za-z_.]+(Error|Exception)(: .|$)' "$tmp/$attempt")
+  ((status > 128)) || [[ $(sed -n '/^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return
   [[ $errors ]] && ! grep -qviE "$(IFS='|' && echo "${passing[*]}")" <<<"$errors"
 }
 #@ if resume
@@ -149,25 +147,31 @@ newest() { # FILE...: sets `checkpoint` to the one written last, whole or not
 first=("${job[@]}")
 #@ end
 #@ end
-exec {alive}> >(trap '' HUP INT TERM && cat && end_all && rm -rf "$tmp") # after SIGKILL, too
+coproc { trap '' HUP INT TERM && ! read -r && end_all && rm -rf "$tmp"; } && alive=${COPROC[1]} watcher=$! # after SIGKILL, too
 #@ if again
 for ((attempt = 1; ; attempt++)); do
   export SAFERUN_ATTEMPT=$attempt
   run "${job[@]}" 2> >(copy)
-  end_all
   until [[ -e $tmp/$attempt ]]; do sleep 0.1; done
   if ((status == 0 || attempt == attempts)) || ! passes; then break; fi
   echo "$0: attempt $((attempt + 1)) of $attempts starts in $wait_s s" >&2
   run sleep "$wait_s"
+  #@ if port
   if [[ $errors == *"failed to listen on any"* ]]; then
     export PET_MASTER_PORT=$((10000 + RANDOM % 20000))
-    job=("${job[@]/#--master[-_]port=*/--master-port=$PET_MASTER_PORT}")
+    for ((i = 1; i < ${#job[@]}; i++)); do
+      [[ "${job[i - 1]}=${job[i]}" =~ --(master.port|rdzv.endpoint)=(.*:)?[1-9][0-9]*$ ]] &&
+        job[i]=${job[i]%"${job[i]##*[!0-9]}"}$PET_MASTER_PORT
+    done
+    #@ if resume
+    first=("${job[@]:0:${#first[@]}}")
+    #@ end
   fi
+  #@ end
   wait_s=$((2 * wait_s < longest_s ? 2 * wait_s : longest_s))
   #@ again
 done
 #@ else
 run "${job[@]}"
-end_all
 #@ end
-rm -rf "$tmp" && exit "$status"
+exec {alive}>&- && wait "$watcher" && exit "$status"

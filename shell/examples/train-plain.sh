@@ -8,8 +8,8 @@
 set -uo pipefail
 
 job=(torchrun "$@")
-attempts=3 wait_s=5 longest_s=60 errors='' # seconds until another attempt, doubled each time
-tmp=$(mktemp -d) || exit
+attempts=3 wait_s=5 longest_s=60 # seconds until another attempt, doubled each time
+tmp=$(mktemp -d) asked='' || exit
 # --- The lock: saferun's own files, held until the last process of the job has ended -------------
 for locks in /run/lock/saferun /tmp/saferun-lock; do [[ ! -d $locks ]] || break; done
 [[ -d $locks ]] || mkdir -m 1777 "$locks"
@@ -25,25 +25,23 @@ for gpu in "${gpus[@]:-script-$(readlink -f "$0" | cksum | tr ' ' -).lock}"; do
 done
 
 # --- The run -------------------------------------------------------------------------------------
-asked=''
 for name in HUP INT TERM; do eval "trap 'asked=$name' $name"; done
 trap '' QUIT USR1 USR2
 run() { # COMMAND...: in a session of its own, which gets a signal once, from here; sets `status`
   (trap - HUP INT QUIT TERM USR1 USR2 && started_by=$$ exec setsid "$@" {alive}>&-) <&0 &
   [[ $asked ]] || wait $!
   status=$?
-  [[ $asked ]] || return 0
-  while kill -s "$asked" $! 2>/dev/null; do wait $!; done
+  while [[ $asked ]] && kill -s "$asked" $! 2>/dev/null; do wait $!; done
   end_all
-  trap - "$asked" && kill -s "$asked" $$
+  [[ ! $asked ]] || { trap - "$asked" && exec {alive}>&- && { wait "$watcher" || :; } && kill -s "$asked" $$; }
 }
 end_all() { # whatever has this script's mark in its environment, however it has detached itself
   while mapfile -t pids < <(grep -lsxz "started_by=$$" /proc/[0-9]*/environ | tr -dc '0-9\n') &&
-    ((${#pids[@]})); do kill -KILL "${pids[@]}" 2>/dev/null; done
+    ((${#pids[@]})); do kill -KILL "${pids[@]}" 2>/dev/null || :; done
 }
 copy() { # stdin to stderr, and the end of it to a file
   trap '' HUP INT TERM && exec {alive}>&-
-  tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt") >&2
+  tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt" 2>/dev/null) >&2
 }
 passing=( # what an error says that may pass (from saferun's knowledge/failures.yaml)
   'connection closed by peer|connection reset by peer|remote process exited or there was a network error|DistNetworkError'                       # peer-lost
@@ -52,24 +50,26 @@ passing=( # what an error says that may pass (from saferun's knowledge/failures.
   'server socket has failed to listen on any'                                                                                                    # port-in-use
 )
 passes() { # where a signal ended torchrun or the first rank, or all errors of the end may pass
-  ((status > 128)) || [[ $(sed -n '/^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return
   errors=$(grep -E '^(\[rank[0-9]+\]: )?[A-Za-z_.]+(Error|Exception)(: .|$)' "$tmp/$attempt")
+  ((status > 128)) || [[ $(sed -n '/^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return
   [[ $errors ]] && ! grep -qviE "$(IFS='|' && echo "${passing[*]}")" <<<"$errors"
 }
-exec {alive}> >(trap '' HUP INT TERM && cat && end_all && rm -rf "$tmp") # after SIGKILL, too
+coproc { trap '' HUP INT TERM && ! read -r && end_all && rm -rf "$tmp"; } && alive=${COPROC[1]} watcher=$! # after SIGKILL, too
 for ((attempt = 1; ; attempt++)); do
   export SAFERUN_ATTEMPT=$attempt
   run "${job[@]}" 2> >(copy)
-  end_all
   until [[ -e $tmp/$attempt ]]; do sleep 0.1; done
   if ((status == 0 || attempt == attempts)) || ! passes; then break; fi
   echo "$0: attempt $((attempt + 1)) of $attempts starts in $wait_s s" >&2
   run sleep "$wait_s"
   if [[ $errors == *"failed to listen on any"* ]]; then
     export PET_MASTER_PORT=$((10000 + RANDOM % 20000))
-    job=("${job[@]/#--master[-_]port=*/--master-port=$PET_MASTER_PORT}")
+    for ((i = 1; i < ${#job[@]}; i++)); do
+      [[ "${job[i - 1]}=${job[i]}" =~ --(master.port|rdzv.endpoint)=(.*:)?[1-9][0-9]*$ ]] &&
+        job[i]=${job[i]%"${job[i]##*[!0-9]}"}$PET_MASTER_PORT
+    done
   fi
   wait_s=$((2 * wait_s < longest_s ? 2 * wait_s : longest_s))
   ((attempt > 1)) || job+=(--resume)
 done
-rm -rf "$tmp" && exit "$status"
+exec {alive}>&- && wait "$watcher" && exit "$status"

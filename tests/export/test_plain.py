@@ -268,7 +268,7 @@ def test_torchrun_is_started_again_where_what_ended_it_may_pass(machine, failure
     assert ran.status == status, ran.err
     started = sorted((machine.cwd / "started").read_text(encoding="utf-8").splitlines())
     assert started == ["1 0", "1 1", *(["2 0 --resume", "2 1 --resume"] if attempts == 2 else [])]
-    until(lambda: machine.living() == {}, "nothing lives, what removes its files either")
+    assert machine.living() == {}
 
 
 @pytest.mark.parametrize(
@@ -295,14 +295,50 @@ def test_attempts_are_bounded_and_the_status_is_that_of_the_last(machine, launch
     assert last.get("stderr", "") in ran.err
 
 
-def test_a_port_that_is_taken_is_replaced_by_another(machine):
-    made = script(machine, "--", "--master-port=29500", "t.py")
-    ran = machine.run(["bash", made], ends=[{"stderr": TAKEN, "status": 1}, {}])
+MOVED = [
+    (["--master-port=29500", "t.py"], ["--master-port=PORT", "t.py"]),
+    (["--master_port", "29500", "t.py"], ["--master_port", "PORT", "t.py"]),
+    (["--rdzv-backend=c10d", "--rdzv_endpoint=h1:29500"], [None, "--rdzv_endpoint=h1:PORT"]),
+    (["--rdzv-endpoint", "[::1]:29500", "t.py"], [None, "[::1]:PORT", "t.py"]),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=h:0", "t.py"], [None, "--rdzv-endpoint=h:0"]),
+]
+# Known where the script is made: the rendezvous, and where SCRIPT begins.
+KEPT = [
+    (["-t3", "t.py", "--master-port=29500"], [None, "t.py", "--master-port=29500"]),
+    (["--nnodes=2", "--master-port=29500", "t.py"], [None, "--master-port=29500", "t.py"]),
+    (["--rdzv-backend=etcd-v2", "--rdzv-endpoint=h:1", "t"], [None, "--rdzv-endpoint=h:1"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "moved", "when"),
+    [(*case, "made") for case in MOVED + KEPT] + [(*case, "run") for case in MOVED],
+    ids=str,
+)
+def test_a_port_that_is_taken_is_replaced_by_another(machine, given, moved, when):
+    words = [*given, *(["t.py"] if not given[-1].startswith("t") else [])]
+    made = script(machine, *(["--", *words] if when == "made" else []))
+    ends = [{"stderr": TAKEN, "status": 1}, {}]
+    ran = machine.run(["bash", made, *(words if when == "run" else [])], ends=ends)
+    assert ran.status == 0, ran.err
     first, second = starts(machine)
-    assert (ran.status, first[0]) == (0, "--master-port=29500")
-    assert second[0].startswith("--master-port=")
-    assert second[0] != first[0]
-    assert ran.received[2].env["PET_MASTER_PORT"] == second[0].partition("=")[2]
+    assert first == words
+    port = ran.received[2].env.get("PET_MASTER_PORT", "29500")
+    for old, new, expected in zip(first, second, moved, strict=False):
+        assert new == (old if expected is None else expected.replace("PORT", port))
+    is_moved = "PORT" in "".join(filter(None, moved))
+    assert (first != second) is is_moved
+
+
+def test_a_port_that_was_moved_stays_moved_when_a_checkpoint_is_found(machine):
+    (machine.cwd / "last.pt").write_text("", encoding="utf-8")
+    resume = ["--set=retry.resume.checkpoints=*.pt", "--set=retry.resume.args=['{checkpoint}']"]
+    made = script(machine, *resume, "--", "--master-port=29500", "t.py")
+    ends = [{"stderr": TAKEN, "status": 1}, {"code": "os.kill(os.getpid(), 9)"}, {}]
+    ran = machine.run(["bash", made], ends=ends)
+    port = f"--master-port={ran.received[2].env['PET_MASTER_PORT']}"
+    resumed = [port, "t.py", "last.pt"]
+    assert starts(machine) == [["--master-port=29500", "t.py"], resumed, resumed], ran.err
 
 
 LEAVES = """
@@ -321,7 +357,7 @@ def test_nothing_of_an_attempt_lives_when_the_next_begins(machine):
     made = script(machine, "--", "t.py")
     ran = machine.run(["bash", made], ends=[{"code": LEAVES}, {"code": LOOKS}])
     assert (ran.status, ran.out.strip() in ("False", "")) == (0, True), ran
-    until(lambda: machine.living() == {}, "nothing lives, what removes its files either")
+    assert machine.living() == {}
 
 
 def test_it_goes_on_from_the_newest_checkpoint(machine):
@@ -363,11 +399,27 @@ def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     up(machine)
     job.send_signal(signal.SIGQUIT)  # which does nothing
     job.send_signal(getattr(signal, name))
-    assert end(job)[0] == -getattr(signal, name)
+    assert end(job) == (-getattr(signal, name), "")
     assert signals(machine) == name
     assert len(starts(machine)) == 1
     until(lambda: not machine.living(), "nothing is left")
-    until(lambda: not list(machine.temporary.iterdir()), "the directory is gone")
+    assert not list(machine.temporary.iterdir())
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("asked", [False, True], ids=["end", "signal"])
+def test_what_removes_the_files_ends_before_the_script(machine, retries, asked):
+    made = script(machine, "--retries", str(retries), "--", "t.py")
+    # Slow enough that it would outlive the script; its streams are nobody's to wait for.
+    machine.program("rm", '#!/bin/sh\nsleep 0.5\nexec /bin/rm "$@"\n')
+    line = ["bash", "-c", 'exec "$@" >/dev/null 2>&1', "-", "bash", made]
+    job = machine.start(line, ends=STAYS if asked else [{}])
+    if asked:
+        up(machine)
+        job.terminate()
+    assert end(job)[0] == (-signal.SIGTERM if asked else 0)
+    assert not {"rm", "grep"}.intersection(machine.living().values())
+    assert not list(machine.temporary.iterdir())
 
 
 def test_a_ctrl_c_reaches_the_job_once(machine):

@@ -13,6 +13,7 @@ import pytest
 from repo import ROOT
 from rights import needs
 from runs import AT_ONCE, Run, program, run
+from sandbox import executable, shell_program
 
 RANK = program("surroundings_rank")
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -92,6 +93,63 @@ def test_a_rank_behind_another_sitecustomize_is_named_before_it_meets_others(tmp
     else:
         assert status == 0, job.err
         assert job.out.count("met") == 2
+
+
+WRAPPER = program("python_wrapper")
+
+
+@pytest.mark.parametrize("how", ["job", "fixed", "isolated"])
+@pytest.mark.parametrize("no_python", [True, False], ids=["no-python", "entrypoint"])
+def test_a_training_without_hooks_below_a_python_that_has_them_is_named(tmp_path, how, no_python):
+    place = another(tmp_path)
+    argv = [REQUIRED, AT_ONCE, COMPILE_OFF, "--nproc-per-node=2"]
+    argv += ["--no-python", sys.executable] if no_python else []
+    argv += [WRAPPER, place, how, RANK, *(["meet"] if how != "fixed" else [])]
+    with run(tmp_path, *argv) as job:
+        assert job.end() != 0
+    assert "met" not in job.out
+    (ended,) = job.events("ended")
+    assert ended["kind"] == "hooks-missing"
+    other = f"{place}/sitecustomize.py is loaded in its place"
+    why = "started with -I, -E or -S" if how == "isolated" else other
+    assert why in ended["root_line"]
+
+
+@pytest.mark.parametrize("how", ["chained", "helper"])
+def test_a_wrapper_whose_training_has_hooks_is_left_alone(tmp_path, how):
+    place = another(tmp_path)
+    argv = [REQUIRED, COMPILE_OFF, "--nproc-per-node=2", WRAPPER, place, how, RANK, "meet"]
+    with run(tmp_path, *argv) as job:
+        assert job.end() == 0, job.err
+    assert job.out.count("met") == 2
+    assert len(job.messages()) <= 1
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["said", "required"])
+@pytest.mark.parametrize("ranks", ["spawn", "warm"])
+def test_a_plain_python_behind_another_sitecustomize_is_named(tmp_path, required, ranks):
+    place = another(tmp_path)
+    # As an environment manager's shim, which is first in PATH.
+    before = f"export PYTHONPATH={shlex.quote(place)}:$PYTHONPATH"
+    shim = executable(tmp_path / "shims" / "python", shell_program(sys.executable, before=before))
+    shutil.copy(shim, shim.with_name("python3"))
+    script = tmp_path / "plain.py"
+    script.write_text("import sys, torch\nprint(sys.other_was_here)\n", encoding="utf-8")
+    argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", COMPILE_OFF, AT_ONCE]
+    argv += [REQUIRED] if required else []
+    path = f"{shim.parent}:{os.path.dirname(sys.executable)}:/usr/bin:/bin"
+    with run(tmp_path, *argv, str(script), env={"PATH": path}) as job:
+        status = job.end()
+    line = "saferun's sitecustomize does not run in the job's Python: "
+    if required:
+        assert status != 0
+        (ended,) = job.events("ended")
+        assert ended["kind"] == "hooks-missing"
+        assert ended["root_line"] == f"{line}{place}/sitecustomize.py is loaded in its place"
+    else:
+        assert status == 0, job.err
+        assert job.out == "True\n"
+        assert len([text for text in job.messages() if line in text]) == 1
 
 
 @pytest.mark.parametrize("tool", ["popen", "fork_exec"])

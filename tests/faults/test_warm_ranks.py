@@ -340,7 +340,8 @@ def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
         "import os\nMINE = os.environ.get('RANK')\n", encoding="utf-8"
     )
     job.script.write_text(
-        "import torch, sitecustomize\nprint(sitecustomize.MINE)\n", encoding="utf-8"
+        "import os, torch, sitecustomize\nos.write(1, f'{sitecustomize.MINE}\\n'.encode())\n",
+        encoding="utf-8",  # in one piece: torchrun gives its ranks -u
     )
     done = job.run("warm")
     assert sorted(done.stdout.split()) == ["0", "1"]

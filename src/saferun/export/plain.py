@@ -19,7 +19,9 @@ from saferun.export.settings_codec import ScriptSettings
 from saferun.export.shell_script import comment, one_line, quote
 from saferun.knowledge.variable_names import LISTS, OTHER_NAME, combine
 from saferun.model import Profile
+from saferun.planning import mitigation_overlay
 from saferun.planning.inputs import RunInputs
+from saferun.planning.mitigation_overlay import Situation
 from saferun.planning.own_variables import SHARE_STORE, acts, for_torchrun
 from saferun.profile.merge import Conditions, holds
 from saferun.profile.schema import Leaf
@@ -29,6 +31,7 @@ from saferun.settings import KEYS, LockPolicy, ResumePolicy
 TEMPLATE = "plain.sh"
 _FIRST_LINE = "#!/usr/bin/env bash\n"
 _JOB = 'job=(torchrun "$@")\n'
+_TO_SCRIPT = "i < ${#job[@]};"
 _POLICY = "attempts=3 wait_s=5 longest_s=60"
 _HELD = (
     *("launcher", "retry.attempts", "retry.backoff_s", "retry.resume_args"),
@@ -120,6 +123,7 @@ def render(
         "step": any("{step}" in word for word in settings.retry.resume.args),
         "table": settings.locks.slots > 1 or settings.locks.gpus in ("wait", "refuse"),
         "again": settings.retry.attempts > 1,
+        "port": slurm is None and mitigation_overlay.port_moves(Situation(gathered.plan(), {})),
     }
     text = "".join(_kept(read(TEMPLATE), conditions))
     words = ["torchrun", *args]
@@ -141,6 +145,7 @@ def render(
         (_POLICY, retry),
         ("slots=1\n", f"slots={settings.locks.slots}\n"),
         ("limit_s=0\n", f"limit_s={_limit_s(settings.locks)}\n"),
+        (_TO_SCRIPT, f"i < {_before_script(gathered, args)};"),
     ):
         text = text.replace(old, new, 1)
     if slurm is None:
@@ -208,6 +213,12 @@ def _one_line(text: str) -> str:
     """Return text as one comment line, "" for none."""
     plain = one_line(text)
     return f"# {plain}\n" if plain else ""
+
+
+def _before_script(gathered: RunInputs, args: Sequence[str]) -> str:
+    """Return the place of SCRIPT in the job's words; what follows is the script's own."""
+    line = gathered.request.line
+    return str(len(args) - len(line.script_args)) if args else "${#job[@]}"
 
 
 def _limit_s(locks: LockPolicy) -> int:

@@ -199,7 +199,7 @@ def _original_argv() -> "list[str]":
 
 def kind_of(argv: "Sequence[str]") -> str:
     """Return "agent", "helper" or "job" for a Python's command line."""
-    option, value = _program(argv)
+    option, value = program(argv)
     if option == "-m":
         if value in _AGENT_MODULES:
             return "agent"
@@ -211,7 +211,7 @@ def kind_of(argv: "Sequence[str]") -> str:
     return "helper" if _COMPILE_WORKER.replace(".", "/") + "/" in value else "job"
 
 
-def _program(argv: "Sequence[str]") -> "tuple[str, str]":
+def program(argv: "Sequence[str]") -> "tuple[str, str]":
     """Return ("-m", module), ("-c", code) or ("", script) for a Python command line."""
     arguments = iter(argv[1:])
     for word in arguments:

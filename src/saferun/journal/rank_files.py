@@ -18,7 +18,7 @@ from saferun.base import files
 from saferun.diagnosis.evidence import RankFailure, rank_failure
 from saferun.inject import contract
 
-_NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid\d{1,9}(\.[a-z.]+)", re.ASCII)
+_NAME = re.compile(r"a(\d{1,9})-r(\d{1,9})-rank(\d{1,9}|none)-pid(\d{1,9})(\.[a-z.]+)", re.ASCII)
 RECEIPTS, ERRORS = ".jsonl", ".error.json"  # suffixes of names
 MAX_BYTES = 1 << 20  # limit for each file; longer ones are cut
 _ERROR_FILES = 256  # most files that are read: enough for the earliest exceptions of a large job
@@ -31,6 +31,7 @@ class RankFile(NamedTuple):
     name: str
     restart: int  # torchrun's own restarts within the attempt
     rank: int | None  # None: not a rank of a group
+    pid: int
 
 
 def of_attempt(directory: str | None, attempt: int, *endings: str) -> list[RankFile]:
@@ -45,9 +46,9 @@ def of_attempt(directory: str | None, attempt: int, *endings: str) -> list[RankF
         names = os.listdir(directory) if directory else []
     except OSError:
         return []
-    found = [match for name in names if (match := _NAME.fullmatch(name)) and match[4] in endings]
+    found = [match for name in names if (match := _NAME.fullmatch(name)) and match[5] in endings]
     return [
-        RankFile(one[0], int(one[2]), int(one[3]) if one[3].isdigit() else None)
+        RankFile(one[0], int(one[2]), int(one[3]) if one[3].isdigit() else None, int(one[4]))
         for one in found
         if int(one[1]) == attempt
     ]

@@ -256,6 +256,12 @@ def _port_option(here: Situation) -> str:
     return "" if options.backend != "c10d" or file_store or port == "0" else "rdzv-endpoint"
 
 
+def port_moves(here: Situation) -> bool:
+    """Return whether torchrun can be given another port for this job's rendezvous."""
+    own = _fixed_rendezvous(here) or here.plan.options.standalone
+    return not own and _port_option(here) != ""
+
+
 def _endpoint(here: Situation) -> tuple[str, str]:
     """Return host (as written) and port of the rendezvous endpoint; "" for a missing part."""
     text = here.plan.options.endpoint
