@@ -175,9 +175,8 @@ class Supervised:
         self.process = self._start(popen)
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN", "TORCHEL"))}
-        ours = {MARK: self.mark, "ROSTER": str(self.roster), "OMP_NUM_THREADS": "1"}
-        return {**kept, **ours, "PYTHONPATH": f"{SOURCES}:{PROGRAMS}", **extra}
+        ours = {MARK: self.mark, "ROSTER": str(self.roster)}
+        return {**os.environ, **ours, "PYTHONPATH": f"{SOURCES}:{PROGRAMS}", **extra}
 
     def _start(self, popen: dict[str, Any]) -> subprocess.Popen[bytes]:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
