@@ -56,6 +56,7 @@ class FakeHost:
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "LD_LIBRARY_PATH": self.libraries,
             "MASTER_PORT": str(self.port),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"],
             **changed,
         }
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, SOURCES, awaits_its_task, supervised, until, warm_agent_of
+from helpers import PROGRAMS, SOURCES, awaits_its_task, until, warm_agent_of
 from ranks import SITE, hooks
+from supervised import supervised
 
 from saferun.supervise.ready.keeper_pool import prepare, start_keeper
 from saferun.supervise.ready.warm_start import WarmStart

@@ -1,4 +1,4 @@
-"""What tests start processes in and with: a clean environment, programs, quoted shell text.
+"""What tests start processes in and with: a user's machine, programs, quoted shell text.
 
 Any path may hold blanks, letters that are not ASCII, "saferun", or be longer than the kernel takes
 in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
@@ -6,13 +6,18 @@ in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from helpers import MARK, kill_all, living, until, watched
 
 # All that a shell may hand on to what tests start. The rest of it would change what they see: a
 # Python's, conda's or a module's settings, a job of Slurm, Kubernetes or torchrun, a CI, a terminal
@@ -26,6 +31,7 @@ _HANDED_ON = re.compile(
 OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
 
 SAFERUN = (sys.executable, "-m", "saferun")
+BESIDE = Path(sys.executable).parent  # torchrun's place
 
 SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell on the way adds to an environment
 
@@ -98,3 +104,101 @@ def shell_program(*words: object, before: str = "") -> str:
         before: lines of sh that it executes first.
     """
     return f'#!/bin/sh\n{before}\nexec {shell(*words)} "$@"\n'
+
+
+class Sandbox:
+    """A user's machine: a home, an environment, and the mark of all that is started there.
+
+    Args:
+        folder: all of it lies there.
+        home: another home than the one there.
+        cwd: another directory to work in.
+        path: directories with programs beside its own `bin` and the system's.
+        environ: variables beside those that every job needs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        home: Path | None = None,
+        cwd: Path | None = None,
+        path: tuple[object, ...] = (BESIDE,),
+        **environ: str,
+    ) -> None:
+        self.folder, self.home, self.cwd = folder, home or folder / "home", cwd or folder
+        for place in (self.home, self.cwd):
+            place.mkdir(parents=True, exist_ok=True)
+        self.runs = self.home / ".local" / "state" / "saferun" / "runs"
+        self.bin = folder / "bin"
+        self.mark = uuid.uuid4().hex
+        self._started: list[subprocess.Popen[Any]] = []
+        inherited = ("LD_LIBRARY_PATH", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+        system = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+        self.environ = {
+            **{name: os.environ[name] for name in inherited if name in os.environ},
+            "PATH": ":".join(map(str, (self.bin, *path, *system))),
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+            **environ,
+        }
+
+    def program(self, name: str, text: str) -> Path:
+        """Put a program on its PATH."""
+        return executable(self.bin / name, text)
+
+    def popen(
+        self, *command: object, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command there; what it prints can be read, unless `options` say otherwise.
+
+        Args:
+            env: more variables.
+        """
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env={**self.environ, **(env or {})},
+            **{"cwd": self.cwd, **quiet, **options},
+        )
+        watched[process] = self.mark
+        self._started.append(process)
+        return process
+
+    @property
+    def journal(self) -> Path:
+        """The directory of the only run."""
+        (path,) = self.runs.glob("*-*-*")
+        return path
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of a name, or all, of the only run."""
+        lines = (self.journal / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+
+    def living(self) -> dict[int, str]:
+        """Return {pid: name} of the living processes that were started there."""
+        return living(self.mark)
+
+    def nothing_lives(self) -> None:
+        """Wait until none of its processes lives."""
+        until(lambda: not self.living(), lambda: f"{self.living()} still live")
+
+    def close(self) -> None:
+        """End whatever is left."""
+        kill_all(self.mark)
+        for process in self._started:
+            watched.pop(process, None)
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
