@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers import MARK, kill_all, living, until, watched
+from helpers import DEADLINE_S, MARK, kill_all, living, until, watched
 
 # All that a shell may hand on to what tests start. The rest of it would change what they see: a
 # Python's, conda's or a module's settings, a job of Slurm, Kubernetes or torchrun, a CI, a terminal
@@ -131,7 +131,7 @@ class Sandbox:
             place.mkdir(parents=True, exist_ok=True)
         self.runs = self.home / ".local" / "state" / "saferun" / "runs"
         self.bin = folder / "bin"
-        self.mark = uuid.uuid4().hex
+        self.mark = environ.get(MARK) or uuid.uuid4().hex
         self._started: list[subprocess.Popen[Any]] = []
         inherited = ("LD_LIBRARY_PATH", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
         system = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -166,6 +166,12 @@ class Sandbox:
         watched[process] = self.mark
         self._started.append(process)
         return process
+
+    def ran(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end."""
+        with self.popen(*command, text=True, **options) as process:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     @property
     def journal(self) -> Path:
