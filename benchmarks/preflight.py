@@ -6,7 +6,7 @@ The test is the whole process, from its start to its end, and the phases that it
 Torch's way does the same through torch (a context on each GPU, 64 MiB written, copied and read
 back). A launch is timed to the first line of a script without torch, in pairs, `preflight.mode`
 being require and off in turns. Medians in ms. On a machine without GPUs an LD_LIBRARY_PATH with the
-library of tests/fakes makes the test and the launches run; FAKE_CUDA_INIT_MS is its cuInit.
+library of tests/lab/fakes makes the test and the launches run; FAKE_CUDA_INIT_MS is its cuInit.
 """
 
 from __future__ import annotations

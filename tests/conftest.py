@@ -14,6 +14,7 @@ from typing import Any
 import helpers
 import pytest
 import rights
+import sandbox
 
 # A shell ignores two of these for its background jobs, and nohup a third. What tests start would
 # inherit that.
@@ -36,13 +37,16 @@ def _place_for_temporary_files() -> str:
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-tempfile.tempdir = _place_for_temporary_files()  # of tests; what they start has TMPDIR
-os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.tempdir  # tmp_path lies below it
-
-# What tests start: torch's threads fight for the cores, and Pythons compile what is imported anew.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+tempfile.tempdir = TEMPORARY = _place_for_temporary_files()  # what tests start has TMPDIR
+_environ = {
+    **sandbox.clean(os.environ),
+    "PYTEST_DEBUG_TEMPROOT": TEMPORARY,  # tmp_path lies below it
+    "TORCHINDUCTOR_CACHE_DIR": f"{TEMPORARY}/inductor",  # else one in /tmp, maybe another user's
+    "OMP_NUM_THREADS": "1",  # what tests start: torch's threads fight for the cores
+}
+os.environ.clear()
+os.environ.update(_environ)
+sys.dont_write_bytecode = False  # nor do Pythons compile what is imported anew
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,10 +97,7 @@ def corpus() -> pathlib.Path:
 
 @pytest.fixture
 def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A user's fresh home, and none of our variables set."""
-    ours = ("SAFERUN_", "PET_", "XDG_", "CUDA_VISIBLE", "PYTHONPATH")
-    for name in [n for n in os.environ if n.startswith(ours) and n != "SAFERUN_CORPUS"]:
-        monkeypatch.delenv(name)
+    """A user's fresh home."""
     place = tmp_path / "home"
     place.mkdir()
     monkeypatch.setenv("HOME", str(place))

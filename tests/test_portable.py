@@ -6,12 +6,16 @@ Paths may hold blanks, letters that are not ASCII and any word; who runs the tes
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from repo import ROOT
+from sandbox import OWN_GPUS, output
 
 TESTS = ROOT / "tests"
 HERE = Path(__file__).name
@@ -22,7 +26,7 @@ PROCESSES = re.compile(r"(?:^|[\s;|&(])(?:pkill|killall|pgrep)\s+-")
 
 def wrong(path: str, source: str) -> Iterator[str]:
     """Yield what in a file of tests holds on some machines only."""
-    asks = "rights" in source or path.startswith(("tests/programs/", "tests/support/"))
+    asks = "rights" in source or path.split("/")[1] in ("programs", "support", "lab")
     for node in ast.walk(ast.parse(source)):
         for why in _wrong(node, asks):
             yield f"{path}:{node.lineno}: {why}"  # type: ignore[attr-defined]  # all have a line
@@ -71,6 +75,28 @@ def test_no_test_relies_on_our_machine():
         for line in wrong(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
     ]
     assert "\n".join(found) == ""
+
+
+# A shell with conda, in a job of Slurm on a node with GPUs, within a rank of saferun's.
+SHELLS = """
+    CONDA_PREFIX=/c VIRTUAL_ENV=/v PYTHONPATH=/p PYTHONHASHSEED=1 PYTHONSTARTUP=/s LD_PRELOAD=/no.so
+    XDG_STATE_HOME=/x SLURM_JOB_ID=7 SLURM_NTASKS=4 KUBERNETES_SERVICE_HOST=k CI=true COLUMNS=20
+    RANK=3 LOCAL_RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1 PET_NNODES=2 TORCHELASTIC_RUN_ID=r
+    NCCL_DEBUG=INFO TORCH_LOGS=+all OMP_NUM_THREADS=99 MKL_NUM_THREADS=9 CUDA_VISIBLE_DEVICES=3
+    SAFERUN_PROFILE=h100 SAFERUN_INJECT={} SAFERUN_RETRIES=0 TRITON_CACHE_DIR=/t FORCE_COLOR=1
+"""
+
+
+def test_what_a_shell_has_set_reaches_no_test(tmp_path):
+    given = dict(pair.split("=", 1) for pair in SHELLS.split())
+    kept = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "https_proxy": "p"}
+    code = f"import sys; sys.path[:] = {[str(TESTS), *sys.path]}; import conftest, json, os"
+    code += "; print(json.dumps(dict(os.environ)))"
+    found = json.loads(output(sys.executable, "-SIc", code, env={**given, **kept}))
+    assert {name: found.get(name) for name in kept} == kept
+    assert {name: found[name] for name in given if name in found} == {"OMP_NUM_THREADS": "1"}
+    assert found[OWN_GPUS] == "3"  # tests of real GPUs choose none that others use
+    assert found["TORCHINDUCTOR_CACHE_DIR"].startswith(found["PYTEST_DEBUG_TEMPROOT"])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
     python tools/fault_trials.py --first 0 --count 500
     python tools/fault_trials.py --torch --jobs 24 --seconds 500 --kept DIR --summary FILE
 
-Without --torch each run has a small launcher (tests/support/random_faults.py), with it a real
+Without --torch each run has a small launcher (tests/lab/random_faults.py), with it a real
 torchrun and two ranks with torch (torch_faults.py). A run's number decides its fault, so that a
 miss can be repeated. Linux, and root for a full disk. Only saferun's own dependencies are needed,
 and torch. Exit status 1 where a promise was not kept.
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("lab", "support")]
 LEAST_S = 60.0  # with less time left no further run begins
 LIMIT_S = 240.0  # a run that takes longer hangs
 SHOWN = 6000  # characters of a miss

@@ -26,7 +26,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / place) for place in ("src", "tests/support", "tests/planning")]
+sys.path[:0] = [
+    str(ROOT / place) for place in ("src", "tests/support", "tests/lab", "tests/planning")
+]
 
 MEASURED = 10  # one input in so many
 LINES_AT_LEAST = 20_000  # of Python; below that a ratio says nothing

@@ -4,7 +4,7 @@
 
 The hosts are network namespaces on this machine, with two ranks each under a real torchrun; ranks,
 agents, keepers, saferuns, whole hosts and links are struck, and hosts come back after 1 to 90 s
-(tests/support/node_faults.py). A trial is right where every host ends by 0 with the weights of an
+(tests/lab/node_faults.py). A trial is right where every host ends by 0 with the weights of an
 undisturbed run, or all end with the same true reason, and nothing is left. Linux, root, iproute2,
 torch. `--first N --count 1` repeats trial N. Exit status 1 where a trial was not right.
 """
@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("lab", "support")]
 import node_faults  # noqa: E402
 from fault_trials import Result, keep, run_all  # noqa: E402
-from node_faults import FAULTS, OUTCOMES, RIGHT  # noqa: E402
+from node_faults import FAULTS, REASON, RIGHT  # noqa: E402
 from rights import missing  # noqa: E402
 
+OUTCOMES = (*FAULTS, REASON, RIGHT)
 LIMIT_S = 600.0  # a trial that takes longer hangs
 CALM = (-2, -1)  # trials without a strike, one over the store and one over gloo
 

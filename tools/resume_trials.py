@@ -292,7 +292,7 @@ def started(
     try:
         yield job
     finally:
-        job.clean()
+        job.close()
 
 
 def one_batch(folder: Path) -> None:

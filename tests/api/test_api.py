@@ -53,7 +53,7 @@ def test_a_run_that_a_mitigation_helps_is_told_attempt_by_attempt(machine):
     assert (second.status, second.diagnosis) == (0, None)
     assert second.mitigations == result.mitigations == first.diagnosis.mitigations[:1]
     assert result.diagnosis is None
-    assert result.journal == str(machine.base / result.run_id)
+    assert result.journal == str(machine.runs / result.run_id)
     assert machine.listed()[0]["id"] == result.run_id
 
 
@@ -104,27 +104,27 @@ def test_check_raises_with_what_failed_and_what_to_do(machine):
 
 
 def test_a_run_without_a_journal_has_its_status(machine):
-    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
+    machine.program("torchrun", "#!/bin/sh\nkill -KILL $$\n")
     assert run(machine, retries=0) == saferun.RunResult(137, "", "failed", (), None)
 
 
 def test_the_run_is_found_among_others(machine):
     """Among those of processes that had the same pid before, and one that began meanwhile."""
     for pid in range(os.getpid(), os.getpid() + 2000):
-        (machine.base / f"20000101-101010-{pid}").mkdir(parents=True)
-        (machine.base / f"20000101-101010-{pid}" / "plan.json").write_text("{}", encoding="utf-8")
-    before = set(os.listdir(machine.base))
+        (machine.runs / f"20000101-101010-{pid}").mkdir(parents=True)
+        (machine.runs / f"20000101-101010-{pid}" / "plan.json").write_text("{}", encoding="utf-8")
+    before = set(os.listdir(machine.runs))
 
     def meanwhile(_line: str) -> None:
-        if not (machine.base / "19990101-101010-1").exists():
-            finished(machine.base, "19990101-101010-1", NOW)
+        if not (machine.runs / "19990101-101010-1").exists():
+            finished(machine.runs, "19990101-101010-1", NOW)
 
     result = run(machine, OK, on_line=meanwhile)
-    assert set(os.listdir(machine.base)) - before == {"19990101-101010-1", result.run_id}
+    assert set(os.listdir(machine.runs)) - before == {"19990101-101010-1", result.run_id}
 
 
 def test_the_job_reads_nothing(machine):
-    machine.tmp.joinpath("bin/torchrun").write_text("#!/bin/sh\ncat\n", encoding="utf-8")
+    machine.program("torchrun", "#!/bin/sh\ncat\n")
     lines: list[str] = []
     ours, kept = os.pipe(), os.dup(0)
     os.write(ours[1], b"of the caller\n")
@@ -188,7 +188,7 @@ def test_a_mistake_is_raised_with_the_commands_text_and_nothing_starts(machine):
         ],
         refused,
     )
-    assert not machine.base.exists()
+    assert not machine.runs.exists()
 
 
 # --- plan and diagnose ---------------------------------------------------------------------------

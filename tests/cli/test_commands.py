@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from sandbox import SAFERUN, SHELLS_OWN, executable, python_program, shell, unwrapped
+from sandbox import SAFERUN, SHELLS_OWN, python_program, shell, unwrapped
 from user_machine import UserMachine
 
 from saferun import __main__ as door
@@ -31,23 +31,14 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 class RecordingMachine(UserMachine):
     """A user's machine whose torchrun records what it got."""
 
-    def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
-        super().__init__(home, tmp)
-        self.bin, self.record = tmp / "bin", tmp / "record.json"
+    def __init__(self, home: pathlib.Path, folder: pathlib.Path) -> None:
+        super().__init__(home, folder)
+        self.record = folder / "record.json"
         self.environ["RECORD"] = str(self.record)
         self.program("torchrun", python_program(TORCHRUN))
 
-    def program(self, name: str, text: str) -> None:
-        executable(self.bin / name, text)
-
     def run(self, *argv: str, status: int | None = 0, **environ: str):
-        done = subprocess.run(
-            [sys.executable, "-m", "saferun", *argv],
-            cwd=self.cwd,
-            env={**self.environ, **environ},
-            capture_output=True,
-            text=True,
-        )
+        done = self.ran(*SAFERUN, *argv, env=environ)
         if status is not None:
             assert done.returncode == status, (done.returncode, done.stderr)
         assert "Traceback" not in done.stderr
@@ -61,7 +52,7 @@ class RecordingMachine(UserMachine):
         done = self.run(*argv, status=status, **environ)
         assert not self.record.exists(), "the job was started"
         assert done.stdout == ("false\n" if argv[:1] == ("env",) else "")
-        assert list(self.base.glob("*")) == [], "a run is listed"
+        assert list(self.runs.glob("*")) == [], "a run is listed"
         return done.stderr
 
 

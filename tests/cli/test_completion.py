@@ -53,11 +53,11 @@ def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
     # Where the script stands only the first two are candidates.
     for name in ("parts/tune.py", "train.py", "train.log", "parts.txt", "runs.log", "some.bin"):
         (made.cwd / name).touch()
-    finished(made.base, "20260101-101010-7", NOW)
-    trap = made.tmp / "bin" / "nvidia-smi"
-    trap.write_text(f"#!/bin/sh\n{shell('touch', made.tmp / 'asked')}\n", encoding="utf-8")
+    finished(made.runs, "20260101-101010-7", NOW)
+    trap = made.folder / "bin" / "nvidia-smi"
+    trap.write_text(f"#!/bin/sh\n{shell('touch', made.folder / 'asked')}\n", encoding="utf-8")
     trap.chmod(0o755)
-    made.environ["PATH"] = f"{BIN}:{made.tmp}/bin:/usr/bin:/bin"
+    made.environ["PATH"] = f"{BIN}:{made.folder}/bin:/usr/bin:/bin"
     return made
 
 
@@ -83,7 +83,7 @@ def test_a_person_completes_a_line_with_tab(machine, shell):
         pytest.skip(f"no {shell} on this machine")
     lines = LINES + (SCRIPTS if shell == "bash" else [])
     assert list(typed(machine, shell, lines)) == [f"saferun {whole}" for _, whole in lines]
-    assert not (machine.tmp / "asked").exists()
+    assert not (machine.folder / "asked").exists()
 
 
 def test_fish_completes_a_line(machine):
@@ -146,7 +146,7 @@ def test_the_candidates_are_those_of_the_word_in_its_place(machine):
 
 def test_what_others_have_named_reaches_no_shell(machine):
     for name in ("$(touch x)", "a b", "a\nplain,b", "\x1b[2J"):
-        finished(machine.base, name, NOW)
+        finished(machine.runs, name, NOW)
     os.environ.update(HOME=machine.environ["HOME"])
     assert values(machine, "runs", "show", "") == ["last", "20260101-101010-7"]
 

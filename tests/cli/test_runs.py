@@ -21,6 +21,7 @@ from cases import check_cases
 from helpers import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sandbox import SAFERUN
 from user_machine import (
     DOWN,
     MITIGABLE,
@@ -63,23 +64,22 @@ def test_runs_are_listed_newest_first_with_how_they_ended(machine):
 
 
 def test_the_list_is_of_the_directory_that_the_launch_was_given(machine):
-    given = ("--run-dir", str(machine.tmp / "elsewhere"))
-    machine._popen(*given, "train.py", ACTS="[{}]").communicate()
+    given = ("--run-dir", str(machine.folder / "elsewhere"))
+    machine.ran(*SAFERUN, *given, "train.py", env={"ACTS": "[{}]"})
     assert machine.listed() == []
     assert "ok" in machine.ask("list", *given)
     assert "ok" in machine.ask("list", SAFERUN_RUN_DIR="../elsewhere")
 
 
 def test_a_machine_without_runs_says_so_and_is_no_error(machine):
-    done = machine._popen("runs", "list")
-    out, err = done.communicate()
-    assert (done.returncode, out) == (0, "")
-    assert err == f"saferun: no runs in {machine.base}\n"
-    assert not machine.base.exists()
+    done = machine.ran(*SAFERUN, "runs", "list")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"saferun: no runs in {machine.runs}\n"
+    assert not machine.runs.exists()
 
 
 def test_a_run_is_running_while_its_saferun_lives_and_interrupted_after_it(machine):
-    act = {"wait": str(machine.tmp / "gate")}
+    act = {"wait": str(machine.folder / "gate")}
     with machine.running(act, waits_for='"started"') as job:
         (run,) = machine.listed()
         assert (run["outcome"], run["status"]) == ("running", None)
@@ -110,8 +110,8 @@ def takes_sigterm(pid: int) -> bool:
 
 
 def test_a_run_that_was_asked_to_end_is_interrupted_and_has_not_failed(machine):
-    with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"') as job:
-        until((machine.tmp / "gate").exists, "the job runs", 300)
+    with machine.running({"wait": str(machine.folder / "gate")}, waits_for='"started"') as job:
+        until((machine.folder / "gate").exists, "the job runs", 300)
         job.terminate()
         assert job.wait() == 128 + signal.SIGTERM
     (run,) = machine.listed()
@@ -168,7 +168,7 @@ BROKEN = {
 
 def test_a_broken_journal_is_listed_and_shown_as_far_as_it_goes(machine):
     for number, content in enumerate(BROKEN.values()):
-        place = finished(machine.base, f"run-{number}", NOW)
+        place = finished(machine.runs, f"run-{number}", NOW)
         (place / "events.jsonl").write_bytes(content)
         (place / "plan.json").write_bytes(content)
         shown = machine.ask("show", place.name)
@@ -247,8 +247,8 @@ def test_other_peoples_runs_are_counted_and_stop_nobody(strangers):
 
 
 def test_a_place_that_cannot_be_listed_is_said_with_its_fix(machine):
-    (machine.tmp / "file").touch()
-    messages = machine.ask("list", "--run-dir", str(machine.tmp / "file"), status=69)
+    (machine.folder / "file").touch()
+    messages = machine.ask("list", "--run-dir", str(machine.folder / "file"), status=69)
     assert messages.count("\n") == 1
-    for part in ("Not a directory", str(machine.tmp / "file"), "--run-dir"):
+    for part in ("Not a directory", str(machine.folder / "file"), "--run-dir"):
         assert part in messages

@@ -32,11 +32,11 @@ def test_what_is_old_and_over_and_not_among_the_newest_goes():
 def test_by_default_the_newest_twenty_and_two_weeks_stay(machine):
     now = time.time()
     for number in range(25):
-        finished(machine.base, f"old-{number:02}", now - (30 + number) * runs.DAY_S)
+        finished(machine.runs, f"old-{number:02}", now - (30 + number) * runs.DAY_S)
     for number in range(3):
-        finished(machine.base, f"young-{number}", now - number * runs.DAY_S)
+        finished(machine.runs, f"young-{number}", now - number * runs.DAY_S)
     messages = machine.ask("clean").splitlines()
-    left = sorted(place.name for place in machine.base.iterdir())
+    left = sorted(place.name for place in machine.runs.iterdir())
     assert left == [*(f"old-{n:02}" for n in range(17)), *(f"young-{n}" for n in range(3))]
     assert messages[0].startswith("removed old-17 (")
     assert messages[-1].startswith("removed 8 runs, ")
@@ -51,21 +51,21 @@ def test_a_run_that_took_long_is_as_old_as_its_end(tmp_path):
 
 def test_a_run_that_lives_is_never_removed(machine):
     done = machine.launch(OK)
-    with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"'):
-        until(lambda: len(list(machine.base.glob("*/plan.json"))) == 2, "two runs", 300)
+    with machine.running({"wait": str(machine.folder / "gate")}, waits_for='"started"'):
+        until(lambda: len(list(machine.runs.glob("*/plan.json"))) == 2, "two runs", 300)
         messages = machine.ask("clean", "--older-than", "0", "--keep", "0")
-        (left,) = machine.base.iterdir()
+        (left,) = machine.runs.iterdir()
         assert (left / "plan.json").exists()
     assert f"removed {done.name}" in messages
     assert messages.endswith("1 kept, 1 of them not over\n")
 
 
 def test_a_dry_run_removes_nothing_and_says_the_same(machine):
-    finished(machine.base, "r", NOW - 90 * runs.DAY_S)
+    finished(machine.runs, "r", NOW - 90 * runs.DAY_S)
     messages = machine.ask("clean", "--keep", "0", "--dry-run")
-    assert (machine.base / "r" / "plan.json").exists()
+    assert (machine.runs / "r" / "plan.json").exists()
     assert messages.replace("would remove", "removed") == machine.ask("clean", "--keep", "0")
-    assert not (machine.base / "r").exists()
+    assert not (machine.runs / "r").exists()
 
 
 def test_how_much_space_is_freed_is_measured_on_the_disk(tmp_path):
@@ -138,7 +138,7 @@ def test_what_cannot_be_removed_is_said_and_stays_listed(tmp_path, monkeypatch):
 
 
 def test_a_wrong_number_removes_nothing(machine):
-    finished(machine.base, "r", NOW - 900 * runs.DAY_S)
+    finished(machine.runs, "r", NOW - 900 * runs.DAY_S)
     for argv in (["--keep", "-1"], ["--older-than", "-1"], ["--keep", "x"]):
         machine.ask("clean", *argv, status=2)
-    assert (machine.base / "r").exists()
+    assert (machine.runs / "r").exists()

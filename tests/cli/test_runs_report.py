@@ -55,7 +55,7 @@ def evil_journal(machine) -> None:
     finding = {"level": "problem", "area": EVIL, "what": EVIL, "fix": EVIL}
     begun = {"gpus": 1, "versions": [EVIL], "gpu_names": [EVIL]}
     place = journal(
-        machine.base,
+        machine.runs,
         "r",
         event("attempt", attempt=1, mitigations=[EVIL], by={"host": EVIL}, **begun),
         event("hang", silent_s=1, ranks=places),
@@ -99,7 +99,7 @@ def test_what_is_known_of_the_machine_and_of_a_crash_is_shown(machine):
     frames = [f'File "train.py", line {n} in step' for n in (7, 8)]
     facts = {"gpus": 8, "gpu_names": ["NVIDIA H100"], "versions": ["torch 2.13.0"]}
     ended = event("ended", attempt=1, status=1, lived_s=1, kind="abort-unknown", stack=frames)
-    journal(machine.base, "r", event("attempt", NOW, attempt=1, **facts), ended)
+    journal(machine.runs, "r", event("attempt", NOW, attempt=1, **facts), ended)
     told, shown = machine.ask("report", "r"), page(machine).text
     assert "- GPUs: 8 (NVIDIA H100)\n" in told
     assert "versions torch 2.13.0" in shown
@@ -158,7 +158,7 @@ def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(machi
     assert begun["attempt"]["price_per_gpu_hour"] == 2.5
     facts = {"attempt": 1, "gpus": 4, "price_per_gpu_hour": 2.5}
     ended = event("end", NOW + 5400, 5400, status=0)
-    journal(machine.base, "r", event("attempt", NOW, **facts), ended)
+    journal(machine.runs, "r", event("attempt", NOW, **facts), ended)
     used = "- used: 1 h 30 min, 6.00 GPU-hours, {} in money\n"
     assert used.format("15.00") in machine.ask("report", "r")
     assert used.format("6.00") in machine.ask("report", "r", "--price-per-gpu-hour", "1")
@@ -169,7 +169,7 @@ def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(machi
 
 
 def test_a_price_is_a_number_and_needs_a_gpu(machine):
-    journal(machine.base, "r", event("attempt", attempt=1, gpus=0))
+    journal(machine.runs, "r", event("attempt", attempt=1, gpus=0))
     for price in ("-1", "nan", "inf", "x"):
         machine.ask("report", "last", "--price-per-gpu-hour", price, status=2)
     argv = ("runs", "report", "r", "--price-per-gpu-hour", "2")
@@ -207,12 +207,12 @@ def test_what_is_no_plain_file_is_left_alone(machine):
 
 
 def test_a_run_that_has_just_begun_makes_a_report(machine):
-    with machine.running({"wait": str(machine.tmp / "gate")}, waits_for='"started"'):
+    with machine.running({"wait": str(machine.folder / "gate")}, waits_for='"started"'):
         assert "Running at the first attempt" in page(machine).text
 
 
 def test_missing_facts_are_left_out(machine):
-    place = journal(machine.base, "r", event("attempt", attempt=1), plan={})
+    place = journal(machine.runs, "r", event("attempt", attempt=1), plan={})
     shown = page(machine)
     for word in ("profile", "GPU", "None"):
         assert word not in shown.text
@@ -224,14 +224,16 @@ def test_missing_facts_are_left_out(machine):
 def test_how_far_the_steps_have_come_is_noted_while_a_job_runs(machine):
     """The first note comes after five seconds."""
     says = "step 10 loss 3.5\nstep 20 loss 3.25\n"
-    with machine.running({"wait": str(machine.tmp / "gate"), "says": says}, waits_for='"started"'):
-        (noted,) = until(lambda: list(machine.base.glob("*/attempt-1.steps")))
+    with machine.running(
+        {"wait": str(machine.folder / "gate"), "says": says}, waits_for='"started"'
+    ):
+        (noted,) = until(lambda: list(machine.runs.glob("*/attempt-1.steps")))
         (s, step, loss) = json.loads(noted.read_text(encoding="utf-8"))
         assert (0 <= s < 60, step, loss) == (True, 20, 3.25)
 
 
 def test_trials_are_summed_up(machine):
-    place = journal(machine.base, "r", event("attempt", attempt=1), event("end", status=0))
+    place = journal(machine.runs, "r", event("attempt", attempt=1), event("end", status=0))
     (place / "state").mkdir()
     ended = [{"state": "COMPLETE"}, {"state": "FAIL", "cause": "cuda-oom"}]
     trials = [{"number": n, "params": {"batch": 8 << n % 2}, **ended[n % 2]} for n in range(10)]

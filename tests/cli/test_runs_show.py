@@ -26,7 +26,7 @@ def test_a_run_is_shown_attempt_by_attempt(machine):
     page = machine.ask("show", place.name)
     for part in (
         f"run {place.name}: failed: user-exception (The script ended with an exception of its own ",
-        f"{shell(machine.tmp / 'bin/torchrun')} train.py --lr 1",
+        f"{shell(machine.folder / 'bin/torchrun')} train.py --lr 1",
         "profile   cpu (launcher: torchrun)",
         f"journal   {place}",
     ):
@@ -108,8 +108,8 @@ UNKNOWN = {
 def test_an_unknown_run_is_said_with_the_nearest(machine):
     for word in ("last", "x"):
         assert "there is no run yet" in machine.ask("show", word, status=2)
-    finished(machine.base, "20260101-1", NOW)
-    finished(machine.base, "20260202-1", NOW)
+    finished(machine.runs, "20260101-1", NOW)
+    finished(machine.runs, "20260202-1", NOW)
     for word, parts in UNKNOWN.items():
         messages = machine.ask("show", word, status=2)
         assert messages.count("\n") == 1

@@ -11,7 +11,7 @@ from fakecuda import SOURCE, compiled
 
 @pytest.fixture(scope="session")
 def libcuda(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A directory with a CUDA driver library whose GPUs are host memory (tests/support/fakes)."""
+    """A directory with a CUDA driver library whose GPUs are host memory (tests/lab/fakes)."""
     return compiled(tmp_path_factory.mktemp("libcuda"), SOURCE.with_name("peers.c"))
 
 

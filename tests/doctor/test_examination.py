@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import pytest
 from cases import with_limits
 from fake_nvml import Nvml, asking, bus, gpu, listing
 from fakecuda import uuid
-from helpers import is_alive, until
+from helpers import free_port, is_alive, until
 from sandbox import SAFERUN, executable, shell
 
 from saferun.doctor import examination
@@ -28,14 +27,6 @@ from saferun.doctor.checks import checks_host
 from saferun.doctor.collect import all_sources, nvidia
 from saferun.model import NOTE, OK, PROBLEM, Finding
 from saferun.system import gpus, kernellog
-
-
-def free_port() -> int:
-    """Return a TCP port on which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
 
 _shm = os.statvfs("/dev/shm")
 roomy = pytest.mark.skipif(
@@ -65,8 +56,7 @@ class FakeHost:
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "LD_LIBRARY_PATH": self.libraries,
             "MASTER_PORT": str(self.port),
-            # The default below /tmp bears a user's name, and may be an earlier one's of that name.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "inductor"),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"],
             **changed,
         }
 

@@ -55,7 +55,7 @@ def test_it_has_at_most_200_lines_60_more_for_slurm_and_the_linters_are_silent(m
     files = []
     for name in PROFILES:
         for extra, most in (((), 200), (("--slurm",), 260)):
-            files.append(machine.tmp / f"{name}{''.join(extra)}.sh")
+            files.append(machine.folder / f"{name}{''.join(extra)}.sh")
             text = script(machine, *extra, "--", "t.py", NASTY, profile=name).read_text(
                 encoding="utf-8"
             )
@@ -169,8 +169,8 @@ def test_what_is_exported_wins(machine, exported, expected):
 )
 def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch, value):
     made = script(machine, "--", "train.py", profile=profile)
-    (machine.tmp / "torch.py").write_text(torch, encoding="utf-8")
-    ran = machine.run(["bash", made], PYTHONPATH=str(machine.tmp))
+    (machine.folder / "torch.py").write_text(torch, encoding="utf-8")
+    ran = machine.run(["bash", made], PYTHONPATH=str(machine.folder))
     assert ran.received[1].env.get(variable) == value
 
 

@@ -32,7 +32,7 @@ def run(machine: Machine, code: str, *argv: str, ranks: int = 1, **environ: str)
     line = ("program.py",) if "hpo" in argv else line
     made = machine.script("--plain", "--profile", *argv, "--set=retry.attempts=1", "--", *line)
     path = f"{machine.bin}:{TOOLS}:/usr/bin:/bin"
-    inductor = str(machine.tmp / "inductor")
+    inductor = str(machine.folder / "inductor")
     return machine.run(
         *(["bash", made],),
         PATH=path,
@@ -204,18 +204,18 @@ def test_the_cache_is_emptied_twice_after_each_trial(machine):
 
 
 def test_a_sitecustomize_of_the_users_is_loaded_and_paths_are_as_without_ours(machine):
-    (machine.tmp / "own").mkdir()
-    (machine.tmp / "own" / "sitecustomize.py").write_text("print('mine')", encoding="utf-8")
+    (machine.folder / "own").mkdir()
+    (machine.folder / "own" / "sitecustomize.py").write_text("print('mine')", encoding="utf-8")
     ran = run(
         *(machine, "import sys; print([p for p in sys.path if '/tmp.' in p])", "h100-llava"),
-        PYTHONPATH=str(machine.tmp / "own"),
+        PYTHONPATH=str(machine.folder / "own"),
     )
     assert sorted(ran.out.split()) == ["[]", "mine", "mine"]  # torchrun's own Python has it, too
     assert "Error" not in ran.err
 
 
 def test_a_fault_of_a_hook_is_one_line_and_the_job_goes_on(machine):
-    fake = machine.tmp / "fake" / "torch"
+    fake = machine.folder / "fake" / "torch"
     fake.mkdir(parents=True)
     (fake / "__init__.py").write_text("", encoding="utf-8")  # has no `compile`
     code = f"import sys; sys.path.insert(0, {os.fspath(fake.parent)!r}); import torch; print('on')"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from cases import slow
 from repo import ROOT, read_yaml
-from scripts import NASTY, RECORDING, SAFERUN, Machine, Received
+from sandbox import SAFERUN
+from scripts import NASTY, RECORDING, Machine, Received
 
 from saferun.export.bundle_main import OF_BASH
 

@@ -22,7 +22,7 @@ from terminals import read_all, start
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", *slow("SIGINT", "SIGHUP", "SIGQUIT")])
 def test_a_signal_while_the_kit_is_unpacked_leaves_nothing(machine, name):
-    gate, up = machine.tmp / "gate", machine.tmp / "unpacking"
+    gate, up = machine.folder / "gate", machine.folder / "unpacking"
     os.mkfifo(gate)
     machine.program("torchrun", "#!/bin/sh\n")  # no python: the one on PATH unpacks
     waits = f": >{shell(up)}; {{ read line <{shell(gate)}; }} 2>/dev/null"

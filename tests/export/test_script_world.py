@@ -8,8 +8,8 @@ import sys
 import pytest
 from cases import slow
 from rights import OTHER, needs
-from sandbox import executable, python_program, shell_program
-from scripts import RECORDING, SAFERUN, end, up
+from sandbox import SAFERUN, executable, python_program, shell_program
+from scripts import RECORDING, end, up
 
 WAITS = [
     {
@@ -83,7 +83,7 @@ def test_the_job_begins_with_torchrun(machine):
 
 def test_it_needs_no_programs_but_bash_and_python(machine):
     """No coreutils, no nvidia-smi, no yaml, no saferun."""
-    tools = machine.tmp / "tools"
+    tools = machine.folder / "tools"
     tools.mkdir()
     (tools / "bash").symlink_to("/usr/bin/bash")
     bare = shell_program(os.path.realpath(sys.executable), "-S")  # neither yaml nor saferun
@@ -100,10 +100,10 @@ def test_it_needs_no_programs_but_bash_and_python(machine):
 def test_the_kit_does_not_go_to_a_home_of_somebody_else(machine):
     """A ~/.cache that root makes there would lock the user out of it."""
     script = machine.script("--profile", "cpu", "--", "train.py")
-    home = machine.tmp / "theirs"
+    home = machine.folder / "theirs"
     home.mkdir()
     os.chown(home, OTHER, OTHER)
-    gone = str(machine.tmp / "not here")
+    gone = str(machine.folder / "not here")
     ran = machine.run(["bash", script], TMPDIR=gone, XDG_RUNTIME_DIR=gone, HOME=str(home))
     assert ran.status == 0
     assert list(home.iterdir()) == []
@@ -115,7 +115,7 @@ WHERE = [{"code": "print(os.environ['PYTHONPATH'])"}]  # of the hooks, which lie
 @pytest.mark.parametrize("usable", ["XDG_RUNTIME_DIR", "HOME", "nothing", *slow("TMPDIR")])
 def test_the_kit_finds_a_place(machine, usable):
     script = machine.script("--profile", "cpu", "--", "train.py")
-    gone = str(machine.tmp / "not here")
+    gone = str(machine.folder / "not here")
     places = {"TMPDIR": gone, "XDG_RUNTIME_DIR": gone, "HOME": "/proc/self"}
     if usable != "nothing":
         places[usable] = str(machine.temporary)
@@ -146,7 +146,7 @@ def test_the_kit_is_unpacked_only_where_nobody_else_can_replace_it(
 ):
     """Code of others would run as root after `su` or `sudo -E`, which keep TMPDIR."""
     script = machine.script("--profile", "cpu", "--", "train.py")
-    place = machine.tmp / "above" / "[it]"
+    place = machine.folder / "above" / "[it]"
     place.mkdir(parents=True)
     for path, (uid, bits) in ((place, (owner, mode)), (place.parent, above)):
         os.chown(path, uid, uid)
@@ -191,7 +191,9 @@ def test_sourced_it_refuses_and_leaves_the_shell_as_it_was(machine, options):
 def test_where_torchruns_python_is_too_old_the_one_on_path_unpacks(machine):
     """torch 2.8 has Python 3.9, and saferun's hooks run there."""
     asked = "case $* in *version_info*) exit 1 ;; esac"
-    old = executable(machine.tmp / "old" / "python3", shell_program(sys.executable, before=asked))
+    old = executable(
+        machine.folder / "old" / "python3", shell_program(sys.executable, before=asked)
+    )
     machine.program("torchrun", python_program(RECORDING, "-IB", python=old))
     (machine.bin / "python3").symlink_to(sys.executable)
     script = machine.script("--profile", "cpu", "--", "train.py")

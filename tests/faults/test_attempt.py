@@ -12,20 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import (
-    COMMON,
-    DEADLINE_S,
-    FAMILY,
-    MARK,
-    agent,
-    living,
-    program,
-    python,
-    stat_of,
-    supervised,
-    until,
-)
+from helpers import COMMON, DEADLINE_S, FAMILY, MARK, agent, living, program, python, stat_of, until
 from repo import ROOT
+from supervised import supervised
 
 from saferun.errors import UnavailableError
 from saferun.keeper.process_tree import opens
@@ -53,12 +42,12 @@ def test_nothing_lives_after_any_one_of_ours_is_killed(tmp_path, victim, stopped
 def test_nothing_lives_when_the_attempt_is_reported_to_have_ended(tmp_path):
     with supervised(tmp_path, agent()) as run:
         run.arrived(**FAMILY)
-        kept = {p for p, name in living(run.mark).items() if name != "saferun-keeper"}
+        kept = {p for p, name in run.living().items() if name != "saferun-keeper"}
         run.kill("agent")
         ended = run.ended()
         assert ended["exit_code"] == 137
         assert ended["killed"] == len(kept) - 2  # less saferun and the agent
-        assert living(run.mark) == {}
+        assert run.living() == {}
 
 
 DEATHS = {
@@ -98,8 +87,8 @@ while len(open(ROSTER, "a+").seek(0) or open(ROSTER).readlines()) < 2: time.slee
     with supervised(tmp_path, python(code), gpu_prefix=str(tmp_path / "nvidia")) as run:
         until(lambda: run.process.poll() is not None)
         assert run.process.returncode == 0
-        assert run.pid("holder") not in living(run.mark)
-        assert run.pid("free") in living(run.mark)
+        assert run.pid("holder") not in run.living()
+        assert run.pid("free") in run.living()
 
 
 @pytest.mark.parametrize("way", ["inherited", "reopened", "apart"])
@@ -152,7 +141,7 @@ def test_job_that_kills_its_own_group_kills_nothing_of_ours(tmp_path):
     with supervised(tmp_path, python(COMMON + "kin(); os.kill(0, signal.SIGKILL)")) as run:
         ended = run.ended()
         assert (ended["exit_code"], ended["ended_by"]) == (137, "job")
-        assert living(run.mark) == {}
+        assert run.living() == {}
 
 
 def test_command_that_is_not_there_is_reported_plainly():
@@ -201,12 +190,12 @@ def test_lock_is_held_until_nothing_of_the_attempt_lives(tmp_path):
         run.kill("saferun")
         assert run.process.wait(DEADLINE_S) == -signal.SIGKILL
         assert not _free(file)
-        holders = [pid for pid in living(run.mark) if opens(pid, str(path))]
+        holders = [pid for pid in run.living() if opens(pid, str(path))]
         keeper = run.pid("keeper")
         assert holders == [keeper]
         os.kill(keeper, signal.SIGCONT)
         until(lambda: _free(file))
-        assert set(living(run.mark)) <= {keeper}
+        assert set(run.living()) <= {keeper}
 
 
 def test_success_frees_the_lock_and_leaves_alone_what_was_detached_on_purpose(tmp_path):
@@ -219,7 +208,7 @@ def test_success_frees_the_lock_and_leaves_alone_what_was_detached_on_purpose(tm
         until(lambda: run.process.poll() is not None)
         assert run.process.returncode == 0
         until(lambda: _free(file))
-        assert run.pid("daemon") in living(run.mark)
+        assert run.pid("daemon") in run.living()
 
 
 def _free(file) -> bool:
@@ -236,7 +225,7 @@ def test_stuck_keeper_is_replaced(tmp_path):
         run.kill("keeper", signal.SIGSTOP)
         run.kill("saferun", signal.SIGTERM)
         assert run.ended()["ended_by"] == "grace"
-        assert living(run.mark) == {}
+        assert run.living() == {}
 
 
 def test_process_that_may_not_be_killed_is_waited_for_and_reported():

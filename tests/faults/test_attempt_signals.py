@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import COMMON, FAMILY, PROGRAMS, agent, living, python, supervised, until
+from helpers import COMMON, FAMILY, PROGRAMS, agent, python, until
+from supervised import supervised
 
 from saferun.keeper import protocol
 from saferun.supervise.ready.keeper_pool import start_keeper
@@ -27,7 +28,7 @@ def test_signal_reaches_the_agent_once_and_ends_the_job(tmp_path, name):
         assert ended["forwarded"] == [name]
         assert ended["interrupted"]
         assert len(run.members(f"heard-{number.value}")) == 1
-        assert living(run.mark) == {}
+        assert run.living() == {}
 
 
 def test_signals_sent_to_the_whole_group_reach_the_agent_once(tmp_path):
@@ -58,7 +59,7 @@ def test_job_that_ignores_the_signal_is_killed_when_its_time_is_over(tmp_path):
         ended = run.ended()
         assert ended["ended_by"] == "grace"
         assert ended["exit_code"] == 137
-        assert living(run.mark) == {}
+        assert run.living() == {}
 
 
 def test_interrupt_that_was_ignored_at_the_start_stays_ignored(tmp_path):
@@ -90,7 +91,7 @@ def test_user_signals_go_to_the_ranks_alone_once(tmp_path, name, receipts):
     """Not to the agent, to a helper that has the rank's handler, or to who has a rank's old pid."""
     listening = COMMON + f"note({name!r}); child('helper'); join('rank'); stay()"
     with supervised(tmp_path, agent(listening), receipts=str(tmp_path)) as run:
-        stale = subprocess.Popen(python(listening.replace("rank", "stale")), env=run.environment)
+        stale = subprocess.Popen(python(listening.replace("rank", "stale")), env=run.environ)
         run.arrived(rank=2, helper=3, agent=1, stale=1)
         for pid in (run.members("rank")[0], stale.pid) if receipts == "of one" else ():
             (tmp_path / f"a1-r0-rank0-pid{pid}.jsonl").touch()
@@ -138,7 +139,7 @@ def test_user_signal_kills_no_rank_that_does_not_listen(tmp_path):
         for times in (1, 2):  # when the second has arrived, the first has done what it does
             run.kill("saferun", signal.SIGUSR1)
             run.arrived(SIGUSR1=times)
-        assert set(run.members("rank")) <= set(living(run.mark))
+        assert set(run.members("rank")) <= set(run.living())
 
 
 def test_agent_that_takes_user_signals_gets_them(tmp_path):
@@ -212,4 +213,4 @@ def test_torchrun_that_takes_user_signals_gets_them_and_all_ends(tmp_path):
         assert (ended["exit_code"], ended["ended_by"]) == (1, "job")
         assert notes.read_text(encoding="utf-8").split() == ["SIGUSR1", "SIGUSR1"]
         assert f"Received {signal.SIGUSR1.value} death signal".encode() in run.err
-        assert living(run.mark) == {}
+        assert run.living() == {}

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from helpers import MARK, living, until
+from helpers import living, until
 from runs import program, run, small_torchrun, staying
-from sandbox import executable, python_program
+from sandbox import SAFERUN, Sandbox, executable, python_program, shell
 from terminals import Terminal
 
 
@@ -34,24 +32,22 @@ def test_a_single_attempt_that_hangs_is_ended_where_that_is_asked_for(tmp_path, 
 
 
 def test_the_key_at_a_terminal_asks_where_the_ranks_are_and_ends_nothing(tmp_path):
-    mark = {MARK: uuid.uuid4().hex}
-    terminal = Terminal({**os.environ, **small_torchrun(tmp_path), "HOME": str(tmp_path), **mark})
-    try:
-        words = [sys.executable, "-m", "saferun", "--set", "watch.mode=warn", *staying(tmp_path)]
-        terminal.type(f"{shlex.join(words)}\n")
+    machine = Sandbox(tmp_path, **small_torchrun(tmp_path))
+    terminal = Terminal(machine.environ)
+    with contextlib.closing(machine):
+        terminal.type(f"{shell(*SAFERUN, '--set=watch.mode=warn', *staying(tmp_path))}\n")
         for _ in range(2):  # and it can be asked again
-            until(lambda: len(ranks_of(mark[MARK])) == 2, "both ranks run")
-            before = ranks_of(mark[MARK])
+            until(lambda: len(ranks_of(machine.mark)) == 2, "both ranks run")
+            before = ranks_of(machine.mark)
             terminal.type("\x1c")
             terminal.expect(rb"saferun: where the ranks are:")
             terminal.expect(rb"rank 1 \(pid (\d+)\)")
-            assert ranks_of(mark[MARK]) == before
+            assert ranks_of(machine.mark) == before
             assert b"may hang" not in terminal.seen
         terminal.type("\x03")
         terminal.expect(rb"READY\$ ")
-        until(lambda: len(living(mark[MARK])) == 1, "all but the shell have ended")
-    finally:
-        terminal.end()
+        until(lambda: len(machine.living()) == 1, "all but the shell have ended")
+    terminal.end()
 
 
 def ranks_of(mark: str) -> set[int]:

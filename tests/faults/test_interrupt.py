@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import MARK, children, has_signal, is_alive, kill_all, living, until
+from helpers import children, has_signal, is_alive, until
 from runs import program, run, small_torchrun
-from sandbox import SAFERUN, shell
+from sandbox import SAFERUN, Sandbox, shell
 from terminals import QUIET_S, Terminal
 
 OPTIONS = ["--profile=cpu", "--set=preflight.mode=off"]
@@ -23,11 +23,8 @@ class Person(Terminal):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.mark = os.urandom(8).hex()
-        home = folder / "home"
-        home.mkdir()
-        self.environment = {"HOME": str(home), MARK: self.mark, **small_torchrun(folder)}
-        super().__init__(self.environment)
+        self.machine = Sandbox(folder, **small_torchrun(folder))
+        super().__init__(self.machine.environ)
         self.type(f"{shell('cd', folder)}\n")
         self.expect(rb"READY\$ ")
 
@@ -52,7 +49,7 @@ class Person(Terminal):
         (self.folder / "gate").touch()
 
     def leave(self) -> None:
-        kill_all(self.mark)
+        self.machine.close()
         self.end()
 
 
@@ -99,7 +96,7 @@ def test_a_second_ctrl_c_kills_the_job(person):
 def test_kill_int_ends_a_run_in_the_foreground(person):
     person.type(person.job() + "\n")
     person.sees("up")
-    (pid,) = [pid for pid in living(person.mark) if command(pid)[1:3] == ["-m", "saferun"]]
+    (pid,) = [pid for pid in person.machine.living() if command(pid)[1:3] == ["-m", "saferun"]]
     os.kill(pid, signal.SIGINT)
     person.expect(ANSWER)
     person.sees("asked")

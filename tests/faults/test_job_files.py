@@ -6,8 +6,9 @@ import os
 import subprocess
 
 import pytest
-from helpers import python, supervised
+from helpers import python
 from sandbox import shell
+from supervised import supervised
 
 
 @pytest.mark.parametrize("flag", [os.O_APPEND, 0], ids=["append", "from where it stands"])

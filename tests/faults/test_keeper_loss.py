@@ -10,7 +10,8 @@ import threading
 
 import pytest
 from cases import slow
-from helpers import COMMON, DEADLINE_S, living, program, python, raw_pty, supervised, until
+from helpers import COMMON, DEADLINE_S, program, python, raw_pty, until
+from supervised import supervised
 
 MIB = 1 << 20
 ROUNDS = 3
@@ -78,7 +79,7 @@ def test_no_line_is_lost_with_the_keeper(tmp_path, number, way, pause):
             assert ended["ended_by"] == "keeper"
             what = "was killed" if number == KILL else "was stopped and had to be killed"
             assert ended["keeper"] == f"saferun's keeper {what}"
-            assert living(run.mark) == {}
+            assert run.living() == {}
         lines = [line for reader in readers for line in reader.lines()]
         assert_all_is_there(lines, int.from_bytes(count.read_bytes(), "little"))
         for fd in (mine, *more[:1]):
@@ -126,7 +127,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_who_wants_an_end(tmp_path, ask
             run.process.send_signal(signal.SIGCONT)
         else:
             run.kill("keeper")
-            until(lambda: set(living(run.mark)) == {run.process.pid})
+            until(lambda: set(run.living()) == {run.process.pid})
             run.process.terminate()
         run.process.wait(DEADLINE_S)
 

@@ -36,7 +36,7 @@ def two_nodes(folder: Path, command: list[str], *options: str) -> Iterator[list[
         yield nodes
     finally:
         for node in nodes:
-            node.clean()
+            node.close()
 
 
 @pytest.mark.slow

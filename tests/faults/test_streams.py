@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, raw_pty, supervised, until
+from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, raw_pty, until
+from supervised import supervised
 
 MIB = 1 << 20
 F_GETPIPE_SZ = 1032

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import COMMON, Supervised, agent, kill_all, living, python, stat_of, until
+from helpers import COMMON, agent, python, stat_of, until
 from sandbox import shell
+from supervised import Supervised
 from terminals import Terminal
 
 TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)"
@@ -20,14 +20,14 @@ TICK = "\nfor i in range(100000): print('tick', i, flush=True); time.sleep(0.05)
 class Typed(Supervised):
     """A supervised command that was started by typing it in a terminal."""
 
-    def _start(self, popen: dict[str, Any]) -> None:  # type: ignore[override]  # the job has a terminal, and no pipes are returned
-        self.terminal = Terminal(self.environment)
+    def popen(self, *command: object, replace: bool = False) -> None:
+        self.terminal = Terminal(self.environ)
         script = self.folder / "run.sh"
-        script.write_text(f"exec {shlex.join(self.arguments)}\n", encoding="utf-8")
-        self.terminal.type(f"{shell('.' if popen.get('replace') else 'bash', script)}\n")
+        script.write_text(f"exec {shell(*command)}\n", encoding="utf-8")
+        self.terminal.type(f"{shell('.' if replace else 'bash', script)}\n")
 
-    def clean(self) -> None:
-        kill_all(self.mark, but=self.terminal.pid)
+    def close(self) -> None:
+        super().close()
         self.terminal.end()
 
     def status(self) -> int:
@@ -46,7 +46,7 @@ def typed(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
 
     yield start
     for run in runs:
-        run.clean()
+        run.close()
 
 
 def ticking(prefix: str = "") -> list[str]:
@@ -82,7 +82,7 @@ def test_interrupt_key_reaches_each_of_several_workers_once(typed, tmp_path):
     run.terminal.expect(rb"READY\$ ")
     assert run.status() == 0
     assert len(run.members("heard")) == 3
-    assert set(living(run.mark)) == {run.terminal.pid}
+    assert set(run.living()) == {run.terminal.pid}
 
 
 def test_job_stops_and_goes_on_as_under_torchrun(typed):
@@ -122,7 +122,7 @@ def test_stopped_job_can_be_ended_by_the_shell(typed):
     run.terminal.type("\x1a")
     run.terminal.expect(rb"Stopped")
     run.terminal.type("kill %1\n")
-    until(lambda: set(living(run.mark)) == {run.terminal.pid})
+    until(lambda: set(run.living()) == {run.terminal.pid})
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "python"])
@@ -173,7 +173,7 @@ def test_terminal_that_closes_ends_the_job(typed):
     run = typed(ticking())
     run.terminal.expect(rb"tick 3")
     run.terminal.close()
-    until(lambda: set(living(run.mark)) <= {run.terminal.pid})
+    until(lambda: set(run.living()) <= {run.terminal.pid})
     assert len(run.members("heard-1")) == 1
 
 
@@ -183,7 +183,7 @@ def test_job_under_nohup_outlives_its_terminal(typed, tmp_path, monkeypatch):
     run.arrived(agent=1, r=1)
     run.terminal.close()
     os.waitid(os.P_PID, run.terminal.pid, os.WEXITED | os.WNOWAIT)
-    assert {run.pid("agent"), run.pid("r")} <= set(living(run.mark))
+    assert {run.pid("agent"), run.pid("r")} <= set(run.living())
     assert not run.members("heard-1")
 
 
@@ -196,4 +196,4 @@ def test_background_job_is_not_stopped_for_its_output(typed):
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("kill %1\n")
-    until(lambda: set(living(run.mark)) == {run.terminal.pid})
+    until(lambda: set(run.living()) == {run.terminal.pid})

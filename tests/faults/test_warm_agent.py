@@ -19,14 +19,13 @@ from helpers import (
     SOURCES,
     children,
     has_signal,
-    living,
     parent,
     stat_of,
-    supervised,
     until,
     warm_agent_of,
 )
 from sandbox import executable, python_program
+from supervised import supervised
 
 from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec
@@ -293,9 +292,9 @@ def test_warm_agent_outlives_nobody_whom_it_should_not(launcher, what):
         running = parent(run.members("job")[0])
         victims = {"saferun": run.process.pid, "its keeper": keeper, "running keeper": running}
         os.kill(victims.get(what, run.members("job")[0]), signal.SIGKILL)
-        until(lambda: ahead not in living(run.mark))
+        until(lambda: ahead not in run.living())
         if what == "its keeper":
-            assert run.members("job")[0] in living(run.mark)
+            assert run.members("job")[0] in run.living()
             run.kill("saferun", signal.SIGTERM)
         run.nothing_lives()
 

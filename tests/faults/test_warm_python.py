@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import few, slow
-from helpers import PROGRAMS, children, kill_all, living, until
+from helpers import PROGRAMS, children, until
+from sandbox import SAFERUN, output
 from terminals import read_all, start
 from warm_jobs import WAYS, WarmJob, plain
 
@@ -43,9 +42,8 @@ class Job(WarmJob):
 
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
-    one = Job(tmp_path)
-    yield one
-    kill_all(str(tmp_path))
+    with Job(tmp_path) as one:
+        yield one
 
 
 DIES = "if 'LEARN' not in os.environ: successor.die()\n"
@@ -63,8 +61,7 @@ def test_the_process_that_replaces_another_one_has_imported_ahead(job):
     assert done.stdout == f"{second} ä ['--x']\n"
     assert first != second
     assert [start.split()[0] for start in job.starts()] == ["ahead"]
-    show = [sys.executable, "-m", "saferun", "runs", "show", job.last().name]
-    shown = subprocess.run(show, env=job.env, capture_output=True, text=True, check=True).stdout
+    shown = output(*SAFERUN, "runs", "show", job.last().name, env=job.environ)
     assert re.search(r"ranks +warm: \d+ modules imported ahead, in [\d.]+ s", shown)
 
 
@@ -74,20 +71,19 @@ def test_the_process_that_replaces_another_one_has_imported_ahead(job):
 def test_it_sees_what_a_started_one_sees(job, words, at):
     pytest.importorskip("torch")
     pytest.importorskip("numpy")
-    job.env.pop("PYTHONUNBUFFERED", None)
     job.script.write_text(
         (PROGRAMS / "rank_facts.py").read_text(encoding="utf-8"), encoding="utf-8"
     )
     job.learn(*words, FACTS=str(job.folder / "learn"))
     seen = {}
     for way in WAYS:
-        job.env["FACTS"] = str(job.folder / way)
+        job.environ["FACTS"] = str(job.folder / way)
         if at == "pipes":
             done = job.run(way, *words)
             assert (done.returncode, done.stdout) == (0, "at exit 0\n"), done.stderr
         else:
             assert at_terminal(job, way, "", *words)[0] == 0
-        seen[way] = json.loads(Path(f"{job.env['FACTS']}-0").read_text(encoding="utf-8"))
+        seen[way] = json.loads(Path(f"{job.environ['FACTS']}-0").read_text(encoding="utf-8"))
         for name in ("FACTS", "WAY"):
             seen[way]["alike"]["environ"].pop(name)
         seen[way]["alike"]["main"].pop("__spec__")  # its repr has an address
@@ -157,7 +153,7 @@ def _around_odd(job, text):
     done = [job.run(way) for way in WAYS]
     assert done[1].stdout == done[0].stdout
     assert SAID not in done[1].stderr
-    path = min((job.folder / "cache").glob("saferun/imports/*"))  # a note of `odd` comes after it
+    path = min(job.cache.glob("imports/*"))  # a note of `odd` comes after it
     return path.read_text(encoding="utf-8").split("\n"), int(job.starts()[0].split()[1])
 
 
@@ -216,22 +212,16 @@ def test_a_kill_leaves_no_process_that_waits(job, victim):
         "    print('waits', flush=True)\n    signal.pause()\n"
     )
     job.learn()
-    with subprocess.Popen(
-        job.command("warm"),
-        cwd=job.folder,
-        env={**job.env, "WAY": "warm"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as run:
+    with job.popen(*job.command("warm"), env={"WAY": "warm"}) as run:
         assert run.stdout.readline() == b"waits\n"
-        names = living(str(job.folder))
+        names = job.living()
         (warm,) = [pid for pid, name in names.items() if name == "saferun-warm"]
         keeper = next(pid for pid in names if warm in children(pid))
         os.kill(run.pid if victim == "saferun" else keeper, signal.SIGKILL)
-        until(lambda: warm not in living(str(job.folder)), "the warm process lives")
+        until(lambda: warm not in job.living(), "the warm process lives")
         if victim == "keeper":
             run.terminate()
-        until(lambda: not living(str(job.folder)), "something lives")
+        job.nothing_lives()
 
 
 def at_terminal(job: Job, way: str, keys: str, *words: str) -> tuple[int, str]:
@@ -240,7 +230,7 @@ def at_terminal(job: Job, way: str, keys: str, *words: str) -> tuple[int, str]:
     Returns:
         Its status and what the terminal shows.
     """
-    pid, fd = start(job.command(way, *words), job.folder, {**job.env, "WAY": way})
+    pid, fd = start(job.command(way, *words), job.folder, {**job.environ, "WAY": way})
     press = job.folder / "press"
     if keys:
         until(press.exists)
@@ -273,7 +263,7 @@ def test_ctrl_c_reaches_the_job_that_runs_and_no_process_that_waits(job, before)
     ends = [(status, plain(shown).replace("^C", "")) for status, shown in seen]
     assert ends[1] == ends[0]
     assert ends[0][1].count("caught") == 1
-    until(lambda: not living(str(job.folder)), "something lives")
+    job.nothing_lives()
 
 
 SLOW = """
@@ -308,4 +298,4 @@ def test_ctrl_c_while_it_still_imports_ends_the_run(job):
     status, shown = at_terminal(job, "warm", "\x03")
     assert status in (130, -signal.SIGINT)
     assert "never" not in shown
-    until(lambda: not living(str(job.folder)), "something lives")
+    job.nothing_lives()

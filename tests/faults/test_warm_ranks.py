@@ -165,7 +165,7 @@ def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
     job.package("odd", "import os\nFOUND = os.environ['RANK']\n")
     job.script.write_text("import torch, heavy, odd\nprint(odd.FOUND)\n", encoding="utf-8")
     assert [importers(job) for _ in range(3)] == [2, 2, 1]
-    (note,) = (job.folder / "cache" / "saferun" / "imports").glob("*.left")
+    (note,) = (job.cache / "imports").glob("*.left")
     assert note.stat().st_mode & 0o777 == 0o600
     week_ago = time.time() - 7 * 86400
     os.utime(note, (week_ago, week_ago))

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS, SOURCES, awaits_its_task, supervised, until, warm_agent_of
+from helpers import PROGRAMS, SOURCES, awaits_its_task, until, warm_agent_of
 from ranks import SITE, hooks
+from supervised import supervised
 
 from saferun.supervise.ready.keeper_pool import prepare, start_keeper
 from saferun.supervise.ready.warm_start import WarmStart
@@ -51,8 +52,8 @@ def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path
 @pytest.mark.slow
 def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
     pytest.importorskip("torch")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SAFERUN")}
-    standby = prepare(start_keeper(), WarmStart((str(TORCHRUN), "t.py"), env, sys.executable))
+    warm = WarmStart((str(TORCHRUN), "t.py"), os.environ, sys.executable)
+    standby = prepare(start_keeper(), warm)
     try:
         pid = warm_agent_of(standby.pid)
         until(lambda: awaits_its_task(pid))

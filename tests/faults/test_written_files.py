@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import pytest
 from cases import slow
+from disks import small_disk
 from helpers import ROOT
 from repo import source
 from rights import OTHER, needs
@@ -89,11 +90,8 @@ def place() -> Iterator[Path]:
 def home(place: Path, world: World) -> Iterator[Path]:
     """Make the world's HOME."""
     path = place / "home"
-    path.mkdir()
-    if world.mount:
-        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", path]
-        subprocess.run(mount, check=True)
-    try:
+    with small_disk(path, "64k") if world.mount else contextlib.nullcontext():
+        path.mkdir(exist_ok=True)
         os.chown(path, world.home_uid, world.home_uid)
         path.chmod(world.home_mode)
         if world.mount == "full":
@@ -102,9 +100,6 @@ def home(place: Path, world: World) -> Iterator[Path]:
         if world.mount == "read-only":
             subprocess.run(["mount", "-o", "remount,ro", path], check=True)
         yield path
-    finally:
-        if world.mount:
-            subprocess.run(["umount", "-l", path], check=True)
 
 
 def listed(*places: Path | str) -> Iterator[Entry]:

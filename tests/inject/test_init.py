@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import ranks
 from cases import few, slow, with_limits
+from helpers import free_port
 from ranks import Job, RunRanks, launch
 from releases import needs_torch
 from repo import installed_torch, source
@@ -211,12 +211,6 @@ print(ours.__doc__ == torchs.__doc__, ours.__module__ == torchs.__module__)
 # Without an agent's store: agreement afterwards
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("cuda", ["11.8", ""], ids=["different", "equal"])
 @pytest.mark.parametrize(
     "place", ["file", "custom-store", "store-in-rank-0", *slow("torch.multiprocessing.spawn")]
@@ -224,7 +218,7 @@ def free_port() -> str:
 def test_without_an_agents_store_ranks_agree_afterwards(
     run_ranks: RunRanks, tmp_path: Path, place: str, cuda: str
 ) -> None:
-    environ = {"PLACE": place, "MASTER_PORT": free_port(), **({"CUDA": cuda} if cuda else {})}
+    environ = {"PLACE": place, "MASTER_PORT": str(free_port()), **({"CUDA": cuda} if cuda else {})}
     if place == "store-in-rank-0":
         environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     if "spawn" in place:

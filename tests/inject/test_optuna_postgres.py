@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import rights
+from helpers import free_port
 from repo import PROGRAMS
 from runs import run
 from studies import check_account
@@ -72,11 +72,8 @@ def server() -> Iterator[Server]:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     if not found:
         pytest.skip("there is no PostgreSQL in /usr/lib/postgresql")
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        one = Server(Path(folder), found[-1].parent, port)
+    with tempfile.TemporaryDirectory() as folder:
+        one = Server(Path(folder), found[-1].parent, free_port())
         one.start()
         yield one
         one.stop()

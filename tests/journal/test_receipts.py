@@ -202,9 +202,7 @@ def torchrun(tmp_path: Path, *argv: str, **extra: str) -> tuple[Receipt, ...]:
     (tmp_path / "train.py").write_text("pass", encoding="utf-8")
     hooks, place = as_tree(HookSettings()), str(tmp_path / "receipts")
     text = contract.encode(run="r", attempt=1, hooks=hooks, mitigations=[], receipts=place)
-    dropped = ("SAFERUN_", "TORCH", "PYTHON", "PET_", "RANK", "LOCAL_", "WORLD_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-    environ = {**kept, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": text, "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": str(SITE), "SAFERUN_INJECT": text}
     command = [TORCHRUN, "--standalone", "--nproc-per-node=2", *argv, str(tmp_path / "train.py")]
     subprocess.run(command, env={**environ, **extra}, check=True, capture_output=True, timeout=500)
     return read(str(tmp_path / "receipts"), 1)

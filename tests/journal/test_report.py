@@ -174,7 +174,6 @@ def test_what_the_next_run_can_have_better_is_one_line(tmp_path):
 
 def test_a_mitigation_that_the_history_has_kept_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     key = mitigation_history.Key("/w/train.py", "", "", "")
     entry = mitigation_history.Entry(key, "autotune-off", "k", None, NOW + 60)
     mitigation_history.keep(os.environ, [entry])

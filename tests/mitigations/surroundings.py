@@ -17,6 +17,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers import free_port
+from sandbox import clean
+
 HERE = Path(__file__).resolve().parent
 CAP_NET_BIND_SERVICE, PR_CAPBSET_DROP = 10, 24
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
@@ -236,8 +239,7 @@ def roomy(folder: Path) -> Iterator[Setup]:
 
 def run_to_the_end(command: list[str], env: dict[str, str]) -> None:
     """Run what happened before the job."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAFERUN", "PET_"))}
-    environ = {**inherited, "OMP_NUM_THREADS": "1", **env}
+    environ = {**clean(os.environ), "OMP_NUM_THREADS": "1", **env}
     done = subprocess.run(command, env=environ, capture_output=True, timeout=500)
     assert done.returncode == 0, done.stderr.decode()
 
@@ -263,13 +265,6 @@ def until_listening(port: int, limit_s: float = 300.0) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"nobody listens on {port}")
-
-
-def free_port() -> int:
-    """Return a port that nobody holds now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def torchrun() -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers import living
+from helpers import free_port, living
 from runs import Run, run
-from surroundings import HERE, free_port, torchrun
+from surroundings import HERE, torchrun
 from table import Case
 
 LIMIT_S = 170.0

@@ -23,8 +23,6 @@ QUIET = {
     "shards": "off",
 }
 DEADLINE_S = 500
-_OURS = ("SAFERUN_", "TORCHELASTIC_", "PYTHON", "TORCH", "COV_")
-_GROUP = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def changed(hooks: dict[str, Any]) -> dict[str, Any]:
@@ -63,9 +61,7 @@ class Interpreters:
         self.receipts = folder / "receipts"
 
     def environ(self, hooks: dict[str, Any] | None, **extra: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in _GROUP}
-        kept["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
-        kept["OMP_NUM_THREADS"] = "1"
+        kept = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         kept["PYTHONPATH"] = str(SITE)
         if hooks is not None:
             kept["SAFERUN_INJECT"] = self.contract(hooks)

@@ -33,13 +33,12 @@ class Run:
         job = {"uid": 0, "first": "", "then": "", "parents": {}, "aloud": False, **job}
         job = {"command": "train.py", **job, "uuids": uuids, "policy": policy}
         job["directory"] = str(directory)
-        environ = {k: v for k, v in os.environ.items() if k != "SAFERUN_LOCKS"}
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(PROGRAM), json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # else a second line hides from select in our own buffer
-            env={**environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
         )
         self.pid = self.process.pid
 

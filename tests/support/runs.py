@@ -8,18 +8,14 @@ process that imports torch: use the small ones unless torch or torchrun is what 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
-import uuid
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import DEADLINE_S, MARK, ROOT, kill_all, living, until, watched
+from helpers import ROOT, parent, until
 from repo import source
-from sandbox import executable, own_lines, python_program
+from sandbox import BESIDE, SAFERUN, Sandbox, executable, output, own_lines, python_program
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
@@ -28,38 +24,28 @@ AT_ONCE = "--set=retry.backoff_s=[0, 0]"
 LIMIT_S = 300  # generous: a loaded machine is slow, and an event ends the wait
 
 
-class Run:
-    """One saferun and everything that it started."""
+class Run(Sandbox):
+    """One saferun, or another launcher, and everything that it started.
 
-    def __init__(self, folder: Path, argv: list[str], **options: Any) -> None:
-        self.mark = uuid.uuid4().hex
-        self.folder = folder
-        self.home = folder / "home"
-        self.home.mkdir(exist_ok=True)
-        extra = options.pop("env", {})
-        venv = os.path.dirname(sys.executable)
-        self.environ = {
-            "PATH": f"{venv}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(self.home),
-            "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",
-            MARK: self.mark,
-            **{n: os.environ[n] for n in ("PYTHONPATH", "LD_LIBRARY_PATH") if n in os.environ},
-            **extra,
-        }
-        command = options.pop("command", [sys.executable, "-m", "saferun"])
-        streams = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-        }
-        self.process = subprocess.Popen(
-            [*command, *argv],
-            env=self.environ,
-            cwd=options.pop("cwd", folder),
-            **{**streams, **options},
-        )
-        watched[self.process] = self.mark
+    Args:
+        folder: of its home.
+        argv: its words.
+        env: more variables.
+        command: what stands before the words.
+        options: of Popen.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        argv: list[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        command: Sequence[object] = SAFERUN,
+        **options: Any,
+    ) -> None:
+        super().__init__(folder, **(env or {}))
+        self.process = self.popen(*command, *argv, **options)
         self.out = self.err = ""
         self._err_so_far = b""
 
@@ -86,33 +72,18 @@ class Run:
         """Return the lines that saferun itself wrote."""
         return own_lines(self.err)
 
-    @property
-    def journal(self) -> Path:
-        """The run's directory."""
-        (path,) = self.home.glob(".local/state/saferun/runs/*")
-        return path
-
-    def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Return the journal's events of a name, or all."""
-        lines = (self.journal / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        found = [json.loads(line) for line in lines]
-        return [e for e in found if name in (None, e["event"])]
-
     def wait_for_event(self, name: str) -> None:
         """Wait until the journal has an event of a name."""
-        journals = ".local/state/saferun/runs/*/events.jsonl"
-        until(lambda: list(self.home.glob(journals)) and self.events(name), name)
+        until(lambda: list(self.runs.glob("*/events.jsonl")) and self.events(name), name)
 
     def ask(self, *argv: str) -> str:
         """Return what `saferun ARGV` prints for the run's user."""
-        command = [sys.executable, "-m", "saferun", *argv]
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=True)
-        return done.stdout
+        return output(*SAFERUN, *argv, env=self.environ)
 
     def processes(self, part: str) -> list[int]:
         """Return the pids of the run's processes of whose words one ends so."""
         found = []
-        for pid in living(self.mark):
+        for pid in self.living():
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if any(word.endswith(part.encode()) for word in command):
@@ -122,49 +93,24 @@ class Run:
     def ranks(self) -> dict[int, int]:
         """Return {rank: pid} of the processes that torchrun started and that run the script."""
         found: dict[int, int] = {}
-        for pid in living(self.mark):
+        for pid in self.living():
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 ranks = [e[5:] for e in environ if e.startswith(b"RANK=")]
-                parent = (
-                    Path(f"/proc/{pid}/stat")
-                    .read_text(encoding="utf-8")
-                    .rpartition(")")[2]
-                    .split()[1]
-                )
-                above = Path(f"/proc/{parent}/environ").read_bytes()
+                above = Path(f"/proc/{parent(pid)}/environ").read_bytes()
                 if ranks and b"\0RANK=" not in b"\0" + above:
                     found[int(ranks[0])] = pid
         return found
 
     def keeper(self) -> int:
         """Return the pid of the keeper."""
-        names = living(self.mark).items()
+        names = self.living().items()
         return next(pid for pid, name in names if name == "saferun-keeper")
 
-    def nothing_lives(self, limit_s: float = DEADLINE_S) -> None:
-        """Wait until no process of the run lives."""
-        until(lambda: not living(self.mark), f"{living(self.mark)} still live", limit_s)
 
-    def clean(self) -> None:
-        """End whatever is left."""
-        watched.pop(self.process, None)
-        kill_all(self.mark)
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            if stream:
-                stream.close()
-
-
-@contextlib.contextmanager
-def run(folder: Path, *argv: str, **options: Any) -> Iterator[Run]:
+def run(folder: Path, *argv: str, **options: Any) -> Run:
     """Start saferun with these arguments; whatever is left of it is ended afterwards."""
-    one = Run(folder, list(argv), **options)
-    try:
-        yield one
-    finally:
-        one.clean()
+    return Run(folder, list(argv), **options)
 
 
 def program(name: str) -> str:
@@ -215,4 +161,4 @@ def small_torchrun(folder: Path) -> dict[str, str]:
     """Return variables of a machine whose torchrun is small_torchrun.py, which needs no torch."""
     place = folder / "bin"
     executable(place / "torchrun", python_program(source("faults/small_torchrun")))
-    return {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    return {"PATH": f"{place}:{BESIDE}:/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -1,4 +1,4 @@
-"""Programs that tests write, and shell text: quoted in this one place.
+"""What tests start processes in and with: a user's machine, programs, quoted shell text.
 
 Any path may hold blanks, letters that are not ASCII, "saferun", or be longer than the kernel takes
 in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
@@ -6,18 +6,56 @@ in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
+import subprocess
 import sys
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from helpers import DEADLINE_S, MARK, kill_all, living, until, watched
+
+# All that a shell may hand on to what tests start. The rest of it would change what they see: a
+# Python's, conda's or a module's settings, a job of Slurm, Kubernetes or torchrun, a CI, a terminal
+# of a width, XDG's places, what NCCL, CUDA and torch read.
+_HANDED_ON = re.compile(
+    r"PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|LANG|LANGUAGE|LC_\w+|TZ|TERM"
+    r"|(?i:(?:https?|no|all)_proxy)|(?:PIP|UV|SSL|REQUESTS|CURL|PYENV|NIX)_\w+"  # to reach an index
+    r"|CC|CXX|CUDA_HOME|CUDA_PATH"  # where a machine has its compilers
+    r"|PYTEST_\w+|SAFERUN_(?:CORPUS|TEST_\w+)|TEST_TENSORFLOW|OUT",  # of the tests themselves
+)
+OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
 
 SAFERUN = (sys.executable, "-m", "saferun")
+BESIDE = Path(sys.executable).parent  # torchrun's place
 
 SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell on the way adds to an environment
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of a shell's environment no test has to fear.
+
+    The GPUs that it may use have another name in it: only tests of real ones ask.
+    """
+    kept = {name: value for name, value in environ.items() if _HANDED_ON.fullmatch(name)}
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return kept if visible is None else {**kept, OWN_GPUS: visible}
 
 
 def shell(*words: object) -> str:
     """Return words as text for a shell."""
     return shlex.join(map(str, words))
+
+
+def output(*words: object, **options: Any) -> str:
+    """Run a command that succeeds; return what it printed."""
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def own_lines(text: str) -> list[str]:
@@ -66,3 +104,107 @@ def shell_program(*words: object, before: str = "") -> str:
         before: lines of sh that it executes first.
     """
     return f'#!/bin/sh\n{before}\nexec {shell(*words)} "$@"\n'
+
+
+class Sandbox:
+    """A user's machine: a home, an environment, and the mark of all that is started there.
+
+    Args:
+        folder: all of it lies there.
+        home: another home than the one there.
+        cwd: another directory to work in.
+        path: directories with programs beside its own `bin` and the system's.
+        environ: variables beside those that every job needs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        home: Path | None = None,
+        cwd: Path | None = None,
+        path: tuple[object, ...] = (BESIDE,),
+        **environ: str,
+    ) -> None:
+        self.folder, self.home, self.cwd = folder, home or folder / "home", cwd or folder
+        for place in (self.home, self.cwd):
+            place.mkdir(parents=True, exist_ok=True)
+        self.runs = self.home / ".local" / "state" / "saferun" / "runs"
+        self.bin = folder / "bin"
+        self.mark = environ.get(MARK) or uuid.uuid4().hex
+        self._started: list[subprocess.Popen[Any]] = []
+        inherited = ("LD_LIBRARY_PATH", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+        system = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+        self.environ = {
+            **{name: os.environ[name] for name in inherited if name in os.environ},
+            "PATH": ":".join(map(str, (self.bin, *path, *system))),
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+            **environ,
+        }
+
+    def program(self, name: str, text: str) -> Path:
+        """Put a program on its PATH."""
+        return executable(self.bin / name, text)
+
+    def popen(
+        self, *command: object, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command there; what it prints can be read, unless `options` say otherwise.
+
+        Args:
+            env: more variables.
+        """
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env={**self.environ, **(env or {})},
+            **{"cwd": self.cwd, **quiet, **options},
+        )
+        watched[process] = self.mark
+        self._started.append(process)
+        return process
+
+    def ran(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command there to its end."""
+        with self.popen(*command, text=True, **options) as process:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @property
+    def journal(self) -> Path:
+        """The directory of the only run."""
+        (path,) = self.runs.glob("*-*-*")
+        return path
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of a name, or all, of the only run."""
+        lines = (self.journal / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+
+    def living(self) -> dict[int, str]:
+        """Return {pid: name} of the living processes that were started there."""
+        return living(self.mark)
+
+    def nothing_lives(self) -> None:
+        """Wait until none of its processes lives."""
+        until(lambda: not self.living(), lambda: f"{self.living()} still live")
+
+    def close(self) -> None:
+        """End whatever is left."""
+        kill_all(self.mark)
+        for process in self._started:
+            watched.pop(process, None)
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

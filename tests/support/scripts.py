@@ -7,19 +7,16 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from command import Ended, call
-from helpers import DEADLINE_S, MARK, living, until, watched
+from helpers import DEADLINE_S, until
 from repo import ROOT, source
-from sandbox import executable, own_lines, python_program
+from sandbox import Sandbox, own_lines, python_program
 
-SAFERUN = [sys.executable, "-m", "saferun"]
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
 
 PROGRAMS = ROOT / "tests" / "programs" / "export"
@@ -37,30 +34,17 @@ class Received(NamedTuple):
     env: dict[str, str]
 
 
-class Machine:
+class Machine(Sandbox):
     """A home, a working directory, a PATH with a recording torchrun; no saferun on it."""
 
-    def __init__(self, tmp: pathlib.Path) -> None:
-        self.tmp = tmp
-        self.cwd, self.bin, self.home = tmp / "a work", tmp / "bin", tmp / "home"
-        self.temporary = tmp / "tmp dir"
-        self.cache = tmp.parent / "cache of parsed files"  # of all tests: for what makes scripts
-        for place in (self.cwd, self.bin, self.home, self.temporary):
-            place.mkdir()
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.temporary = folder / "tmp dir"
+        self.temporary.mkdir()
+        super().__init__(folder, cwd=folder / "a work", path=(), TMPDIR=str(self.temporary))
+        self.cache = folder.parent / "cache of parsed files"  # of all tests: for what makes scripts
         for name in ("torchrun", "python"):
             self.program(name, TORCHRUN)
         (self.cwd / "train.py").write_text("", encoding="utf-8")
-        self.mark = uuid.uuid4().hex
-        self.environ = {
-            "HOME": str(self.home),
-            "PATH": f"{self.bin}:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            "TMPDIR": str(self.temporary),
-            MARK: self.mark,
-        }
-
-    def program(self, name: str, text: str) -> None:
-        executable(self.bin / name, text)
 
     def gpus(self, count: int = 1, name: str = "NVIDIA H100 80GB HBM3") -> list[str]:
         """Put GPUs into the machine, as its nvidia-smi lists them; return their UUIDs."""
@@ -87,7 +71,7 @@ class Machine:
         return call(*argv, environ=environ, cwd=self.cwd)
 
     def records(self, label: str) -> pathlib.Path:
-        place = self.tmp / f"records-{label}"
+        place = self.folder / f"records-{label}"
         place.mkdir(exist_ok=True)
         return place
 
@@ -95,26 +79,12 @@ class Machine:
         self, command: Sequence[Any], label: str = "x", /, *, ends: Any = (), **environ: str
     ) -> subprocess.Popen[str]:
         extra = {"RECORDS": str(self.records(label)), "ENDS": json.dumps(list(ends))}
-        process = subprocess.Popen(
-            [str(argument) for argument in command],
-            cwd=self.cwd,
-            env={**self.environ, **extra, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # no terminal of ours
-        )
-        watched[process] = self.mark
-        return process
+        env = {**extra, **environ}
+        return self.popen(*command, env=env, text=True, start_new_session=True)  # no terminal
 
     def run(self, command: Sequence[Any], label: str = "x", /, **options: Any) -> Ran:
         with self.start(command, label, **options) as process:
-            try:
-                out, err = process.communicate(timeout=DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # else leaving the block waits for it
-                raise
+            out, err = process.communicate(timeout=DEADLINE_S)
         return Ran(process.returncode, out, err, self.received(label))
 
     def received(self, label: str) -> dict[int, Received]:
@@ -129,10 +99,6 @@ class Machine:
     def unpacked(self) -> list[str]:
         """Return the directories into which a script has unpacked what travels in it."""
         return [p.name for p in self.temporary.iterdir() if p.name.startswith("saferun-kit")]
-
-    def living(self) -> dict[int, str]:
-        """Return {pid: name} of the living processes that carry this machine's mark."""
-        return living(self.mark)
 
 
 class Ran(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import version
 
@@ -52,8 +51,6 @@ class RealParser:
     def __init__(self, environ):
         run = pytest.importorskip("torch.distributed.run")
         with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("PET_")]:
-                patch.delenv(name)
             for name, value in environ.items():
                 patch.setenv(name, value)
             self.parser = run.get_args_parser()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import subprocess
-import sys
-import uuid
 
 from command import call
-from helpers import MARK, until, watched
+from helpers import until
 from repo import source
-from sandbox import executable, python_program
+from sandbox import SAFERUN, Sandbox, python_program
 
 from saferun.cli.runs import runs_view
 from saferun.inject import contract
@@ -44,57 +41,37 @@ FAILED_HOOK = {
 NOW = 1_800_000_000.0
 
 
-class UserMachine:
+class UserMachine(Sandbox):
     """A user's machine with a torchrun that does what a test wants, attempt by attempt."""
 
-    def __init__(self, home: pathlib.Path, tmp: pathlib.Path) -> None:
-        self.tmp, self.cwd, self.home = tmp, tmp / "work", home
-        self.cwd.mkdir()
-        self.base = home / ".local/state/saferun/runs"
-        executable(tmp / "bin" / "torchrun", TORCHRUN)
-        self.environ = {
-            "HOME": str(home),
-            "PATH": f"{tmp / 'bin'}:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            MARK: uuid.uuid4().hex,
-        }
+    def __init__(self, home: pathlib.Path, folder: pathlib.Path) -> None:
+        super().__init__(folder, home=home, cwd=folder / "work", path=())
+        self.program("torchrun", TORCHRUN)
         (self.cwd / "train.py").write_text("", encoding="utf-8")
-
-    def _popen(self, *command_line: str, **environ: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "saferun", *command_line],
-            cwd=self.cwd,
-            env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        watched[process] = self.environ[MARK]
-        return process
 
     def launch(self, *acts: dict, command_line: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
         """Run a job to its end and return its journal."""
-        before = set(self.base.glob("*"))
-        self._popen(*command_line, ACTS=json.dumps(acts)).communicate()
-        (new,) = set(self.base.glob("*")) - before
+        before = set(self.runs.glob("*"))
+        self.ran(*SAFERUN, *command_line, env={"ACTS": json.dumps(acts)})
+        (new,) = set(self.runs.glob("*")) - before
         return new
 
     @contextlib.contextmanager
     def running(self, *acts: dict, waits_for: str):
         """A job that runs, and whose journal has come to this event."""
-        job = self._popen("train.py", ACTS=json.dumps(acts))
+        env = {"ACTS": json.dumps(acts)}
+        job = self.popen(*SAFERUN, "train.py", env=env, text=True)
+        journals = "*/events.jsonl"
         try:
             until(
-                lambda: waits_for in "".join(p.read_text(encoding="utf-8") for p in self._events())
+                lambda: any(
+                    waits_for in p.read_text(encoding="utf-8") for p in self.runs.glob(journals)
+                )
             )
             yield job
         finally:
             job.kill()
             job.communicate()
-
-    def _events(self) -> list[pathlib.Path]:
-        return list(self.base.glob("*/events.jsonl"))
 
     def ask(self, *argv: str, status: int = 0, **environ: str) -> str:
         """Call `saferun runs ARGV` in this process; return what it printed."""

@@ -6,36 +6,30 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-from helpers import MARK, PROGRAMS
+from helpers import PROGRAMS
+from sandbox import SAFERUN, Sandbox
 
 WAYS = ("spawn", "warm")
 
 
-class WarmJob:
+class WarmJob(Sandbox):
     """A script, run in its folder.
 
     Args:
-        folder: of the script, with a state and a cache of its own.
+        folder: of the script.
         options: saferun's.
         script: its name.
     """
 
     def __init__(self, folder: Path, *options: str, script: str) -> None:
-        self.folder, self._options, self._name = folder, options, script
+        self._options, self._name = options, script
         self.script = folder / script
         self.installed = folder / "lib" / "site-packages"
         self.installed.mkdir(parents=True)
-        path = [self.installed, PROGRAMS, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            MARK: str(folder),
-        }
+        super().__init__(folder, PYTHONPATH=f"{self.installed}{os.pathsep}{PROGRAMS}")
+        self.cache = self.home / ".cache" / "saferun"
 
     def package(self, name: str, text: str) -> Path:
         path = self.installed.joinpath(*name.split("."), "__init__.py")
@@ -45,22 +39,14 @@ class WarmJob:
 
     def command(self, way: str, *words: str) -> list[str]:
         settings = [f"--set=start.ranks={way}", "--set=retry.backoff_s=[0, 0]"]
-        saferun = [sys.executable, "-m", "saferun", *settings, *self._options]
-        return [*saferun, *(words or (self._name,))]
+        return [*SAFERUN, *settings, *self._options, *(words or (self._name,))]
 
     def run(self, way: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(way, *words),
-            cwd=self.folder,
-            env={**self.env, "WAY": way, **env},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        return self.ran(*self.command(way, *words), env={"WAY": way, **env})
 
     def last(self) -> Path:
         """Return the directory of the last run."""
-        return max(path for path in (self.folder / "state/saferun/runs").iterdir() if path.is_dir())
+        return max(path for path in self.runs.iterdir() if path.is_dir())
 
     def starts(self) -> list[str]:
         """Return how each process of the last run was started, in the order of attempts."""

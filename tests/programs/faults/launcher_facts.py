@@ -7,6 +7,7 @@ import pathlib
 import signal
 import sys
 
+OURS = {"ROSTER", "SAFERUN_TEST_MARK", "PWD", "OLDPWD", "SHLVL", "_"}  # a shell's on the way, too
 OF_THREADS = 0b11 << 31  # signals 32 and 33 are the C library's own
 
 with open("/proc/self/status", encoding="utf-8") as file:
@@ -22,9 +23,7 @@ print(
             "orig_argv": sys.orig_argv,
             "path": sys.path,
             "cwd": os.getcwd(),
-            "env": {
-                k: v for k, v in os.environ.items() if k not in ("ROSTER", "SAFERUN_TEST_MARK")
-            },
+            "env": {k: v for k, v in os.environ.items() if k not in OURS},
             "getenv": [
                 str(libc.getenv(name.encode())) for name in ("NCCL_DEBUG", "PET_NNODES", "HOME")
             ],

@@ -1,5 +1,6 @@
 """Run the program that the arguments name with short limits for what does not end."""
 
+import os
 import runpy
 import sys
 
@@ -10,4 +11,5 @@ from saferun.supervise.attempt import attempt_life  # noqa: E402 - it reads one 
 
 attempt_life.KEEPER_GRACE_S = 0.3
 del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")

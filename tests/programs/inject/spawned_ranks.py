@@ -1,7 +1,6 @@
 """mp.spawn starts two ranks; rank 1 has another CUDA, where it is given."""
 
 import os
-import socket
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,4 @@ def main(rank, port):
 
 
 if __name__ == "__main__":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(main, (port,), nprocs=2)
+    mp.spawn(main, (os.environ["MASTER_PORT"],), nprocs=2)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from disks import small_disk
 from helpers import living, until
 from runs import Run, program, run, small_torchrun
 from sandbox import executable
@@ -192,13 +193,8 @@ class Trial:
         if self.fault.whom != "disk":
             yield
             return
-        place = self.folder / "home"
-        place.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "none", place], check=True)
-        try:
+        with small_disk(self.folder / "home", "24k"):
             yield
-        finally:
-            subprocess.run(["umount", "-l", place], check=True)
 
     # --- the fault -------------------------------------------------------------------------
 

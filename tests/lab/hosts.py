@@ -196,7 +196,7 @@ class Host:
     def close(self) -> None:
         """End all that it has started, and itself."""
         for run in self._runs:
-            run.clean()
+            run.close()
         self._end_lossy()
         self._own.end()
 
