@@ -31,7 +31,8 @@ def _place_for_temporary_files() -> str:
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", str(ROOT)):
         if os.path.isdir(place) and not os.statvfs(place).f_flag & os.ST_NOEXEC:
             break
-    found = os.path.join(place, f"a saferun torchrun räume {os.geteuid()}")
+    letter = "ä" if sys.getfilesystemencoding() == "utf-8" else "ae"  # a C locale's knows no others
+    found = os.path.join(place, f"a saferun torchrun r{letter}ume {os.geteuid()}")
     os.makedirs(found, 0o755, exist_ok=True)
     return found
 
