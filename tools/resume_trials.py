@@ -12,7 +12,7 @@ what a program imports; exit status 1 where a line differs.
     python tools/resume_trials.py --odd [PROGRAM...]
 
 Each program of two ranks is killed once, and then one rank sees other checkpoints than the other
-(tests/programs/resume/odd_rank.sh): none, or a cut one. The run has to end as an undisturbed one,
+(programs/resume/odd_rank.sh): none, or a cut one. The run has to end as an undisturbed one,
 or with another status than 0. It needs root, for mounts of that rank alone.
 
 FOLDER/nanoGPT is nanoGPT itself (train.py, model.py, configurator.py), which is run as it is: by
@@ -48,7 +48,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 import runs  # noqa: E402
 from helpers import until  # noqa: E402
 
-JOBS = ROOT / "tests" / "programs" / "resume"
+JOBS = ROOT / "tools" / "programs" / "resume"
 SAVED = ("out", "base_checkpoints")  # where programs save
 LOOK_S = 0.003  # between two looks for a checkpoint that is being written
 LONGEST_S = 4.0  # from a start to a kill at a random time
