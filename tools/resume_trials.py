@@ -54,7 +54,7 @@ LOOK_S = 0.003  # between two looks for a checkpoint that is being written
 LONGEST_S = 4.0  # from a start to a kill at a random time
 LIMIT_S = 3000.0  # for a start or a run; generous, as an event ends the wait
 WRITE_S = 0.03  # from the first sign of a checkpoint to a kill
-STOPPED = "not tried again: the same failure at the same age"
+STOPPED = "not tried again: the same failure after the same time"
 SETTINGS = ("retry.attempts=200", "retry.attempts_total=500", "retry.backoff_s=[0, 0]")
 
 
