@@ -67,7 +67,7 @@ def record(python: str, one: provoked.ProvokedFailure) -> bool:
     """Run a failure and write its log; return whether it failed in time."""
     with tempfile.TemporaryDirectory(prefix="record-") as folder:
         command = [tool(python, one.launcher[0]), *one.launcher[1:]]
-        command += [str(ROOT / "tests" / "programs" / "records" / one.program), *one.words]
+        command += [str(ROOT / "tools" / "programs" / "records" / one.program), *one.words]
         return write(one.name, python, folder, command)
 
 
@@ -186,6 +186,7 @@ def mask(rows: Iterable[tuple[str, bytes]], python: str, folder: str) -> list[tu
     names = [
         (folder, "/home/user/run"),
         (str(ROOT / "tests"), "/home/user/job"),
+        (str(ROOT / "tools"), "/home/user/job"),
         (base[0], "/home/user/venv"),
     ]
     if base[1] != "/usr":

@@ -12,7 +12,7 @@ what a program imports; exit status 1 where a line differs.
     python tools/resume_trials.py --odd [PROGRAM...]
 
 Each program of two ranks is killed once, and then one rank sees other checkpoints than the other
-(tests/programs/resume/odd_rank.sh): none, or a cut one. The run has to end as an undisturbed one,
+(programs/resume/odd_rank.sh): none, or a cut one. The run has to end as an undisturbed one,
 or with another status than 0. It needs root, for mounts of that rank alone.
 
 FOLDER/nanoGPT is nanoGPT itself (train.py, model.py, configurator.py), which is run as it is: by
@@ -48,13 +48,13 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 import runs  # noqa: E402
 from helpers import until  # noqa: E402
 
-JOBS = ROOT / "tests" / "programs" / "resume"
+JOBS = ROOT / "tools" / "programs" / "resume"
 SAVED = ("out", "base_checkpoints")  # where programs save
 LOOK_S = 0.003  # between two looks for a checkpoint that is being written
 LONGEST_S = 4.0  # from a start to a kill at a random time
 LIMIT_S = 3000.0  # for a start or a run; generous, as an event ends the wait
 WRITE_S = 0.03  # from the first sign of a checkpoint to a kill
-STOPPED = "not tried again: the same failure at the same age"
+STOPPED = "not tried again: the same failure after the same time"
 SETTINGS = ("retry.attempts=200", "retry.attempts_total=500", "retry.backoff_s=[0, 0]")
 
 

@@ -20,7 +20,7 @@ from cases import with_limits
 from fake_nvml import Nvml, asking, bus, gpu, listing
 from fakecuda import uuid
 from helpers import free_port, is_alive, until
-from sandbox import SAFERUN, executable, shell
+from sandbox import SAFERUN, Sandbox, shell
 
 from saferun.doctor import examination
 from saferun.doctor.checks import checks_host
@@ -35,30 +35,16 @@ roomy = pytest.mark.skipif(
 )
 
 
-class FakeHost:
+class FakeHost(Sandbox):
     """A user's shell on a machine with a fake NVML, libcuda, nvidia-smi and torchrun."""
 
-    def __init__(self, home: pathlib.Path, tmp_path: pathlib.Path, library: pathlib.Path) -> None:
-        self.bin = tmp_path / "bin"
-        self.bin.mkdir()
-        self.cwd = tmp_path / "work"
-        self.cwd.mkdir()
-        self.nvml = Nvml(tmp_path / "nvml")
+    def __init__(self, folder: pathlib.Path, library: pathlib.Path) -> None:
+        self.nvml = Nvml(folder / "nvml")
         self.nvml.reports(Init_v2="!9")
-        self.libraries = f"{self.nvml.folder}:{library}"
-        self.home = home
-        self.port = free_port()
-        executable(self.bin / "torchrun", "#!/bin/sh\nexit 1\n")  # a shim: other tests ask torch
-
-    def environ(self, **changed: str) -> dict[str, str]:
-        return {
-            "HOME": str(self.home),
-            "PATH": f"{self.bin}:/usr/bin:/bin",
-            "LD_LIBRARY_PATH": self.libraries,
-            "MASTER_PORT": str(self.port),
-            "TORCHINDUCTOR_CACHE_DIR": os.environ["TORCHINDUCTOR_CACHE_DIR"],
-            **changed,
-        }
+        port, libraries = str(free_port()), f"{self.nvml.folder}:{library}"
+        own = {"LD_LIBRARY_PATH": libraries, "MASTER_PORT": port}
+        super().__init__(folder, cwd=folder / "work", path=(), **own)
+        self.program("torchrun", "#!/bin/sh\nexit 1\n")  # a shim: other tests ask torch
 
     def has(self, *gpus: dict[str, str], **general: str) -> None:
         """Give it these GPUs."""
@@ -66,24 +52,19 @@ class FakeHost:
         listing(self.bin, len(gpus))
 
     def examine(self, deadline_s: float = 19.0, **environ: str) -> tuple[Finding, ...]:
-        found = examination.examine(self.environ(**environ), str(self.cwd), deadline_s=deadline_s)
+        environ = {**self.environ, **environ}
+        found = examination.examine(environ, str(self.cwd), deadline_s=deadline_s)
         assert not any("fault of saferun" in f.what for f in found.findings), found.findings
         return found.findings
 
     def command(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "saferun", "doctor", *arguments],
-            env=self.environ(**environ),
-            cwd=self.cwd,
-            capture_output=True,
-            encoding=environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0],
-            timeout=300,
-        )
+        encoding = environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0]
+        return self.ran(*SAFERUN, "doctor", *arguments, env=environ, encoding=encoding)
 
 
 @pytest.fixture
-def host(home: pathlib.Path, tmp_path: pathlib.Path, libcuda: pathlib.Path) -> FakeHost:
-    return FakeHost(home, tmp_path, libcuda)
+def host(tmp_path: pathlib.Path, libcuda: pathlib.Path) -> FakeHost:
+    return FakeHost(tmp_path, libcuda)
 
 
 @pytest.fixture
@@ -144,7 +125,7 @@ def test_the_command_prints_a_report_and_exits_with_1_where_there_is_a_problem(h
 def test_a_report_that_cannot_be_written_causes_no_traceback(host, where, status, message):
     script = f"{shell(*SAFERUN, 'doctor')} {where}"
     command = ["bash", "-c", script]
-    done = subprocess.run(command, env=host.environ(), cwd=host.cwd, capture_output=True, text=True)
+    done = subprocess.run(command, env=host.environ, cwd=host.cwd, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (status, message)
 
 
@@ -238,9 +219,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
     if asked == "nvidia-smi":
         listing(host.bin, 1, f"echo $$ > {shell(new)}; {shell('mv', new, pid)}; exec sleep 60")
     command = [sys.executable, "-m", "saferun", "doctor"]
-    with subprocess.Popen(
-        command, env=host.environ(), stderr=subprocess.PIPE, text=True
-    ) as started:
+    with subprocess.Popen(command, env=host.environ, stderr=subprocess.PIPE, text=True) as started:
         hangs = {"NVML": lambda: host.nvml.asked, "nvidia-smi": pid.exists}
         until(hangs[asked], f"{asked} is asked")
         pids = asking(started.pid) if asked == "NVML" else [int(pid.read_text(encoding="utf-8"))]
@@ -253,7 +232,7 @@ def test_ctrl_c_leaves_nothing_behind(host, tmp_path, asked):
 
 @roomy
 def test_a_machine_without_anything_is_a_note(host):
-    environ = host.environ(LD_LIBRARY_PATH="")
+    environ = {**host.environ, "LD_LIBRARY_PATH": ""}
     known = examination.examine(environ, str(host.cwd), recover=True)
     found = examination.measure(known, environ).findings
     assert problems(found) == []
@@ -263,7 +242,7 @@ def test_a_machine_without_anything_is_a_note(host):
 
 def test_recovery_comes_first_and_the_trial_is_reported_once(host):
     host.has(gpu(0), gpu(1))
-    found = examination.examine(host.environ(), str(host.cwd), recover=True).findings
+    found = examination.examine(host.environ, str(host.cwd), recover=True).findings
     assert len(found) == len(set(found))
     assert sum("made a context" in f.what for f in found) == 1
 
@@ -298,7 +277,7 @@ def test_a_source_that_did_not_answer_is_reported_and_not_judged(host, hang, mon
 
     monkeypatch.setattr(kernellog, "read", fail)
     monkeypatch.setattr(all_sources.network, "examine", hang)
-    found = examination.examine(host.environ(), str(host.cwd), deadline_s=1.0).findings
+    found = examination.examine(host.environ, str(host.cwd), deadline_s=1.0).findings
     late, failed = about(found, "doctor")
     assert (late.level, "the network" in late.what) == (PROBLEM, True)
     assert (failed.level, "OSError: x" in failed.detail) == (NOTE, True)

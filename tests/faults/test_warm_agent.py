@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from helpers import (
     PROGRAMS,
-    SOURCES,
     children,
     has_signal,
     parent,
@@ -24,64 +23,14 @@ from helpers import (
     until,
     warm_agent_of,
 )
-from sandbox import executable, python_program
-from supervised import supervised
+from sandbox import python_program
+from warm_jobs import FAKE_RUN, PROGRAM, QuickLauncher, used
 
 from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec
 from saferun.supervise.ready.keeper_pool import start_keeper
 
 FACTS = (PROGRAMS / "launcher_facts.py").read_text(encoding="utf-8")
-FAKE_RUN = (PROGRAMS / "fake_torch_run.py").read_text(encoding="utf-8")
-PROGRAM = """\
-import sys
-from torch.distributed.run import main
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-NOTE = """
-import os
-with open(os.environ["ROSTER"], "a") as file: file.write(f"job {os.getpid()}\\n")
-"""
-
-
-class QuickLauncher:
-    """A fast launcher, under supervision with a warm agent and without."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.torch = folder / "lib" / "torch" / "distributed"
-        self.torch.mkdir(parents=True)
-        (self.torch / "run.py").write_text(FAKE_RUN, encoding="utf-8")
-        for package in (self.torch, self.torch.parent):
-            (package / "__init__.py").touch()
-        self.body = folder / "body.py"
-        self.program = folder / "bin" / "torchrun"
-        executable(self.program, python_program(PROGRAM))
-
-    def run(self, body: str = "", *arguments: str, env: dict[str, str] | None = None, **options):
-        self.body.write_text(NOTE + body, encoding="utf-8")
-        path = f"{SOURCES}{os.pathsep}{self.torch.parent.parent}"
-        popen = options.pop("popen", {})
-        popen["env"] = {"PYTHONPATH": path, "BODY": str(self.body), **(env or {})}
-        command = options.pop("command", [str(self.program), *arguments])
-        return supervised(self.folder, command, popen=popen, **options)
-
-    def both(self, body: str, *arguments: str, **options) -> list:
-        """Run it afresh and with a warm agent that waits; return both when they have ended."""
-        runs = []
-        wanted = {"imports": 1, **options.pop("warm_agent", {})}
-        for ahead in ({}, {"warm_agent": wanted}):
-            with self.run(body, *arguments, **options, **ahead) as run:
-                run.how = run.ended()
-                runs.append(run)
-        assert used(runs[1])
-        return runs
-
-
-def used(run) -> bool:
-    """Whether the process that imported torch, once and ahead, became the job."""
-    return len(run.members("imported")) == 1 and run.members("imported") == run.members("job")
 
 
 @pytest.fixture
@@ -105,26 +54,6 @@ def test_arguments_and_environment_are_those_of_the_handover(launcher):
         run.ended()
     assert used(run)
     assert run.out == b"['later.py'] 1 None\n"
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param("", id="success"),
-        pytest.param("raise SystemExit('last words')", id="last words"),
-        pytest.param(
-            "try: 1 / 0\nexcept ZeroDivisionError as e: raise OSError('a') from e", id="chained"
-        ),
-        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGINT)", id="Ctrl-C"),
-        pytest.param("import os; os.kill(os.getpid(), 11)", id="SIGSEGV"),
-        pytest.param("import atexit; atexit.register(print, 'bye'); print('hi')", id="atexit"),
-        pytest.param("import os; os.write(2, bytes(range(256)) * 9000)", id="bytes"),
-    ],
-)
-def test_end_and_output_are_those_of_a_fresh_launcher(launcher, body):
-    fresh, warmed = launcher.both(body)
-    assert warmed.how["wait_status"] == fresh.how["wait_status"]
-    assert (warmed.out, warmed.err) == (fresh.out, fresh.err)
 
 
 @pytest.mark.parametrize("flags", ["", "P"] if sys.version_info >= (3, 11) else [""])
@@ -192,7 +121,7 @@ OTHERS = sorted(Path.home().glob(".pyenv/versions/3.[19]*/bin/python"))  # 3.9 a
 
 @pytest.mark.parametrize("python", OTHERS, ids=lambda path: path.parts[-3])
 def test_launcher_may_have_any_python(launcher, python):
-    executable(launcher.program, python_program(PROGRAM, python=python))
+    launcher.program("torchrun", python_program(PROGRAM, python=python))
     body = FACTS.replace('"orig_argv": sys.orig_argv,', "")
     fresh, warmed = launcher.both(body, "t.py", warm_agent={"interpreter": str(python)})
     facts, others = json.loads(fresh.out), json.loads(warmed.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,42 +10,17 @@ from typing import Any
 
 import pytest
 from cases import few, slow
-from helpers import PROGRAMS, children, until
+from helpers import children, until
 from sandbox import SAFERUN, output
-from terminals import read_all, start
-from warm_jobs import WAYS, WarmJob, plain
+from warm_jobs import DIES, WAYS, Python, at_terminal, plain
 
 SAID = "saferun: start.ranks is warm, but a process is started as usual: "
-# The hooks wait for this module, and it may be any: a process that has it lists its imports.
-WATCHED = "torchdata.stateful_dataloader.stateful_dataloader"
-HEAD = f"import {WATCHED}\nimport os, signal, sys, successor\n"
-
-
-class Job(WarmJob):
-    """A job of plain python."""
-
-    def __init__(self, folder: Path) -> None:
-        options = ("--profile=cpu", "--set=launcher=python", "--set=hooks.shards=off")
-        super().__init__(folder, *options, script="job.py")
-        for name in ("torchdata", "torchdata.stateful_dataloader", WATCHED):
-            self.package(name, "")
-
-    def write(self, text: str) -> None:
-        self.script.write_text(HEAD + text, encoding="utf-8")
-
-    def learn(self, *words: str, **env: str) -> None:
-        """Run it until its end, undisturbed, so that its imports are known."""
-        done = self.run("warm", *words, **env, LEARN="1")
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
-    with Job(tmp_path) as one:
+    with Python(tmp_path) as one:
         yield one
-
-
-DIES = "if 'LEARN' not in os.environ: successor.die()\n"
 
 
 def test_the_process_that_replaces_another_one_has_imported_ahead(job):
@@ -63,62 +37,6 @@ def test_the_process_that_replaces_another_one_has_imported_ahead(job):
     assert [start.split()[0] for start in job.starts()] == ["ahead"]
     shown = output(*SAFERUN, "runs", "show", job.last().name, env=job.environ)
     assert re.search(r"ranks +warm: \d+ modules imported ahead, in [\d.]+ s", shown)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["pipes", "a terminal"])
-@pytest.mark.parametrize("words", [("job.py", "--x", "ä"), ("-m", "job", "y")])
-def test_it_sees_what_a_started_one_sees(job, words, at):
-    pytest.importorskip("torch")
-    pytest.importorskip("numpy")
-    job.script.write_text(
-        (PROGRAMS / "rank_facts.py").read_text(encoding="utf-8"), encoding="utf-8"
-    )
-    job.learn(*words, FACTS=str(job.folder / "learn"))
-    seen = {}
-    for way in WAYS:
-        job.environ["FACTS"] = str(job.folder / way)
-        if at == "pipes":
-            done = job.run(way, *words)
-            assert (done.returncode, done.stdout) == (0, "at exit 0\n"), done.stderr
-        else:
-            assert at_terminal(job, way, "", *words)[0] == 0
-        seen[way] = json.loads(Path(f"{job.environ['FACTS']}-0").read_text(encoding="utf-8"))
-        for name in ("FACTS", "WAY"):
-            seen[way]["alike"]["environ"].pop(name)
-        seen[way]["alike"]["main"].pop("__spec__")  # its repr has an address
-        files = seen[way]["alike"]["descriptors"]  # .stacks is opened when torch is imported
-        shown = {n: file.rstrip("0123456789") for n, file in files.items() if ".stacks" not in file}
-        seen[way]["alike"]["descriptors"] = shown
-    assert job.starts()[-1].startswith("ahead ")
-    importers = [set(facts["alike"]["late"].pop("importers")) for facts in seen.values()]
-    assert importers[0] <= importers[1]
-    assert seen["warm"]["alike"] == seen["spawn"]["alike"]
-    different = seen["warm"]["different"]
-    assert [name for name in different if different[name] == seen["spawn"]["different"][name]] == []
-
-
-ENDINGS = {
-    "exception": "raise ValueError('of the user')",
-    "status": "sys.exit(3)",
-    "at once": "os._exit(4)",
-    "crash": "os.kill(os.getpid(), signal.SIGSEGV)",
-    "interrupt": "raise KeyboardInterrupt",
-    "chained": "exec('try:\\n  1/0\\nexcept Exception as e:\\n  raise KeyError(1) from e')",
-}
-
-
-@pytest.mark.parametrize("ending", few(ENDINGS, "chained", "status", "crash"))
-def test_it_ends_as_one_that_was_started(job, ending):
-    job.write("if 'LEARN' in os.environ: sys.exit()\n" + DIES + ending + "\n")
-    job.learn()
-    seen = []
-    for way in WAYS:
-        done = job.run(way, "--retries=1", "job.py")
-        seen.append((done.returncode, done.stdout, plain(done.stderr)))
-    assert job.starts()[0].startswith("ahead ")
-    assert seen[1] == seen[0]
-    assert seen[0][0] != 0
 
 
 ODD = {
@@ -222,23 +140,6 @@ def test_a_kill_leaves_no_process_that_waits(job, victim):
         if victim == "keeper":
             run.terminate()
         job.nothing_lives()
-
-
-def at_terminal(job: Job, way: str, keys: str, *words: str) -> tuple[int, str]:
-    """Run it in a terminal, and press keys once there is a file `press`.
-
-    Returns:
-        Its status and what the terminal shows.
-    """
-    pid, fd = start(job.command(way, *words), job.folder, {**job.environ, "WAY": way})
-    press = job.folder / "press"
-    if keys:
-        until(press.exists)
-        press.unlink()
-        os.write(fd, keys.encode())
-    shown = read_all(fd)
-    os.close(fd)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
 
 PRESS = """

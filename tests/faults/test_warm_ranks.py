@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import time
 from pathlib import Path
 
 import pytest
-from helpers import PROGRAMS
 from sandbox import executable, python_program
-from warm_jobs import WAYS, WarmJob, plain
+from warm_jobs import ONCE, WAYS, Ranks, plain
 
 from saferun.inject.start.imports import assigned_variables
 
@@ -22,72 +20,8 @@ SAID = "saferun: start.ranks is warm, but ranks are started as usual: "
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> WarmJob:
-    return WarmJob(tmp_path, "--nproc-per-node=2", script="train.py")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("train.py", "--x", "ä"), ("-m", "train", "y")])
-def test_a_warm_rank_sees_what_a_started_one_sees(job, words):
-    job.script.write_text(
-        (PROGRAMS / "rank_facts.py").read_text(encoding="utf-8"), encoding="utf-8"
-    )
-    for way in WAYS:
-        done = job.run(way, *words, FACTS=str(job.folder / way))
-        assert (done.returncode, sorted(done.stdout.split())) == (
-            0,
-            ["0", "1", "at", "at", "exit", "exit"],
-        )
-    assert all(start.startswith("warm ") for start in job.starts())
-    drawn = []
-    for rank in "01":
-        started, warm = (
-            json.loads((job.folder / f"{way}-{rank}").read_text(encoding="utf-8")) for way in WAYS
-        )
-        drawn.append(warm["different"])
-        for facts in (started, warm):
-            facts["alike"]["environ"].pop("FACTS")
-            # Opened when torch is imported, which has happened in a warm rank.
-            files = facts["alike"]["descriptors"]
-            facts["alike"]["descriptors"] = [f for f in files.values() if ".stacks" not in f]
-            facts["alike"]["main"].pop("__spec__")  # its repr has an address
-            facts["alike"]["cmdline"] = None  # cut off where the agent's own ends
-        importers = [set(facts["alike"]["late"].pop("importers")) for facts in (started, warm)]
-        assert importers[0] <= importers[1]
-        assert warm["alike"] == started["alike"]
-        assert warm["alike"]["rank_in_proc"]
-    assert [name for name in drawn[0] if drawn[0][name] == drawn[1][name]] == []
-
-
-# One attempt, with saferun beside it in both ways.
-ONCE = ("--set", "retry.attempts=1", "--set", "watch.silence_s=900")
-ENDINGS = {
-    "exception": "raise ValueError('of the user')",
-    "status": "sys.exit(3)",
-    "at once": "os._exit(4)",
-    "crash": "os.kill(os.getpid(), signal.SIGSEGV)",
-    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "interrupt": "raise KeyboardInterrupt",
-    "chained": "exec('try:\\n  1/0\\nexcept Exception as e:\\n  raise KeyError(1) from e')",
-    "thread": "threading.Thread(target=lambda: 1/0).start()",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_warm_rank_ends_as_a_started_one(job, ending):
-    # torchrun ends the other rank where one fails.
-    other = "pass" if ending == "thread" else "signal.pause()"
-    body = f"if os.environ['RANK'] == '0':\n    {ENDINGS[ending]}\nelse:\n    {other}\n"
-    job.script.write_text(
-        f"import os, signal, sys, threading\nimport torch\n{body}", encoding="utf-8"
-    )
-    seen = []
-    for way in WAYS:
-        done = job.run(way, *ONCE, "train.py")
-        seen.append((done.returncode, done.stdout, plain(done.stderr)))
-    assert seen[1] == seen[0]
-    assert (seen[0][0] == 0) is (ending == "thread")
+def job(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path)
 
 
 @pytest.mark.slow

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_nvml import Nvml, gpu
-from fakecuda import Smi
+from fake_nvml import gpu
+from gpu_runs import Machine
 from helpers import until
 from runs import Run
-from runs import run as start
 
 HERE = (
     "import os, time\n"
@@ -24,20 +22,15 @@ HERE = (
 )
 
 
-class Gpus:
+class Gpus(Machine):
     """A machine whose GPUs have UUIDs of their own: locks are machine-wide."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.folder = folder
+        super().__init__(folder, SAFERUN_SET="")
         self.uuids = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
-        self.smi, self.nvml = Smi(folder / "bin"), Nvml(folder / "nvml")
         lines = [f"GPU {n}: NVIDIA Fake (UUID: {one})\n" for n, one in enumerate(self.uuids)]
         (self.smi.folder / "list").write_text("".join(lines), encoding="utf-8")
         self.reports(*({} for _ in self.uuids))
-        self.environ = {
-            "PATH": f"{self.smi.folder}:{Path(sys.executable).parent}:/usr/bin:/bin",
-            "LD_LIBRARY_PATH": str(self.nvml.folder),
-        }
 
     def reports(self, *cards: dict) -> None:
         pairs = zip(self.uuids, cards, strict=True)
@@ -47,7 +40,7 @@ class Gpus:
         """Start saferun; each worker ends when there is a file go or go<worker>."""
         arguments = [f"--set={one}" for one in ("launcher=python", f"workers={workers}", *settings)]
         argv = ["--profile=cuda", *arguments, "-c", code]
-        return start(self.folder, *argv, env={**self.environ, **environ})
+        return self.start(*argv, **environ)
 
     def go(self, worker: object = "") -> None:
         (self.folder / f"go{worker}").touch()

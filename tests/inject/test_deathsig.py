@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from helpers import until
 from interpreters import Interpreters, other_pythons
-from ranks import MARK, TORCHRUN, alive, launch
+from ranks import TORCHRUN, launch
 from repo import source
+from sandbox import Sandbox
 
 NEUTRAL = {"excepthook": "on"}
 
@@ -42,32 +41,26 @@ open(os.environ["READY"] + "/rank" + os.environ["RANK"], "w").close()
 """
 
 
-class Agent:
+class Agent(Sandbox):
     """A torchrun that was started with our hooks in its environment, as after our exec."""
 
     def __init__(self, interpreters: Interpreters, script: str, *, ranks: int, injected: bool):
         self.ready = interpreters.folder / "ready"
         self.ready.mkdir()
-        self.mark = uuid.uuid4().hex
         path = interpreters.folder / "train.py"
         path.write_text(script, encoding="utf-8")
         environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
+        super().__init__(interpreters.folder, **environ)
         self.argv = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
-        self.environ = {**environ, MARK: self.mark}
         self.ranks = ranks
 
     def start(self, *before: str) -> None:
-        self.process = subprocess.Popen(
-            [*before, *self.argv],
-            env=self.environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = self.popen(*before, *self.argv, start_new_session=True, **quiet)
         until(lambda: len(list(self.ready.iterdir())) == self.ranks, "the ranks come up")
 
     def left(self) -> list[int]:
-        return [pid for pid in alive(self.mark) if pid != self.process.pid]
+        return [pid for pid in self.living() if pid != self.process.pid]
 
     def sigkill(self) -> None:
         self.process.kill()
@@ -85,10 +78,7 @@ def agents(interpreters: Interpreters) -> Iterator[Callable[..., Agent]]:
 
     yield make
     for agent in made:
-        for pid in alive(agent.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        agent.process.wait()
+        agent.close()
 
 
 # the agent is killed

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +13,13 @@ from cluster import Cluster, missing, standing
 from helpers import until
 from repo import ROOT
 from rights import needs
+from sandbox import SAFERUN, Sandbox, output
 
 from saferun.export import sbatch
 
 pytestmark = [pytest.mark.slurm, needs("make networks", "become others")]
 
 HERE = Path(__file__).resolve().parent
-BIN = Path(sys.executable).parent
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -35,32 +32,24 @@ def cluster() -> Iterator[Cluster]:
         yield stands
 
 
-class User:
+class User(Sandbox):
     """Somebody who submits jobs from a directory of his own."""
 
     def __init__(self, cluster: Cluster, place: Path) -> None:
         self.cluster, self.place = cluster, place
-        for folder in ("tmp", "home", "a place"):
-            (place / folder).mkdir()
-        self.cwd = place / "a place"
-        self.env = {
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-            "HOME": str(place / "home"),
-            "TMPDIR": str(place / "tmp"),
-        }
+        (place / "tmp").mkdir()
+        super().__init__(place, cwd=place / "a place", TMPDIR=str(place / "tmp"))
 
     def generates(self, *argv: str) -> None:
         own = ("--slurm", "--profile", "cpu", "-o", "job.sh")
-        command = [sys.executable, "-m", "saferun", "gen-shell", *own, *argv]
-        env = {**os.environ, **self.env}
-        subprocess.run(command, cwd=self.cwd, env=env, check=True, capture_output=True)
+        output(*SAFERUN, "gen-shell", *own, *argv, env=self.environ, cwd=self.cwd)
 
     def submits(self, *argv: str) -> str:
         messages = self.slurm("sbatch", "--parsable", *argv)
         return messages.split(";")[0].strip()
 
     def slurm(self, *argv: str) -> str:
-        return self.cluster.run(*argv, cwd=self.cwd, env=self.env)
+        return self.cluster.run(*argv, cwd=self.cwd, env=self.environ)
 
     def fact(self, job: str, name: str) -> str:
         reported = self.slurm("scontrol", "-o", "show", "job", job)
@@ -84,6 +73,21 @@ class User:
         """
         self.waits_for_state(job, "PENDING")
         self.slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+
+    def saves_and_goes_on(self, name: str, because: str) -> str:
+        """Submit what needs more than its time; see that it saves, and goes on; return the job."""
+        job, script = self.submits("job.sh"), self.cwd / "job.py"
+        self.waits_for(lambda: "saved step" in self.log(f"job-{job}-*.out"))
+        saved = int((self.cwd / f"{name}.step").read_text(encoding="utf-8"))
+        assert f"saved step {saved} because of {because}" in self.logs()
+        assert self.logs().count("saved step") == 1
+        quicker = script.read_text(encoding="utf-8").replace("0.1", "0.0001")
+        script.write_text(quicker, encoding="utf-8")
+        self.lets_begin(job)
+        assert self.waits_for_end(job) == "COMPLETED", self.logs()
+        assert f"begins at step {saved}\n" in self.logs()
+        assert self.left_behind() == []
+        return job
 
     def log(self, pattern: str) -> str:
         return "".join(path.read_text(encoding="utf-8") for path in sorted(self.cwd.glob(pattern)))
@@ -160,19 +164,9 @@ def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
 @pytest.mark.slow  # Slurm signals up to a minute early: the limit has to be longer than that
 def test_a_job_whose_time_is_over_goes_on_from_its_checkpoint(user):
     user.generates("--time", "2", "--sbatch=--signal=B:USR2@45", "--", "job.py", "limit", "1500")
-    job = user.submits("job.sh")  # for longer than its time
-    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"))
-    saved = int((user.cwd / "limit.step").read_text(encoding="utf-8"))
-    assert f"saved step {saved} because of SIGUSR2" in user.logs()
-    (user.cwd / "job.py").write_text(
-        (user.cwd / "job.py").read_text(encoding="utf-8").replace("0.1", "0.001"), encoding="utf-8"
-    )
-    user.lets_begin(job)
-    assert user.waits_for_end(job) == "COMPLETED", user.logs()
+    job = user.saves_and_goes_on("limit", "SIGUSR2")  # it needs longer than its time
     assert user.fact(job, "Restarts") == "1"
-    assert f"begins at step {saved}\n" in user.logs()
     assert "done at step 1500" in user.logs()
-    assert user.left_behind() == []
 
 
 def test_a_preempted_job_goes_on_from_the_checkpoint_that_it_is_told(user):
@@ -197,21 +191,10 @@ def test_a_preempted_job_goes_on_from_the_checkpoint_that_it_is_told(user):
 @pytest.mark.timeout(700)
 @pytest.mark.slow
 def test_a_rank_that_needs_a_minute_to_save_has_it_before_the_limit(user):
-    user.env["SAVE_S"] = "60"  # twice what torchrun gives ranks that it ends
+    user.environ["SAVE_S"] = "60"  # twice what torchrun gives ranks that it ends
     # The last minute of the notice is for queueing the job again.
     user.generates("--time", "5", "--sbatch=--signal=B:USR2@180", "--", "job.py", "long", "9000")
-    job = user.submits("job.sh")
-    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=400)
-    saved = int((user.cwd / "long.step").read_text(encoding="utf-8"))
-    assert f"saved step {saved} because of SIGUSR2" in user.logs()
-    assert user.logs().count("saved step") == 1
-    (user.cwd / "job.py").write_text(
-        (user.cwd / "job.py").read_text(encoding="utf-8").replace("0.1", "0.0001"), encoding="utf-8"
-    )
-    user.lets_begin(job)
-    assert user.waits_for_end(job) == "COMPLETED", user.logs()
-    assert f"begins at step {saved}\n" in user.logs()
-    assert user.left_behind() == []
+    user.saves_and_goes_on("long", "SIGUSR2")
 
 
 def test_a_preempted_job_is_queued_again_by_slurm_alone(user):
@@ -349,14 +332,4 @@ def test_a_mistake_ends_the_job_of_a_plain_script(user):
 @pytest.mark.slow
 def test_a_plain_script_whose_time_is_over_saves_and_goes_on_from_its_checkpoint(user):
     user.generates("--plain", "--time", "3", "--", "job.py", "long", "9000")
-    job = user.submits("job.sh")
-    user.waits_for(lambda: "saved step" in user.log(f"job-{job}-*.out"), within_s=400)
-    saved = int((user.cwd / "long.step").read_text(encoding="utf-8"))
-    assert f"saved step {saved} because of SIGTERM" in user.logs()
-    (user.cwd / "job.py").write_text(
-        (user.cwd / "job.py").read_text(encoding="utf-8").replace("0.1", "0.0001"), encoding="utf-8"
-    )
-    user.lets_begin(job)
-    assert user.waits_for_end(job) == "COMPLETED", user.logs()
-    assert f"begins at step {saved}\n" in user.logs()
-    assert user.left_behind() == []
+    user.saves_and_goes_on("long", "SIGTERM")

@@ -15,12 +15,13 @@ from sandbox import Sandbox
 class Machine(Sandbox):
     """A machine with fake GPUs, and saferun on it."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, *library: Path, **environ: str) -> None:
         self.smi, self.nvml = Smi(folder / "bin"), Nvml(folder / "nvml")
         self.nvml.reports(gpu(0), gpu(1))
-        shown = {"LD_LIBRARY_PATH": f"{self.nvml.folder}:{library}", "TMPDIR": str(folder)}
+        libraries = ":".join(map(str, (self.nvml.folder, *library)))
         # Tests run beside each other with the same UUIDs.
-        super().__init__(folder, **shown, SAFERUN_SET="locks.gpus=off")
+        own = {"TMPDIR": str(folder), "SAFERUN_SET": "locks.gpus=off", **environ}
+        super().__init__(folder, LD_LIBRARY_PATH=libraries, **own)
 
     def start(self, *argv: str, **behaviour: str) -> Run:
         return run(self.folder, *argv, env={**self.environ, **behaviour})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox import own_lines
+from sandbox import Sandbox, own_lines
 
 from saferun.model import as_tree
 from saferun.settings import HookSettings
@@ -22,7 +21,6 @@ QUIET = {
     "order": {"mode": "off", "wrap_barrier": False},
     "shards": "off",
 }
-DEADLINE_S = 500
 
 
 def changed(hooks: dict[str, Any]) -> dict[str, Any]:
@@ -57,15 +55,13 @@ class Interpreters:
     """Starts Pythons as a launcher would: our site first, a contract in the environment."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.sandbox = folder, Sandbox(folder)
         self.receipts = folder / "receipts"
 
     def environ(self, hooks: dict[str, Any] | None, **extra: str) -> dict[str, str]:
-        kept = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
-        kept["PYTHONPATH"] = str(SITE)
-        if hooks is not None:
-            kept["SAFERUN_INJECT"] = self.contract(hooks)
-        return {**kept, **extra}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
+        told = {} if hooks is None else {"SAFERUN_INJECT": self.contract(hooks)}
+        return {**self.sandbox.environ, **caches, "PYTHONPATH": str(SITE), **told, **extra}
 
     def contract(self, hooks: dict[str, Any]) -> str:
         return json.dumps(
@@ -95,15 +91,8 @@ class Interpreters:
             path = self.folder / "script.py"
             path.write_text(script, encoding="utf-8")
             argv = (str(path),)
-        done = subprocess.run(
-            [python, *flags, *argv],
-            env=self.environ(hooks, **extra) if environ is None else environ,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        environ = self.environ(hooks, **extra) if environ is None else environ
+        done = self.sandbox.ran(python, *flags, *argv, env=environ)
         return Ran(done.returncode, done.stdout, done.stderr, self.read_receipts())
 
     def read_receipts(self) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from repo import RECORDS
 
 LOGS = RECORDS / "provoked"
-TORCH, FRAMEWORKS = "fails.py", "frameworks.py"  # of tests/programs/records
+TORCH, FRAMEWORKS = "fails.py", "frameworks.py"  # of tools/programs/records
 TABLE = "table"  # a row of tests/mitigations/table.py
 
 

@@ -15,14 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers import MARK, kill_all, living
+from helpers import living
 from interpreters import changed
-from sandbox import own_lines
+from sandbox import Sandbox, own_lines
 
 from saferun.inject import contract
 
@@ -63,12 +62,11 @@ def hooks(
 def environment(
     settings: dict[str, Any], receipts: Path, mitigations: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """The environment of a job."""
-    kept = {**os.environ, "PYTHONPATH": str(SITE), MARK: uuid.uuid4().hex}
-    kept["SAFERUN_INJECT"] = contract.encode(
+    """What a job has in its environment: the hooks, and what they are told."""
+    told = contract.encode(
         run="test", attempt=1, hooks=settings, mitigations=mitigations, receipts=str(receipts)
     )
-    return kept
+    return {"PYTHONPATH": str(SITE), "SAFERUN_INJECT": told}
 
 
 def launch(
@@ -85,10 +83,12 @@ def launch(
     path = folder / "train.py"
     path.write_text(script, encoding="utf-8")
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
-    kept = environment(hooks(init), folder / "receipts", mitigations)
-    kept |= environ or {}
-    code, out, err = _finish([*command, str(path), *arguments], kept, folder)
-    return Job(code, _without_gloo(out), err, read_receipts(folder), orphans(kept[MARK]))
+    kept = environment(hooks(init), folder / "receipts", mitigations) | (environ or {})
+    with Sandbox(folder, **kept) as box:
+        done = box.ran(*command, path, *arguments, start_new_session=True)
+        left = orphans(box.mark)
+    receipts = read_receipts(folder)
+    return Job(done.returncode, _without_gloo(done.stdout), done.stderr, receipts, left)
 
 
 def _without_gloo(out: str) -> str:
@@ -169,7 +169,7 @@ class ForkServers:
             modules = ["torch._inductor.compile_fx"]
         server = self._servers[patches] = subprocess.Popen(
             [sys.executable, str(FORK_SERVER), *modules],
-            env=environment(settings, self._folder),
+            env={**os.environ, **environment(settings, self._folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -206,41 +206,16 @@ def compiling(settings: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _finish(command: list[str], environ: dict[str, str], folder: Path) -> tuple[int, str, str]:
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        kill_all(environ[MARK])
-        out, err = process.communicate()
-        raise AssertionError(f"still running after {DEADLINE_S} s\n{out}\n{err}") from None
-    return process.returncode, out, err
-
-
 def orphans(mark: str, patience_s: float = 5.0) -> list[str]:
-    """The command lines of processes of a job that outlive it; they are ended here."""
+    """The command lines of processes of a job that outlive it."""
     end = time.monotonic() + patience_s
-    while alive(mark) and time.monotonic() < end:
+    while living(mark) and time.monotonic() < end:
         time.sleep(0.05)
     left = []
-    for pid in alive(mark):
+    for pid in living(mark):
         with contextlib.suppress(OSError):
             left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
-            os.kill(pid, signal.SIGKILL)
     return left
-
-
-def alive(mark: str) -> list[int]:
-    """The pids whose environment carries this job's mark."""
-    return list(living(mark))
 
 
 def line_of(script: str, text: str) -> int:
