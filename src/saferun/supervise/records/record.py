@@ -14,7 +14,7 @@ from saferun import __version__
 from saferun.diagnosis.attempt_outcome import REPLACED, AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.evidence import NoNumber
-from saferun.diagnosis.silence import Place
+from saferun.diagnosis.places import Place
 from saferun.journal import rank_files
 from saferun.journal.event_types import (
     AttemptBegun,
