@@ -53,7 +53,7 @@ def test_what_the_machine_shows_comes_before_it():
 def test_what_a_rank_said_before_its_status_is_not_what_its_peers_saw_of_it():
     said = "the corpus has 3 shards, and 8 ranks want one each"
     seen = f"{TRACEBACK}RuntimeError: [gloo/pair.cc:534] Connection closed by peer [::1]:2"
-    peer = "".join(f"[rank0]: {row}\n" for row in seen.split("\n"))
+    peer = "".join(f"[rank0]: {row}\n" for row in ("one record was lost", *seen.split("\n")))
     report = "E0101 10:00:00.1 7 torch/x.py:8] failed (exitcode: 1) local_rank: 1 (pid: 11) of x\n"
     end = f"{report}{SUMMARY.format(rank=1, code=1)}"
     found = diagnose(f"{said}\n{peer}{end}", stderr_from=1)
@@ -80,6 +80,7 @@ Root Cause (first observed failure):
     [
         (1, -15, "user-exception", 2),  # torchrun ended rank 1, since another one had failed
         (-15, 1, "peer-lost", 1),
+        (1, 1, "peer-lost", 1),
         (-15, -15, "peer-lost", 1),
     ],
 )
