@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from job_logs import KNOWN, diagnose
+from job_logs import KNOWN, SUMMARY, TRACEBACK, diagnose
 
 from saferun.diagnosis.deciding import classify
 from saferun.diagnosis.evidence import Observation
@@ -48,3 +48,47 @@ def test_what_the_machine_shows_comes_before_it():
     found = diagnose("ERROR: the corpus has no sentences")
     full = Observation("disk", "/ckpt is full", "disk-full")
     assert classify.by_machine(found, [full], KNOWN).kind == "disk-full"
+
+
+def test_what_a_rank_said_before_its_status_is_not_what_its_peers_saw_of_it():
+    said = "the corpus has 3 shards, and 8 ranks want one each"
+    seen = f"{TRACEBACK}RuntimeError: [gloo/pair.cc:534] Connection closed by peer [::1]:2"
+    peer = "".join(f"[rank0]: {row}\n" for row in ("one record was lost", *seen.split("\n")))
+    report = "E0101 10:00:00.1 7 torch/x.py:8] failed (exitcode: 1) local_rank: 1 (pid: 11) of x\n"
+    end = f"{report}{SUMMARY.format(rank=1, code=1)}"
+    found = diagnose(f"{said}\n{peer}{end}", stderr_from=1)
+    assert (found.kind, found.root_line, found.root_rank) == ("user-exception", said, 1)
+    assert diagnose(f"{peer}{end}", stderr_from=1).kind != "user-exception"
+    late = f"Exception ignored in: <function f at 0x1>\n{TRACEBACK}KeyError: 'a'\n"
+    own = diagnose(f"{said}\n{late}{end}", stderr_from=1)
+    assert (own.kind, own.root_line, own.root_rank) == ("user-exception", said, 1)
+
+
+BESIDE_ROOT = """Failures:
+[0]:
+  rank      : 2 (local_rank: 2)
+  exitcode  : {beside} (pid: 12)
+Root Cause (first observed failure):
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {root} (pid: 11)
+"""
+
+
+@pytest.mark.parametrize(
+    ("beside", "root", "kind", "rank"),
+    [
+        (1, -15, "user-exception", 2),  # torchrun ended rank 1, since another one had failed
+        (-15, 1, "peer-lost", 1),
+        (1, 1, "peer-lost", 1),
+        (-15, -15, "peer-lost", 1),
+    ],
+)
+def test_the_rank_that_torchrun_itself_ended_was_not_the_first(beside, root, kind, rank):
+    """It names the earliest error file, and a rank that exits with a text writes none."""
+    seen = f"{TRACEBACK}RuntimeError: [gloo/pair.cc:534] Connection closed by peer [::1]:2"
+    peer = "".join(f"[rank1]: {row}\n" for row in seen.split("\n"))
+    end = "Sending process 11 closing signal SIGTERM\n" + BESIDE_ROOT
+    log = f"three shards, and 4 ranks want one each\n{peer}{end.format(beside=beside, root=root)}"
+    found = diagnose(log, stderr_from=1)
+    assert (found.kind, found.root_rank) == (kind, rank)

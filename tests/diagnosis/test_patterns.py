@@ -52,6 +52,9 @@ def all_patterns() -> dict[str, re.Pattern[str]]:
     for kind in KNOWN.kinds.values():
         if kind.numbers:
             found[f"numbers of {kind.name}"] = re.compile(kind.numbers)
+    for number, row in enumerate(KNOWN.outside):
+        found[f"row {number} of outside_faults.yaml, type"] = re.compile(row.type)
+        found[f"row {number} of outside_faults.yaml, says"] = re.compile(row.says, re.I)
     return found
 
 

@@ -7,23 +7,17 @@ from typing import Any
 import pytest
 
 from saferun.diagnosis.evidence import Hang
-from saferun.diagnosis.silence import (
-    TERMINAL,
+from saferun.diagnosis.explaining.silence_report import cause, report, waiting
+from saferun.diagnosis.places import (
     Helper,
-    Longest,
-    Look,
-    RankSign,
-    Silence,
     Used,
-    cause,
     from_py_spy,
     functions,
     places,
-    report,
-    waiting,
     waits_for_gpu,
     works,
 )
+from saferun.diagnosis.silence import TERMINAL, Longest, Look, RankSign, Silence
 
 TRAIN = '  File "/w/train.py", line {} in step\n  File "/w/train.py", line 90 in <module>\n'
 HELPERS = ((7, "S"), (8, "S"), (9, "T"))

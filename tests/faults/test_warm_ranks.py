@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import slow
 from sandbox import executable, python_program
 from warm_jobs import ONCE, WAYS, Ranks, plain
 
@@ -22,6 +23,37 @@ SAID = "saferun: start.ranks is warm, but ranks are started as usual: "
 @pytest.fixture
 def job(tmp_path: Path) -> Ranks:
     return Ranks(tmp_path)
+
+
+SAID_LAST = {  # how rank 5 of eight ends: the kind, and the root line
+    "sys.exit('three shards, and 8 ranks want one each')": (
+        "user-exception", "three shards, and 8 ranks want one each",
+    ),
+    "sys.stderr.write('no shard 5 is here\\n'); os._exit(3)": (
+        "user-exception", "no shard 5 is here",
+    ),
+    "argparse.ArgumentParser().error('no shard 5 is given')": (
+        "user-args-error", "train.py: error: no shard 5 is given",
+    ),
+}  # fmt: skip
+ENDS = [(way, ending) for way in WAYS for ending in SAID_LAST]
+
+
+@pytest.mark.parametrize(("way", "ending"), [ENDS[0], *slow(*ENDS[1:])])
+def test_what_one_of_eight_ranks_says_as_it_exits_is_the_root_line(job, way, ending):
+    job.script.write_text(
+        "import argparse, os, signal, sys\n"
+        "print('begins', flush=True)\n"
+        f"if os.environ['RANK'] == '5':\n    {ending}\n"
+        "signal.pause()\n",
+        encoding="utf-8",
+    )
+    done = job.run(way, "--profile=cpu", "--nproc-per-node=8", "train.py")
+    kind, said = SAID_LAST[ending]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("saferun: ")]
+    assert any(f"({kind} on rank 5, " in line for line in messages), messages
+    assert f"saferun:   {said}" in messages
+    assert not any("attempt 2" in line for line in messages)
 
 
 @pytest.mark.slow

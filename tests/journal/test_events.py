@@ -10,7 +10,7 @@ import pytest
 from saferun.base import files
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision
 from saferun.diagnosis.diagnosis import Diagnosis
-from saferun.diagnosis.silence import Place
+from saferun.diagnosis.places import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.journal import events
 from saferun.journal.event_types import EventFacts, HangSeen, Preflight, RunEnded

@@ -19,15 +19,12 @@ from typing import TypeGuard
 
 from saferun.base import untrusted
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.places import LIBRARY
 
 _SIZED = {"all_reduce", "broadcast", "reduce", "allreduce_coalesced"}  # equal sizes on all ranks
 # Limit for characters, frames, tensors and their sizes. A large object that repeats keeps a pickle
 # small, but its text has no end.
 _MOST = 1000
-_LIBRARY = (
-    *("/site-packages/", "/dist-packages/"),
-    *("/saferun/inject/", "/hooks/inject/", "/saferun/base/", "/hooks/base/"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +216,7 @@ def _place(frames: object) -> str:
     """Return the innermost frame of the script's own code."""
     for frame in frames[:_MOST] if isinstance(frames, list) else ():
         path = _text(frame.get("filename")) if isinstance(frame, dict) else ""
-        if path.startswith("/") and not any(part in path for part in _LIBRARY):
+        if path.startswith("/") and not LIBRARY.search(path):
             line = frame.get("line")
             return f"{path}:{line if _is_number(line) else '?'} in {_text(frame.get('name'))}"
     return ""

@@ -18,7 +18,6 @@ _SHORT = 8192  # bytes read at the end of an output that has no "nan" or "inf"
 _NEAR = 30  # lines above a loss that may have its step: a bar above transformers' dictionary
 
 _NO_NUMBER = re.compile(rb"nan|[+-]?inf(?:inity)?\b", re.IGNORECASE)
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ class Losses:
         for output in outputs:
             if not _NO_NUMBER.search(output):
                 output = output[-_SHORT:]
-            lines = _ANSI.sub("", output.decode("latin-1")).replace("\r", "\n").split("\n")
-            found = self._of_output(lines) or found
+            found = self._of_output(progress.plain_lines(output)) or found
         self._looked_at_s = at_s
         return found
 

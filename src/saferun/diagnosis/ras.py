@@ -33,7 +33,7 @@ class Member:
 
 # By the communicator's name; for a text answer also by the kind of collective, and only
 # differences.
-Answer = Mapping[str, tuple[Member, ...]]
+Communicators = Mapping[str, tuple[Member, ...]]
 _GROUP = re.compile(r"#\d{1,9}-\d{1,9} \(([0-9a-f]{1,16})\) ([A-Z]{1,20})\s*\Z")
 _KIND = re.compile(r"  Communicator ranks have different (\w{1,20}) operation counts")
 _LAUNCHED = r"(?:launched up to operation (\d{1,18})|not launched any operations)"
@@ -48,7 +48,7 @@ _BETWEEN_TWO = ("Send", "Recv", "SendRecv")  # counts may differ between ranks o
 _OTHERS = -1  # pid for ranks that a text counts without names
 
 
-def read(content: bytes) -> Answer | None:
+def read(content: bytes) -> Communicators | None:
     """Return a parsed answer; None if the content is something else.
 
     Args:
@@ -64,7 +64,7 @@ def read(content: bytes) -> Answer | None:
         return None
 
 
-def _of_text(lines: list[str]) -> Answer:
+def _of_text(lines: list[str]) -> Communicators:
     """Parse a text answer (NVIDIA/nccl, src/ras/client_support.cc, `rasClientRunComms`)."""
     found: dict[str, list[Member]] = {}
     name = section = kind = ""
@@ -107,7 +107,7 @@ def _members(comm: Mapping[str, object]) -> Iterator[Member]:
 
 
 def compare(
-    before: Answer, after: Answer, pids: Mapping[int, int], world: int = 0
+    before: Communicators, after: Communicators, pids: Mapping[int, int], world: int = 0
 ) -> CollectiveFinding | None:
     """Return the ranks that are behind; None if nothing differs or something moves.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.diagnosis.silence import Place
+from saferun.diagnosis.places import Place
 from saferun.inject.node.node_agreement import NodeReport
 from saferun.model import Finding, as_tree
 from saferun.system.procfs import ProcessRecord

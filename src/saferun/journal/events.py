@@ -17,7 +17,7 @@ from saferun.base.untrusted import count, is_number, mapping, number, strings, t
 from saferun.diagnosis.attempt_outcome import Decision
 from saferun.diagnosis.diagnosis import Diagnosis, Near
 from saferun.diagnosis.evidence import NoNumber
-from saferun.diagnosis.silence import Place
+from saferun.diagnosis.places import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.inject.node.node_agreement import NodeReport
 from saferun.journal.event_types import NAMES, EventFacts, in_fields

@@ -14,9 +14,9 @@ from saferun.base import files
 from saferun.base.durations import seconds
 from saferun.diagnosis import signatures
 from saferun.diagnosis.explaining import failure_report
+from saferun.diagnosis.places import Place
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.signatures import Kind
-from saferun.diagnosis.silence import Place
 from saferun.inject import contract
 from saferun.journal import (
     events,

@@ -137,13 +137,13 @@ def _by_last_words(found: Reading, knowledge: Knowledge, stderr_from: int | None
         return found
     log = found.collected.log
     lines, skip = log.lines, log.framed | log.by_row.keys()
-    said = last_words.of_rank(lines, stderr_from, skip) if found.is_known else None
+    half = found.diagnosis
+    said = last_words.of_rank(lines, half.root_rank, stderr_from, skip) if found.is_known else None
     at = said if found.is_known else last_words.stated(lines)
     if at is None:
         return found
-    line = lines[at].raw.strip()[:ROOT_CHARS]
-    rank = lines[at].rank if lines[at].rank is not None else found.diagnosis.root_rank
-    text, half = lines[at].text, found.diagnosis
+    line, text = lines[at].raw.strip()[:ROOT_CHARS], lines[at].text
+    rank = lines[at].rank if lines[at].rank is not None else half.root_rank
     own = _diagnosis("user-exception", knowledge, line, rank, text, by=_LAST_STATEMENT)
     own = own._replace(user_frame=half.user_frame, nearest=half.nearest)
     return replace(found, diagnosis=own)

@@ -8,7 +8,7 @@ name fit it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from saferun.diagnosis.reading.log_lines import Line
 
@@ -50,28 +50,22 @@ def named(lines: Sequence[Line], numbers: Numbers) -> list[Line]:
 
 
 def _named(line: Line, numbers: Numbers) -> Line:
-    text = line.text[:1000]
-    name = _of_other(text, numbers)
-    if name is None and (found := _NUMBER.search(text)):
-        name = numbers["cuda"].get(int(found["number"]))
+    found = (numbers[of].get(number) for of, number in _numbers(line.text[:1000]))
+    name = next(filter(None, found), None)
     if name is None or name.lower() in line.text.lower():
         return line
     return line._replace(text=f"{line.text} ({name})")
 
 
-def _of_other(text: str, numbers: Numbers) -> str | None:
-    """Return the name of an error whose line has another form than the CUDA runtime's."""
-    if "07" in text and any(word in text for word in _NPU_WORDS):
-        found = _NPU_NUMBER.search(text)
-        if found and (name := numbers["npu"].get(int(found["number"]))):
-            return name
+def _numbers(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of errors in a line, each with what defines it, the surest first."""
+    if any(word in text for word in _NPU_WORDS) and (found := _NPU_NUMBER.search(text)):
+        yield "npu", int(found["number"])
     if found := _CHECKED.search(text):
-        number = int(found["number"])
-        name = numbers["cuda"].get(number) or numbers["check"].get(number)
-    elif found := _ABORTED.search(text):
-        name = numbers["hsa"].get(int(found["number"], 16))
-    else:
-        name = None
-    if name is None and _FAILED.search(text) and (found := _OF_LIBRARY.search(text)):
-        name = numbers[found["library"].lower()].get(int(found["number"]))
-    return name
+        yield from (("cuda", int(found["number"])), ("check", int(found["number"])))
+    if found := _ABORTED.search(text):
+        yield "hsa", int(found["number"], 16)
+    if _FAILED.search(text) and (found := _OF_LIBRARY.search(text)):
+        yield found["library"].lower(), int(found["number"])
+    if found := _NUMBER.search(text):
+        yield "cuda", int(found["number"])

@@ -33,7 +33,7 @@ _BY_SIGNAL = {
 # For any other signal that ends a process, mainly SIGALRM. A SIGPIPE has a cause that other lines
 # report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
-_KILL, _SIGPIPE, _LAST_SIGNAL = 9, 13, 64
+_KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 9, 13, 15, 64
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {
@@ -220,6 +220,7 @@ class _Reader:
         self._summary = summary  # the line where the summary begins to list the ranks
         self._crashes: list[tuple[ExitSign, float]] = []  # crashes in the summary, and their times
         self._moment = float("inf")
+        self._own: list[ExitSign] = []  # statuses of their own of the ranks listed beside the root
 
     def read_summary(self, at: int, text: str, lower: str) -> None:
         """Read one line of the log, which may belong to the summary.
@@ -236,6 +237,8 @@ class _Reader:
             self._crashes = [
                 (sign, when) for sign, when in self._crashes if sign.at > self._summary
             ]
+            listed = (sign for sign in self.signs.values() if sign.at > self._summary)
+            self._own = [sign for sign in listed if sign.code > 0]
             self._root, self.root_rank = at, None
             self.signs = _crashes_before(self._summary, self.signs)
         elif (moment := _moment(text)) is not None:
@@ -256,7 +259,14 @@ class _Reader:
         return line.rank if self._root is None else self.root_rank
 
     def add(self, sign: ExitSign) -> None:
-        """Store a sign."""
+        """Store a sign.
+
+        torchrun names the rank with the earliest error file. If it has itself ended that rank, a
+        peer's end came first: one without an error file, which that rank saw.
+        """
+        if self._own and sign.code == -_TERM and self.in_root(sign.at):
+            sign = self._own[0]
+            self.root_rank = sign.rank
         self.signs.setdefault(replace(sign, at=0), sign)
         if sign.is_crash:
             self._crashes.append((sign, self._moment))

@@ -87,7 +87,7 @@ def stated(lines: Sequence[Line]) -> int | None:
 
 
 def of_rank(
-    lines: Sequence[Line], stderr_from: int | None, skip: Container[int] = ()
+    lines: Sequence[Line], rank: int | None, stderr_from: int | None, skip: Container[int] = ()
 ) -> int | None:
     """Return the index of the line with which a rank explained its exit; None if there is none.
 
@@ -96,9 +96,10 @@ def of_rank(
 
     Args:
         lines: the lines of a log in which a rank ended with a status of its own.
+        rank: that rank; None if unknown. What a prefix gives to another rank is that one's.
         stderr_from: number of the first line of stderr, on which a program explains itself; None
             where the log does not have it apart: only a line that complains counts then.
-        skip: indices of the lines of exceptions, which peers print.
+        skip: indices of the lines of exceptions, such as those that Python ignores at its exit.
     """
     reports = [at for at, line in enumerate(lines) if _REPORTS.search(line.raw)]
     if not reports and stderr_from is None:
@@ -108,6 +109,7 @@ def of_rank(
         at
         for at, line in enumerate(lines[:end])
         if at not in skip
+        and (rank is None or line.rank in (None, rank))
         and line.number >= (stderr_from or 0)
         and any(map(str.isalnum, line.text))
         and not (_LAUNCHER.search(line.raw[:_CHARS]) or is_information(line))

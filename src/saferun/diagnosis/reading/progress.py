@@ -213,7 +213,7 @@ def last_loss(tail: bytes) -> str:
     >>> last_loss(b"step 11 loss 3.2\\n{'loss': 3.1, 'lr': 0.1}\\nval loss: 2.9 val_loss=2.8\\n")
     '3.1'
     """
-    lines = _plain_lines(tail)
+    lines = plain_lines(tail[-HEAD_BYTES:])
     return next((loss for line in reversed(lines) if (loss := _loss(line))), "")
 
 
@@ -227,7 +227,7 @@ def reports(tail: bytes) -> list[tuple[int, str]]:
     [(10, '3.2'), (20, '3.1')]
     """
     found: dict[str, list[tuple[int, str]]] = {}
-    for line in _plain_lines(tail):
+    for line in plain_lines(tail[-HEAD_BYTES:]):
         counter = _counter(line[:_START_CHARS])
         if counter is None:
             continue
@@ -238,9 +238,9 @@ def reports(tail: bytes) -> list[tuple[int, str]]:
     return max(grown, key=lambda one: one[-1][0], default=[])
 
 
-def _plain_lines(tail: bytes) -> list[str]:
-    text = _ANSI.sub("", tail[-HEAD_BYTES:].decode("latin-1"))
-    return text.replace("\r", "\n").split("\n")
+def plain_lines(output: bytes) -> list[str]:
+    """Return the lines of raw output without colours; each state of a bar is a line."""
+    return _ANSI.sub("", output.decode("latin-1")).replace("\r", "\n").split("\n")
 
 
 def _loss(line: str) -> str:

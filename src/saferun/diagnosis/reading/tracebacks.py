@@ -96,7 +96,7 @@ class Tracebacks:
     """The exceptions of a log, and the lines that are only frames of their tracebacks."""
 
     raised: tuple[Raised, ...]
-    framed: frozenset[int]  # indices of lines
+    framed: frozenset[int]  # indices of lines, those above the frames too
 
     def without_consequences(self) -> Tracebacks:
         """Leave out exceptions that were raised while another exception ended a `with` block.
@@ -140,6 +140,8 @@ class _Stream:
             at: the line's index.
             text: the line without prefixes.
         """
+        if text.lstrip().startswith((_TRACEBACK, *_BACKGROUND)):
+            self._reader.framed.add(at)
         if _TRACEBACK in text:
             self._begin(text)
         elif _DIRECT in text or _DURING in text:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from saferun.base.durations import seconds
 from saferun.diagnosis.attempt_outcome import AttemptOutcome
-from saferun.diagnosis.silence import Place
+from saferun.diagnosis.places import Place
 from saferun.journal.event_types import LossLost
 from saferun.model import LaunchPlan
 from saferun.supervise.ready import keeper_pool

@@ -14,7 +14,7 @@ from saferun import __version__
 from saferun.diagnosis.attempt_outcome import REPLACED, AttemptOutcome
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.evidence import NoNumber
-from saferun.diagnosis.silence import Place
+from saferun.diagnosis.places import Place
 from saferun.journal import event_types, rank_files
 from saferun.journal.event_types import AttemptBegun, LossLost, SlowRank
 from saferun.journal.writer import Journal

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 
 from saferun.base import files
 from saferun.base.durations import seconds
-from saferun.diagnosis import flight_record, silence
+from saferun.diagnosis import flight_record, places, silence
 from saferun.diagnosis.evidence import Hang
+from saferun.diagnosis.explaining import silence_report
 from saferun.diagnosis.flight_record import CollectiveFinding
-from saferun.diagnosis.silence import Helper, Look, Place, Silence, Used
+from saferun.diagnosis.places import Helper, Place, Used
+from saferun.diagnosis.silence import Look, Silence
 from saferun.inject import contract
 from saferun.keeper import process_tree
 from saferun.supervise.beside import Beside
@@ -142,13 +144,13 @@ class _Found:
     def cause(self) -> Hang:
         if self.gone and self.by_ras:
             return Hang("hang", self.gone[0], self.by_ras.line)
-        return silence.cause(self.places, self.told)
+        return silence_report.cause(self.places, self.told)
 
     def waiting(self, silent: str) -> str:
         """Return who waits for whom, as a line; "" if unknown."""
         call = next((one.call for one in (self.finding, self.by_ras) if one and one.call), "")
         far = self.by_ras.line if self.by_ras and not self.by_ras.ranks else ""
-        return silence.waiting(self.places, silent, call, far)
+        return silence_report.waiting(self.places, silent, call, far)
 
     def stalled(self, line: str) -> Hang:
         """Return the rank that others wait for, and a line about it."""
@@ -341,7 +343,7 @@ class HangWatch(Beside):
     def _report_hang(self, found: _Found, asked: Question, now: Look) -> None:
         wanted, self._is_wanted = self._is_wanted, False
         silent_s = now.at_s - asked.since.at_s
-        lines = silence.report(found.places, "" if wanted else seconds(silent_s), found.told)
+        lines = silence_report.report(found.places, "" if wanted else seconds(silent_s), found.told)
         ras = [f"  NCCL's RAS: {found.by_ras.line}"] if found.by_ras else []
         self._job.say("\n".join([*lines, *ras]))
         if self._ends and not wanted:
@@ -372,12 +374,12 @@ class HangWatch(Beside):
             self._job.record.stall(line, now.at_s - asked.since.at_s, found.places)
             self._last_stall = found.stalled(line), float("inf")
             used = work_signs.used(odd)
-            functions = silence.functions(found.places)
+            functions = places.functions(found.places)
             self._stall = _Stall(odd, now, used, functions, asked.since.at_s)
             self._traffic.is_more(now.at_s, work_signs.everyone(odd))
         if silent_s < self._loud_s:
             return
-        is_known = bool(self._job.longest.waited_at & silence.functions(found.places))
+        is_known = bool(self._job.longest.waited_at & places.functions(found.places))
         never_s = self._job.longest.loud_s(works=True) if is_known else float("inf")
         self._loud_s = min(2 * silent_s, never_s if silent_s < never_s else float("inf"))
         if line and is_same and (silent_s >= never_s or not self._works(found, asked)):
@@ -400,7 +402,7 @@ class HangWatch(Beside):
             return not (found.by_ras and found.by_ras.gone)
         moves = self._traffic.is_more(now.at_s, work_signs.everyone(self._stall.odd))
         used = asked.used._replace(cpu_s=asked.used.cpu_s - self._stall.used.cpu_s)
-        works = silence.works(found.places, self._stall.noted, now, used) or moves
+        works = places.works(found.places, self._stall.noted, now, used) or moves
         self._stall = replace(self._stall, works=works)
         return works
 
@@ -413,24 +415,24 @@ def _found(asked: Question) -> _Found:
     """Return the result of all answers."""
     native = asked.native.take() if asked.native else {}
     written = {pid: text for pid, file in asked.files.items() if (text := _tail(*file))}
-    by_py_spy = {pid: silence.from_py_spy(text) for pid, text in native.items()}
+    by_py_spy = {pid: places.from_py_spy(text) for pid, text in native.items()}
     by_ras = asked.ras.finding()
 
-    def places(behind: tuple[int, ...]) -> list[Place]:
-        at_gpu = [pid for pid, text in native.items() if silence.waits_for_gpu(text)]
+    def found_with(behind: tuple[int, ...]) -> list[Place]:
+        at_gpu = [pid for pid, text in native.items() if places.waits_for_gpu(text)]
         stacks = {**by_py_spy, **written}
-        return silence.places(asked.since, asked.before, stacks, asked.helpers, behind, at_gpu)
+        return places.places(asked.since, asked.before, stacks, asked.helpers, behind, at_gpu)
 
-    found = places(())
+    found = found_with(())
     # If a rank's own stack shows that it waits, its missing record does not make it the awaited
     # one.
-    unlike = asked.flight.asked - {place.rank for place in found if silence.waits(place)}
+    unlike = asked.flight.asked - {place.rank for place in found if places.waits(place)}
     finding = flight_record.compare(asked.flight.take(), unlike)
     if finding and finding.ranks:
-        found = places(finding.ranks)
+        found = found_with(finding.ranks)
     elif by_ras and not any(place.odd for place in found):
-        found = places(by_ras.ranks)  # this overrides no other sign
-    stopped = {one.rank for one in asked.before.ranks if one.state in silence.STOPPED}
+        found = found_with(by_ras.ranks)  # this overrides no other sign
+    stopped = {one.rank for one in asked.before.ranks if one.state in places.STOPPED}
     return _Found(found, native, finding, by_ras, frozenset(stopped))
 
 

@@ -35,7 +35,7 @@ class RasQuery:
     def __init__(self, ranks: Iterable[RankSign], at_s: float, *, is_wanted: bool) -> None:
         self._pids = {one.pid: one.rank for one in ranks if one.rank is not None}
         self._until_s, self._next_s = at_s + LIMIT_S, at_s
-        self._answers: list[ras.Answer] = []
+        self._answers: list[ras.Communicators] = []
         self._content = b""
         self._socket: socket.socket | None = None
         environs = map(proc.environ, sorted(self._pids)) if is_wanted else ()

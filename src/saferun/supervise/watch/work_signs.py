@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from saferun.base import proc
-from saferun.diagnosis.silence import TERMINAL, Helper, Look, RankSign, Used
+from saferun.diagnosis.places import Helper, Used
+from saferun.diagnosis.silence import TERMINAL, Look, RankSign
 from saferun.supervise.rank_processes import rank_of
 from saferun.system.printable import printable
 
