@@ -225,5 +225,5 @@ class Finding(NamedTuple):
     level: str
     area: str
     what: str
-    detail: str
-    fix: str
+    detail: str = ""
+    fix: str = ""

@@ -78,7 +78,7 @@ def _about(name: str, value: str, known: _Known) -> Finding:
     if (entry.dead and (entry.quiet or entry.until)) or reading.kind in NO_EFFECT:
         if name in known.in_code and name not in (known.calls.assigned if known.calls else ()):
             detail = "of libraries none reads it; the job's own code names it"
-            return Finding(OK, AREA, f"{shown} is for code of your own", detail, "")
+            return Finding(OK, AREA, f"{shown} is for code of your own", detail)
         return _idle(shown, name, reading, entry, known)
     if reading.kind != "read" and (entry.dead or entry == effects.UNKNOWN):
         return _unknown(shown, name, reading, known.text)
@@ -133,7 +133,7 @@ def _unknown(shown: str, name: str, reading: Reading, text: str) -> Finding:
         detail = (
             f"read by {reading.near or 'other programs, other builds of torch, or for building'}"
         )
-        return Finding(OK, AREA, f"{shown} is not for this torch or its NCCL", detail, "")
+        return Finding(OK, AREA, f"{shown} is not for this torch or its NCCL", detail)
     detail = "it may be read by other code"
     return Finding(NOTE, AREA, f"{shown} is not known to us", detail, _similar(name, text))
 

@@ -105,8 +105,7 @@ def _is_package_folder(entry: os.DirEntry[str]) -> bool:
     if entry.name.startswith(".") or entry.name in INSTALLED:
         return False
     try:
-        virtual = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
-        return entry.is_dir() and not virtual
+        return entry.is_dir() and not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
     except OSError:
         return False
 

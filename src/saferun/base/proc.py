@@ -66,8 +66,7 @@ def pids() -> "list[int]":
 
 def stat(pid: "Pid") -> "list[str] | None":
     """Return the fields of /proc/PID/stat from the state on (proc_pid_stat(5)); None if gone."""
-    fields = data(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
-    return fields or None
+    return data(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split() or None
 
 
 def start(pid: "Pid") -> "int | None":

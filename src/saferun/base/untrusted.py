@@ -23,8 +23,7 @@ def value(text: bytes | str | None) -> Any:  # any JSON value
 
 def objects(content: bytes) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file with one in each line; other lines are skipped."""
-    found = map(value, content.split(b"\n"))
-    return (one for one in found if isinstance(one, dict))
+    return (one for one in map(value, content.split(b"\n")) if isinstance(one, dict))
 
 
 def number(value: object) -> float | None:

@@ -82,7 +82,7 @@ def _recover(environ: Mapping[str, str], cwd: str) -> tuple[Finding, ...]:
     """Call `recover_cuda_context` with the settings of a launch here."""
     plan = inputs.gather(read(["SCRIPT"], environ), environ, cwd).plan()
     if not plan.gpus.gpus:
-        return (Finding(NOTE, "recovery", "no GPU that a job would see", "", ""),)
+        return (Finding(NOTE, "recovery", "no GPU that a job would see"),)
     reset = plan.settings.recover.gpu_reset
     place = paths.runs_dir(None, environ, cwd)
     return preflight_gate.recover_cuda_context(environ, plan.gpus, reset=reset, runs=place)
@@ -93,7 +93,7 @@ def measure(known: Examination, environ: Mapping[str, str]) -> Examination:
     gpus = known.vitals.gpus
     if not gpus.facts.gpus:
         what = "no GPU that a job would see: nothing was measured"
-        return replace(known, findings=(*known.findings, Finding(NOTE, "speed", what, "", "")))
+        return replace(known, findings=(*known.findings, Finding(NOTE, "speed", what)))
     measured = full.measure(environ, len(gpus.facts.gpus))
     numbers = gpus.smi.report.numbers()
     linked = any(up for up, _ in gpus.smi.links.values())
@@ -201,7 +201,7 @@ def _untried(gpus: Gpus) -> Iterator[Finding]:
     for card in gpus.smi.report.cards:
         if card.get("GPU UUID") in gpus.full:
             what = f"not tried: {card.get('FB Memory Usage/Free')} MiB of its memory are free"
-            yield Finding(NOTE, f"GPU {numbers[card.bus]}", what, "", "")
+            yield Finding(NOTE, f"GPU {numbers[card.bus]}", what)
 
 
 def _numbers(vitals: Vitals) -> dict[str, int]:
@@ -220,8 +220,7 @@ def _events(vitals: Vitals) -> list[Finding]:
         return [Finding(NOTE, "kernel log", what, vitals.log.trouble, fix)]
     numbers = report.numbers()
     well = [card.bus for card in report.cards if checks_gpu.healthy_by_driver(card)]
-    known = xid.catalogue()
-    return xid.judge(tuple(xid.parse(vitals.log.lines)), known, numbers, well)
+    return xid.judge(tuple(xid.parse(vitals.log.lines)), xid.catalogue(), numbers, well)
 
 
 def masked(finding: Finding, masker: Masker) -> Finding:

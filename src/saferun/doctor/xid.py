@@ -89,12 +89,11 @@ def judge(
         A finding for each code of each GPU, in the log's order.
     """
     if not events:
-        return [Finding(OK, "kernel log", "no Xid since the machine started", "", "")]
+        return [Finding(OK, "kernel log", "no Xid since the machine started")]
     counts: dict[tuple[str, int, bool], list[Event]] = {}
     for event in events:
         counts.setdefault((event.bus, event.code, event.switch), []).append(event)
-    over = frozenset(well)
-    return [_finding(same, known, numbers, over) for same in counts.values()]
+    return [_finding(same, known, numbers, frozenset(well)) for same in counts.values()]
 
 
 def _finding(
@@ -119,7 +118,7 @@ def _finding(
         what = f"Xid {last.code}{times}: the driver asked for: {request[1]}"
     serious = meaning.action in ("reset", "reboot", "link", "mechanics")
     if serious and last.bus in over:
-        return Finding(NOTE, area, what, f"{last.text}. The driver asks for nothing now.", "")
+        return Finding(NOTE, area, what, f"{last.text}. The driver asks for nothing now.")
     fix = meaning.fix.format(gpu=number if number is not None else last.bus)
     if meaning.fault == "application":
         fix = f"a fault of the job, not of the GPU: {_APPLICATION}"

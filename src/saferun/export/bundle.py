@@ -28,6 +28,7 @@ from saferun.system import content_cache, paths
 
 # Programs that a script starts; all files that they import, directly or not, are packed with them.
 _STARTED = ("export/bundle_main.py", "system/descriptors.py", "gpu/ask_nvml.py")
+_ON_SLURM = "export/slurm_node.sh"
 _WHOLE = ("base", "inject", "keeper")  # rooms whose files find each other by name
 # Imported only by functions that a script never calls: it reads no profile file, and has no audit.
 _UNCALLED = ("profile/yaml_reader.py", "audit/collect.py")
@@ -80,6 +81,7 @@ def _bare(sources: Mapping[str, str]) -> dict[str, str]:
 def _sources() -> dict[str, str]:
     """Return the files of a bundle, with their comments."""
     found = {"__main__.py": _MAIN, "saferun/__init__.py": _PACKAGE}
+    found[f"saferun/{_ON_SLURM}"] = _read(os.path.join(paths.PACKAGE, _ON_SLURM))
     waiting = [*_STARTED, *(file for room in _WHOLE for file in _room(room))]
     while waiting:
         name = waiting.pop()
@@ -100,7 +102,7 @@ def _sources() -> dict[str, str]:
 def _room(name: str) -> Iterator[str]:
     for folder, _, names in os.walk(os.path.join(paths.PACKAGE, name)):
         place = os.path.relpath(folder, paths.PACKAGE)
-        yield from (f"{place}/{file}" for file in names if file.endswith(".py"))
+        yield from (f"{place}/{file}" for file in names if file.endswith((".py", ".json")))
 
 
 def _read(path: str) -> str:

@@ -110,8 +110,7 @@ def _chain(
     docs: Iterable[tuple[str, Mapping[str, Leaf]]], profile: str, made_for: tuple[str, ...]
 ) -> list[Doc]:
     chain = [Doc(path, _stem(path), "", (), (), leaves) for path, leaves in docs]
-    last = Doc(profile, profile, "", (), made_for, {})
-    return [*chain, last]
+    return [*chain, Doc(profile, profile, "", (), made_for, {})]
 
 
 def _stem(path: str) -> str:

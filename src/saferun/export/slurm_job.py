@@ -27,31 +27,7 @@ ON_NODE = "saferun_slurm_node"  # "HOST:PORT ID COUNT": where nodes meet, in whi
 # With these options the user configures the rendezvous; ours would conflict with them.
 _ASK_S = 60.0  # for scontrol or scancel, whose server may be busy
 _STATIC = ("master_addr", "master_port", "node_rank")
-# Slurm copies the script to the first node only, so every node gets it on stdin. Slurm sends its
-# signals to every process of a step: this shell does nothing then, and lives on to remove the file.
-_RECEIVE = """
-is_safe() ( # PLACE: whether nobody but us and root can put something else in its place
-  cd -P -- "$1" 2>/dev/null || exit
-  while [[ $(stat -c '%u %A' .) =~ ^(0|$EUID)\\ d(....-..-|........[tT]) ]]; do
-    [[ ! . -ef / ]] || exit 0
-    cd -P .. || exit
-  done
-  exit 1
-)
-umask 077
-trap : HUP INT QUIT TERM USR1 USR2
-for place in "${TMPDIR:-/tmp}" /tmp; do is_safe "$place" && break; done &&
-  place=$(mktemp -d "$place/saferun-slurm.XXXXXX") && cat >"$place/job.sh" || exit 69
-[[ -z $1 ]] || export SAFERUN_VERDICT_FILE="$1/$SLURMD_NODENAME"
-export saferun_slurm_node="$2"
-status=0
-bash "$place/job.sh" "${@:3}" </dev/null || status=$?
-trap "" HUP INT QUIT TERM USR1 USR2
-rm -rf -- "$place" # at once: a step that Slurm ends has KillWait in all
-trap : HUP INT QUIT TERM USR1 USR2
-((status == 0)) || sleep 5 # else srun ends the others at once: they end by themselves
-exit "$status"
-"""
+_ON_EACH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "slurm_node.sh")
 
 
 def meeting(
@@ -141,6 +117,8 @@ class _Job:
 
     def _step(self, nodes: Sequence[str], arguments: Sequence[str]) -> list[str]:
         """Return srun's command, by which each node receives the script and runs it."""
+        with open(_ON_EACH, encoding="utf-8") as file:
+            program = file.read()
         logs = self._slurm["logs"]
         logs = logs.replace("%j", "%A_%a") if self._array else logs
         cpus = self._environ.get("SLURM_CPUS_PER_TASK")
@@ -150,7 +128,7 @@ class _Job:
             *("srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
             *("--cpu-bind=none", *([f"--cpus-per-task={cpus}"] if cpus else ())),
             *("--kill-on-bad-exit=1", f"--wait={self._slurm['wait_s']}", "--open-mode=append"),
-            *(f"--output={logs}", "bash", "-c", _RECEIVE, "bash", self._verdicts, place),
+            *(f"--output={logs}", "bash", "-c", program, "bash", self._verdicts, place),
             *arguments,
         ]
 

@@ -173,7 +173,7 @@ class _Recovery:
             what = f"{', '.join(map(str, living))} of an ended run cannot be killed"
             return [Finding(PROBLEM, "leftovers", what, names, fix)]
         what = f"ended what an earlier run had left on the GPUs: {names}"
-        return [Finding(OK, "leftovers", what, "", "")]
+        return [Finding(OK, "leftovers", what)]
 
     def drain(self, limit_s: float) -> list[Finding]:
         """Wait, for a limited time, until only the driver's own memory is used."""
@@ -212,7 +212,7 @@ class _Recovery:
         if not gone:
             return []
         what = f"removed {len(gone)} compile caches that ended runs had left"
-        return [Finding(OK, "caches", what, ", ".join(gone), "")]
+        return [Finding(OK, "caches", what, ", ".join(gone))]
 
     def persistence(self) -> list[Finding]:
         """Report GPUs whose state the driver unloads as soon as nobody uses them."""
@@ -259,10 +259,9 @@ class _Recovery:
         output = " ".join((answer.out + " " + answer.err).split())[:300]
         if answer.trouble:
             fix = "restart the machine"
-            what = f"its reset failed: {answer.trouble}"
-            return Finding(PROBLEM, _area(gpu), what, output, fix)
+            return Finding(PROBLEM, _area(gpu), f"its reset failed: {answer.trouble}", output, fix)
         self.acted = True
-        return Finding(OK, _area(gpu), f"it was reset ({reason})", output, "")
+        return Finding(OK, _area(gpu), f"it was reset ({reason})", output)
 
     def _refusal(self, gpu: Gpu, card: nvml.Card | None, terms: ResetTerms) -> str:
         """Return why a GPU must not be reset; "" if nothing prevents it."""

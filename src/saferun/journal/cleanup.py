@@ -63,8 +63,7 @@ def clean(
     removed, failed, held = _remove_all(gone, dry_run=dry_run)
     running = sum(run.outcome not in runs.FINISHED for run in ours) + held
     kept = len(found) + closed - len(gone) + len(failed) + held
-    others = closed + len(found) - len(ours)
-    return Cleaned(tuple(removed), tuple(failed), kept, running, others)
+    return Cleaned(tuple(removed), tuple(failed), kept, running, closed + len(found) - len(ours))
 
 
 def _remove_all(

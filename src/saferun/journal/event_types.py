@@ -145,6 +145,7 @@ class RunEnded(NamedTuple):
     asked: bool = False  # a signal from outside ended it
 
 
+EventFacts: TypeAlias = tuple[Any, ...]  # a named tuple of one of these types
 NAMES: dict[type[EventFacts], str] = {
     AttemptBegun: "attempt",
     WorkersBegun: "workers",
@@ -173,24 +174,6 @@ _NUMBERS = (int, float)
 _LEFT_OUT = (
     *("status", "stack", "lost_work", "first_step", "price_per_gpu_hour", "traceback"),
     *("left", "untried", "gpu_names", "checkpoint", "advice", "saved", "asked"),
-)
-EventFacts: TypeAlias = (
-    AttemptBegun
-    | WorkersBegun
-    | WorkerBegun
-    | JobStarted
-    | Preflight
-    | Recovery
-    | NodesMet
-    | HangSeen
-    | Stall
-    | LossLost
-    | SlowRank
-    | Recycled
-    | AttemptOutcome
-    | PlanChanged
-    | Fault
-    | RunEnded
 )
 
 

@@ -113,8 +113,7 @@ def _pids(value: object) -> tuple[int, ...]:
 
 
 def _work_lost(value: object) -> WorkLost | None:
-    known = number(mapping(value).get("s")) is not None
-    return record(WorkLost, value) if known else None
+    return record(WorkLost, value) if number(mapping(value).get("s")) is not None else None
 
 
 def _records(kind: Callable[..., T]) -> Callable[[object], tuple[T, ...]]:

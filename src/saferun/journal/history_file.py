@@ -86,8 +86,7 @@ class HistoryFile(Generic[T]):
 
         def work() -> None:
             if not paths.private_dir(os.path.dirname(file)):
-                folder = os.path.dirname(file)
-                raise OSError(errno.EACCES, "its directory cannot be used", folder)
+                raise OSError(errno.EACCES, "its directory cannot be used", os.path.dirname(file))
             with file_lock.exclusive(f"{file}.lock", LOCK_S):
                 before.append(self.load(environ))
                 after = edit(before[0])

@@ -303,8 +303,7 @@ class _Run:
     def _inputs_next(self) -> RunInputs:
         """Return the inputs for the plan of the attempt after the running one."""
         identity = self._gathered.identity
-        following = identity._replace(attempt=identity.attempt + 1)
-        return self._gathered._replace(identity=following)
+        return self._gathered._replace(identity=identity._replace(attempt=identity.attempt + 1))
 
     # --- its end ---------------------------------------------------------------------------
 

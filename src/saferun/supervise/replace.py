@@ -106,5 +106,4 @@ def become_job(gathered: RunInputs, plan: LaunchPlan, held: Held, care: GpuCare)
     if test and not test.granted:
         return EXIT_UNAVAILABLE
     held.inheritable()
-    environ = {**gathered.environ, **held.environ()}
-    return replace_process(plan, environ, gathered.launcher)
+    return replace_process(plan, {**gathered.environ, **held.environ()}, gathered.launcher)

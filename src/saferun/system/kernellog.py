@@ -49,8 +49,7 @@ def read(
         since_s: seconds since the epoch; no older line is returned. None: all since boot.
     """
     try:
-        records = _records(path)
-        return Log(tuple(r for r in records if _ours(r) and _is_since(r, since_s)), path)
+        return Log(tuple(r for r in _records(path) if _ours(r) and _is_since(r, since_s)), path)
     except OSError as error:
         trouble = f"{path}: {error.strerror}"
     program = next(paths.on_path("journalctl", environ), None)

@@ -150,8 +150,7 @@ def attempt_facts(one: AttemptReport) -> Labelled:
         ("trial", "; ".join(_trial(trial) for trial in one.trials)),
         ("last loss", one.loss),
     ]
-    found = run_facts.of_attempt(attempt, one.spent, own)
-    return [fact for fact in found if fact[0] not in _APART]
+    return [fact for fact in run_facts.of_attempt(attempt, one.spent, own) if fact[0] not in _APART]
 
 
 def _trial(trial: Trial) -> str:

@@ -39,7 +39,7 @@ def presence(files: Files, nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
         names = [card.get("Product Name") or "unknown GPU" for card in nvml.report.cards]
         counts = {name: names.count(name) for name in names}
         what = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        yield Finding(OK, "driver", f"{files.version}: {what}", "", "")
+        yield Finding(OK, "driver", f"{files.version}: {what}")
 
 
 def _nothing(files: Files) -> Finding:
@@ -83,7 +83,7 @@ def _hung(nvml: NvmlAnswer) -> Finding:
 
 def _failed(files: Files, nvml: NvmlAnswer) -> Finding:
     if nvml.report.lost:
-        return Finding(PROBLEM, "driver", "NVML cannot open every GPU", nvml.trouble, "")
+        return Finding(PROBLEM, "driver", "NVML cannot open every GPU", nvml.trouble)
     for row in loader.load("driver_messages.yaml")["statuses"]:
         if row["status"] == nvml.status:
             absent = not files.version and not files.pci and row["status"] == _NOT_LOADED
@@ -128,7 +128,7 @@ def nodes(files: Files) -> Iterator[Finding]:
         serious = len([name for name in closed if name[11:].isdecimal()]) in (0, len(cards))
         yield Finding(PROBLEM if serious else NOTE, "device nodes", what, "", fix)
     if all(state == "ok" for state in files.nodes.values()):
-        yield Finding(OK, "device nodes", "present and open", "", "")
+        yield Finding(OK, "device nodes", "present and open")
 
 
 def versions(files: Files, nvml: NvmlAnswer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
@@ -155,9 +155,9 @@ def versions(files: Files, nvml: NvmlAnswer, cuda: Cuda, torch: Torch) -> Iterat
         yield Finding(PROBLEM, "driver", f"{what}: too old for it", "", fix)
     elif wanted > newest:
         detail = "works within one major version; code that only comes as PTX does not load"
-        yield Finding(NOTE, "driver", what, detail, "")
+        yield Finding(NOTE, "driver", what, detail)
     else:
-        yield Finding(OK, "driver", what, "", "")
+        yield Finding(OK, "driver", what)
 
 
 def _newest(nvml: NvmlAnswer, cuda: Cuda) -> tuple[int, int] | None:
@@ -194,7 +194,7 @@ def _torch(torch: Torch, gpus: bool) -> Iterator[Finding]:
         fix = "install a CUDA build: https://pytorch.org/get-started/locally/"
         yield Finding(PROBLEM, "torch", f"{what}: it cannot use the GPUs", torch.launcher, fix)
     else:
-        yield Finding(OK, "torch", what, torch.launcher, "")
+        yield Finding(OK, "torch", what, torch.launcher)
 
 
 def architectures(nvml: NvmlAnswer, cuda: Cuda, torch: Torch) -> Iterator[Finding]:
@@ -222,7 +222,7 @@ def architectures(nvml: NvmlAnswer, cuda: Cuda, torch: Torch) -> Iterator[Findin
             what = f"torch has only PTX for {which}: the first start compiles for minutes"
             yield Finding(NOTE, "torch", what, f"it has {archs}", "a torch built for it")
         else:
-            yield Finding(OK, "torch", f"has code for {which} ({runs})", "", "")
+            yield Finding(OK, "torch", f"has code for {which} ({runs})")
 
 
 def _capabilities(nvml: NvmlAnswer, cuda: Cuda) -> Mapping[str, str]:

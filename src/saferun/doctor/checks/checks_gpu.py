@@ -60,7 +60,7 @@ def _of_card(card: Card, place: int, files: Files) -> list[Finding]:
     found += fabric(card, area, files.manager)
     if any(finding.level != OK for finding in found):
         return found
-    return [*found, Finding(OK, area, _summary(card), "", "")]
+    return [*found, Finding(OK, area, _summary(card))]
 
 
 def _summary(card: Card) -> str:
@@ -115,19 +115,19 @@ def ecc(card: Card, area: str) -> Iterator[Finding]:
         yield Finding(NOTE, area, "ECC is off: memory errors stay unseen", "", fix)
     if mode and pending and mode != pending:
         what = f"ECC is {mode.lower()}, and {pending.lower()} after the next reset or reboot"
-        yield Finding(NOTE, area, what, "", "")
+        yield Finding(NOTE, area, what)
     since_load = _uncorrectable(card, "ECC Errors/Volatile/")
     if since_load:
         what = f"{sum(since_load.values())} uncorrectable memory errors since the driver's start"
         detail = f"{_listing(since_load)} <{MEMORY_DOC}>"
         if healthy_by_driver(card):
-            yield Finding(NOTE, area, what, f"{detail}; the driver asks for no recovery", "")
+            yield Finding(NOTE, area, what, f"{detail}; the driver asks for no recovery")
         else:
             fix = loader.load("gpu_fields.yaml")["recovery"]["reset"].format(n=area[4:])
             yield Finding(PROBLEM, area, what, detail, f"{fix}; if it comes back: replace it")
     elif ever := _uncorrectable(card, "ECC Errors/Aggregate/"):
         what = f"{sum(ever.values())} uncorrectable memory errors in its life, none now"
-        yield Finding(NOTE, area, what, _listing(ever), "")
+        yield Finding(NOTE, area, what, _listing(ever))
 
 
 def _has_ecc(card: Card) -> bool:
@@ -155,7 +155,7 @@ def rows(card: Card, area: str) -> Iterator[Finding]:
     pages = card.number("Retired Pages/Double Bit ECC") or 0
     if used or pages:
         what = f"{used or pages} bad {'rows' if used else 'pages'} of memory out of use"
-        yield Finding(NOTE, area, what, f"it works; more of them is a bad sign <{MEMORY_DOC}>", "")
+        yield Finding(NOTE, area, what, f"it works; more of them is a bad sign <{MEMORY_DOC}>")
 
 
 def fields(card: Card, area: str) -> Iterator[Finding]:
@@ -187,7 +187,7 @@ def throttling(card: Card, area: str) -> Iterator[Finding]:
         throttled_s = (card.number(f"Clocks Event Reasons Counters/{name}") or 0) / 1e9
         if throttled_s > THROTTLED_S and not active:
             what = f"was throttled for {seconds(throttled_s)} ({why}) since the driver's start"
-            yield Finding(NOTE, area, what, "", "")
+            yield Finding(NOTE, area, what)
 
 
 def _is_active(card: Card, reason: str) -> bool:

@@ -31,7 +31,7 @@ def disks(found: Iterable[Disk]) -> Iterator[Finding]:
     if well:
         least = min(well, key=lambda disk: disk.free)
         what = f"{len(well)} directories can be written; least room: {_size(least.free)}"
-        yield Finding(OK, "disk", what, least.place, "")
+        yield Finding(OK, "disk", what, least.place)
 
 
 def _of_disk(disk: Disk) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def shared_memory(memory: Memory) -> Iterator[Finding]:
         fix = "what killed jobs left: `ls -l /dev/shm`, remove what no process uses"
         yield Finding(PROBLEM, SHM, f"full: {text}", "", fix)
     else:
-        yield Finding(OK, SHM, text, "", "")
+        yield Finding(OK, SHM, text)
 
 
 def memory(found: Memory) -> Iterator[Finding]:
@@ -103,7 +103,7 @@ def memory(found: Memory) -> Iterator[Finding]:
         fix = "end what takes it, or ask for more: the kernel kills the largest process"
         yield Finding(PROBLEM if free < GIB else NOTE, "memory", what, "", fix)
     else:
-        yield Finding(OK, "memory", what, "", "")
+        yield Finding(OK, "memory", what)
 
 
 def processors(found: Memory, gpus: int) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def processors(found: Memory, gpus: int) -> Iterator[Finding]:
         detail = "each rank needs one, and its DataLoader workers more"
         yield Finding(NOTE, "CPUs", f"{what} for {gpus} GPUs", detail, "ask for more CPUs")
     else:
-        yield Finding(OK, "CPUs", what, "", "")
+        yield Finding(OK, "CPUs", what)
 
 
 def numa(
@@ -159,7 +159,7 @@ def limits(found: Limits) -> Iterator[Finding]:
         level = PROBLEM if found.files < FILES_LOW else NOTE
         yield Finding(level, "limits", what, detail, fix)
     else:
-        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else what, "", "")
+        yield Finding(OK, "limits", "unlimited files" if found.files < 0 else what)
     if 0 <= found.processes < PROCESSES_FEW:
         what = f"{found.processes} processes and threads (ulimit -u)"
         detail = "`Resource temporarily unavailable` where it runs out"
@@ -176,7 +176,7 @@ def clock(found: Clock) -> Iterator[Finding]:
         detail = "as adjtimex says; a virtual machine's host may do it unseen"
         yield Finding(NOTE, "clock", what, detail, "start chronyd or systemd-timesyncd")
     elif found.synchronised:
-        yield Finding(OK, "clock", "synchronised", "", "")
+        yield Finding(OK, "clock", "synchronised")
 
 
 def compilers(
@@ -214,7 +214,7 @@ def compilers(
     if not missing and (tools.cc or tools.cxx):
         paths = [tools.cc if gpus else tools.cxx or tools.cc]
         paths += [torch.ptxas or tools.ptxas] if gpus else []
-        yield Finding(OK, "compiler", ", ".join(filter(None, paths)), "", "")
+        yield Finding(OK, "compiler", ", ".join(filter(None, paths)))
 
 
 # For each scheduler: a variable that is always set, the name, variables with the allocation.
@@ -238,7 +238,7 @@ def scheduler(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Iter
     for variable, name, allocated in _SCHEDULERS:
         if environ.get(variable):
             detail = ", ".join(f"{n}={environ[n]}" for n in allocated if environ.get(n))
-            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", detail, "")
+            yield Finding(OK, "scheduler", f"{name}{_job(environ, variable)}", detail)
     yield from _visible(environ, facts, present)
     yield from _tasks(environ, present)
 
@@ -266,7 +266,7 @@ def _visible(environ: Mapping[str, str], facts: GpuFacts, present: int) -> Itera
         yield Finding(PROBLEM if absent else NOTE, "GPUs", facts.warning, "", fix)
     elif present:
         what = f"{setting}: the job sees {len(facts.gpus)} of {present} GPUs"
-        yield Finding(OK, "GPUs", what, "", "")
+        yield Finding(OK, "GPUs", what)
 
 
 def _unlisted(facts: GpuFacts) -> Finding:

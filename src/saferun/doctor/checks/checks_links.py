@@ -50,7 +50,7 @@ def peers(nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
         tried = [pair for pair in cuda.pairs if "copy" in pair]
         direct = sum(bool(pair.get("can")) for pair in tried)
         what = f"{len(tried)} transfers between GPUs checked, all right ({direct} of them direct)"
-        yield Finding(OK if tried else NOTE, "peer to peer", what, "", "")
+        yield Finding(OK if tried else NOTE, "peer to peer", what)
 
 
 def _wrong(pair: CudaPair) -> dict[str, object]:
@@ -97,7 +97,7 @@ def _without(nvml: NvmlAnswer, cuda: Cuda) -> Iterator[Finding]:
     if count:
         what = f"{count} of {total} directions have no direct access: NCCL uses host memory"
         detail = f"the driver says: {reasons}" if reasons else ""
-        yield Finding(NOTE, "peer to peer", what, detail, "")
+        yield Finding(NOTE, "peer to peer", what, detail)
 
 
 def nvlinks(nvml: NvmlAnswer) -> Iterator[Finding]:
@@ -115,7 +115,7 @@ def nvlinks(nvml: NvmlAnswer) -> Iterator[Finding]:
             fix = "reset all GPUs together or reboot; if it comes back, a link is broken"
             yield Finding(PROBLEM, f"GPU {gpu}", what, "", fix)
     if all(up == most for up, _ in links.values()):
-        yield Finding(OK, "NVLink", f"{most} links up on each of {len(links)} GPUs", "", "")
+        yield Finding(OK, "NVLink", f"{most} links up on each of {len(links)} GPUs")
 
 
 def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def infiniband(ports: Iterable[InfiniBand], limits: Limits, disabled: bool) -> I
     if active:
         rates = Counter((port.rate, port.layer) for port in active)
         text = ", ".join(f"{n} x {rate} {layer}" for (rate, layer), n in rates.items())
-        yield Finding(OK, "RDMA", f"active: {text}", "", "")
+        yield Finding(OK, "RDMA", f"active: {text}")
 
 
 def _uneven(active: Sequence[InfiniBand]) -> Iterator[Finding]:

@@ -87,7 +87,7 @@ def _reach(first: Interface, what: str, variable: str, many: bool, names: str) -
         return Finding(PROBLEM, "network", f"{what}: no other machine is there", "", fix)
     if many and first.name.startswith(("docker", "virbr", "veth", "br-")):
         return Finding(PROBLEM, "network", f"{what}: it leads to containers only", "", fix)
-    return Finding(OK, "network", what, "", "")
+    return Finding(OK, "network", what)
 
 
 def _speed(interface: Interface) -> str:
@@ -133,9 +133,9 @@ def _by_name(network: Network, many: bool, listed: str) -> Finding:
                 PROBLEM, "host name", f"{what}, which other machines cannot reach", "", fix
             )
         detail = "for a job on several machines it must be an address that they reach"
-        return Finding(OK, "host name", what, detail, "")
+        return Finding(OK, "host name", what, detail)
     where = local.get(own[0], "IPv6")
-    return Finding(OK, "network", f"gloo takes {where} ({own[0]}, of host name {name})", "", "")
+    return Finding(OK, "network", f"gloo takes {where} ({own[0]}, of host name {name})")
 
 
 def name_service(network: Network) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ def ports(network: Network) -> Iterator[Finding]:
             fix = f"end it, or give torchrun --master-port {port.number + 1}"
             yield Finding(PROBLEM, "port", what, detail, fix)
         else:
-            yield Finding(OK, "port", f"{port.number} is free", "", "")
+            yield Finding(OK, "port", f"{port.number} is free")
 
 
 def _holder(port: Port) -> str:

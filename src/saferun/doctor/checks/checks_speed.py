@@ -34,7 +34,7 @@ def judge(measured: Measured, numbers: Mapping[str, int], linked: bool) -> Itera
         yield Finding(PROBLEM, "speed", f"could not be measured: {measured.trouble}", "", fix)
     for speed in measured.speeds:
         if speed.error:
-            yield Finding(PROBLEM, _area(speed, numbers), f"failed: {speed.error}", "", "")
+            yield Finding(PROBLEM, _area(speed, numbers), f"failed: {speed.error}")
     for name in sorted({speed.name for speed in measured.speeds if speed.name}):
         siblings = [speed for speed in measured.speeds if speed.name == name]
         for metric in _METRICS:
@@ -63,7 +63,7 @@ def _compare(
         fix = "check heat, power limit, other jobs on it and the PCI slot; else have it replaced"
         yield Finding(level, area, what, f"their median is {others[area]:.0f}", fix)
     if not slow:
-        yield Finding(OK, "speed", f"{metric_name}: {_span(list(values.values()))} {unit}", "", "")
+        yield Finding(OK, "speed", f"{metric_name}: {_span(list(values.values()))} {unit}")
 
 
 def _of_others(area: str, values: Mapping[str, float]) -> float:
@@ -83,4 +83,4 @@ def _allreduce(measured: Measured) -> Iterator[Finding]:
         yield Finding(PROBLEM, "speed", what, "", fix)
     elif measured.allreduce_gbs:
         what = f"NCCL all-reduce over all GPUs: {measured.allreduce_gbs:.0f} GB/s (bus bandwidth)"
-        yield Finding(OK, "speed", what, "", "")
+        yield Finding(OK, "speed", what)

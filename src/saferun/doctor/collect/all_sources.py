@@ -179,8 +179,6 @@ def _test(environ: Mapping[str, str], facts: GpuFacts, timeout_s: float) -> tupl
         return ()
     try:
         with preflight.PreflightTest(environ) as test:
-            allowed = min(TRIAL_S, timeout_s)
-            return preflight_gate.examine(test, environ, facts, allowed).findings
+            return preflight_gate.examine(test, environ, facts, min(TRIAL_S, timeout_s)).findings
     except OSError as error:
-        what = f"the GPUs could not be tested: {error.strerror}"
-        return (Finding(NOTE, "GPUs", what, "", ""),)
+        return (Finding(NOTE, "GPUs", f"the GPUs could not be tested: {error.strerror}"),)

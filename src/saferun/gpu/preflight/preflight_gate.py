@@ -136,7 +136,7 @@ def recover_cuda_context(
         done = recover(facts.gpus, EVERYTHING, environ, runs=runs, terms=terms)
         after = before if not done.acted else _tried(environ, facts)
     if not done.findings and after.well:
-        trouble.append(Finding(OK, "recovery", "nothing to recover", "", ""))
+        trouble.append(Finding(OK, "recovery", "nothing to recover"))
     return (*trouble, *done.findings, *after.findings)
 
 

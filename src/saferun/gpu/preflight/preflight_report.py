@@ -152,7 +152,7 @@ class _Judge:
         count = len(self._cards)
         many = "1 GPU" if count == 1 else f"{count} GPUs"
         what = f"{many} made a context and gave back what was written"
-        return Finding(OK, ALL, what, f"{self._document.get('seconds')} s", "")
+        return Finding(OK, ALL, what, f"{self._document.get('seconds')} s")
 
     # --- what concerns all of them ---------------------------------------------------------------
 
@@ -345,5 +345,4 @@ def _leaving_out(value: str | None, bad: int) -> list[Finding]:
     if value is None:
         return []
     them = "the bad one" if bad == 1 else f"the {bad} bad ones"
-    what = f"to run without {them}: export CUDA_VISIBLE_DEVICES={value}"
-    return [Finding(NOTE, ALL, what, "", "")]
+    return [Finding(NOTE, ALL, f"to run without {them}: export CUDA_VISIBLE_DEVICES={value}")]

@@ -11,18 +11,21 @@ and between errors after which the context works. The kinds are those of knowled
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from ...base.phrases import says
-from . import cuda_words
 
+with open(os.path.join(os.path.dirname(__file__), "cuda_words.json"), encoding="utf-8") as _file:
+    _WORDS = json.load(_file)  # written by tools/cuda_words.py
 OUT_OF_MEMORY = "cuda-oom"
 OF_A_LIBRARY = "cublas-cudnn-failed"
 OTHER = "cuda-error-other"
-KINDS = {OUT_OF_MEMORY, OF_A_LIBRARY, OTHER, *(sign[0] for sign in cuda_words.STICKY)}
+KINDS = {OUT_OF_MEMORY, OF_A_LIBRARY, OTHER, *(sign[0] for sign in _WORDS["sticky"])}
 
 UNUSABLE = "unusable"  # no later CUDA call of this process works
 PASSING = "passing"  # the process can continue: only this piece of work failed
@@ -161,7 +164,7 @@ def _without_room(error: BaseException) -> str:
 
 def _sticky(text: str) -> str:
     lower = text.lower()
-    return next((kind for kind, parts, _, _ in cuda_words.STICKY if says(parts, lower)), "")
+    return next((kind for kind, parts, _, _ in _WORDS["sticky"] if says(parts, lower)), "")
 
 
 def is_memory(error: BaseException) -> bool:
@@ -175,7 +178,7 @@ def is_memory(error: BaseException) -> bool:
     if "ProcessRaisedException" in names:  # torch's class, whose text is a traceback
         text = text.rpartition(_IN_HANDLING)[2]
     whole = f"{type(error).__module__}.{type(error).__name__}: {text}".lower()
-    for _, parts, near, not_near in cuda_words.MEMORY:
+    for _, parts, near, not_near in _WORDS["memory"]:
         is_near = not near or any(words in whole for words in near)
         if is_near and says(parts, text) and not any(words in whole for words in not_near):
             return True

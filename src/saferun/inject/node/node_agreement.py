@@ -184,8 +184,7 @@ def refusal(facts: NodeFacts, hosts: dict[str, str], why: str) -> Agreement:
         hosts: host by node rank.
         why: the reason, for people.
     """
-    alone = agree({0: {**facts, "report": None}})
-    return {**alone, "action": REFUSE, "why": why, "hosts": hosts}
+    return {**agree({0: {**facts, "report": None}}), "action": REFUSE, "why": why, "hosts": hosts}
 
 
 def is_one(offer: Offer | None, other: Offer | None, *, by_stamp: bool = False) -> bool:

@@ -39,9 +39,11 @@ from saferun.supervise.nodes.nodes import Agreed, Nodes, Telling
 from saferun.supervise.one_attempt import Attempt
 from saferun.supervise.records.notifier import cleaned
 from saferun.supervise.records.record import Record
+from saferun.system import disk_room
 
 TEXT_CHARS = 4000  # the longest line of output that the other nodes get
 AGENTS = 3  # so many agents in a row may end before their nodes meet
+_ROOM_BYTES = 1 << 20  # more than all that an agent writes
 REGROUPS = 20  # so many meetings in a row, of nodes that come and go, may start nothing
 # What a node tells the others of an AttemptOutcome, beside the diagnosis.
 _SHARED = ("kind", "offered", "fingerprint", "root_rank", "waits", "lived_s")
@@ -66,6 +68,7 @@ class PeerNodes(Nodes):
     ) -> None:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
+        self._place: str | None = None  # where the agent writes what its meeting decides
         self._temporary: str | None = None  # replaces a run directory that cannot be written to
         self._facts = node_facts.of_run(gathered)
         self._report: NodeReport | None = None  # on the last attempt here, for the meeting
@@ -144,7 +147,7 @@ class PeerNodes(Nodes):
         }
         rejoin_s = plan.settings.retry.rejoin_s
         value = {
-            **{"facts": facts, "directory": self._directory(), "rejoin_s": rejoin_s},
+            **{"facts": facts, "directory": self._new_place(), "rejoin_s": rejoin_s},
             "since": self._since,
             "expects": self._regroups > 0 and len(self._hosts) > 1,
         }
@@ -236,8 +239,7 @@ class PeerNodes(Nodes):
             known = signatures.load()
             self._diagnosis = classify.by_nodes(last.diagnosis, lost, known, ends=True)
             self._host = names
-        why = f"{lost} in time (retry.rejoin_s: {seconds(limit)})"
-        return Agreed(Decision(STOP, why), last)
+        return Agreed(Decision(STOP, f"{lost} in time (retry.rejoin_s: {seconds(limit)})"), last)
 
     def _missing(self, came: list[str]) -> str:
         """Return the hosts that did not come, in words; "" if unknown."""
@@ -359,14 +361,18 @@ class PeerNodes(Nodes):
             decision = decision._replace(add="")
         return decision
 
-    def _directory(self) -> str | None:
-        """Return the directory to which the agent writes the nodes' decisions; None if none."""
-        if (receipts := self._gathered.identity.receipts) is not None:
-            return receipts
-        if self._temporary is None:
-            with contextlib.suppress(OSError):
-                self._temporary = tempfile.mkdtemp(prefix="saferun-nodes-")
-        return self._temporary
+    def _new_place(self) -> str | None:
+        """Return the directory to which the next agent writes the nodes' decisions; None if none.
+
+        It is not on a full disk, where the nodes would not learn why they have to end.
+        """
+        self._place = self._gathered.identity.receipts
+        if self._place is None or not disk_room.has(self._place, _ROOM_BYTES):
+            if self._temporary is None:
+                with contextlib.suppress(OSError):
+                    self._temporary = tempfile.mkdtemp(prefix="saferun-nodes-")
+            self._place = self._temporary
+        return self._place
 
     def close(self) -> None:
         """Remove what was made only for this run."""
@@ -374,11 +380,9 @@ class PeerNodes(Nodes):
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _read(self, name: str) -> Any:  # parsed JSON: an MeetingOutcome or a LostNodes
-
-        directory = self._directory()
-        if directory is None:
+        if self._place is None:
             return None
-        path = os.path.join(directory, name)
+        path = os.path.join(self._place, name)
         content = files.read_private(path)
         try:
             if content is not None:

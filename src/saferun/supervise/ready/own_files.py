@@ -190,7 +190,8 @@ def _paths() -> Iterator[str]:
     for room in _ROOMS:
         for folder, folders, files in os.walk(os.path.join(PACKAGE, room)):
             folders[:] = [name for name in folders if name != "__pycache__"]
-            yield from (os.path.join(folder, name) for name in files if name.endswith(".py"))
+            ours = (name for name in files if name.endswith((".py", ".json")))
+            yield from (os.path.join(folder, name) for name in ours)
 
 
 def _module(path: str) -> str:
