@@ -20,6 +20,7 @@ from repo import ROOT, source
 from sandbox import executable, own_lines, python_program
 
 SAFERUN = [sys.executable, "-m", "saferun"]
+BASH = os.environ.get("TEST_BASH", "bash")  # another one, such as 4.2
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
 
 PROGRAMS = ROOT / "tests" / "programs" / "export"
@@ -95,8 +96,9 @@ class Machine:
         self, command: Sequence[Any], label: str = "x", /, *, ends: Any = (), **environ: str
     ) -> subprocess.Popen[str]:
         extra = {"RECORDS": str(self.records(label)), "ENDS": json.dumps(list(ends))}
+        words = [BASH if argument == "bash" else str(argument) for argument in command]
         process = subprocess.Popen(
-            [str(argument) for argument in command],
+            words,
             cwd=self.cwd,
             env={**self.environ, **extra, **environ},
             stdin=subprocess.DEVNULL,
