@@ -34,12 +34,14 @@ def around() -> str:
     frames = []
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        frames.append(frame.f_globals)
+        frames.append((frame.f_globals, frame.f_code.co_filename))
         frame = frame.f_back
-    names = [one for one in reversed(frames) if one.get("__name__") != "runpy"]
-    first = names[0]
+    first, file = next(one for one in reversed(frames) if one[0].get("__name__") != "runpy")
     if first is vars(sys.modules["__main__"]) or first.get("__name__") in _NOT_TOOLS:
-        return "a debugger" if _starts_processes() else ""
+        if not _starts_processes():
+            return ""
+        # debugpy runs a module in the place of its own `__main__`, with the globals of that.
+        return "a debugger" if file == sys.argv[0] else _name({"__file__": file})
     return _name(first)
 
 
