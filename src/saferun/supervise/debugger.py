@@ -39,12 +39,16 @@ def around() -> str:
         frame = frame.f_back
     first, file = next(one for one in reversed(frames) if one[0].get("__name__") != "runpy")
     is_main = first is vars(sys.modules["__main__"])
-    if is_main and not file.startswith(sys.argv[0]):  # a zip file holds its `__main__`
+    if is_main and os.path.isfile(file) and not _is_program(file):
         # debugpy and scalene run a program in the place of their `__main__`, with its globals.
         return _name({"__file__": file})
     if is_main or first.get("__name__") in _NOT_TOOLS:
         return "a debugger" if _starts_processes() else ""
     return _name(first)
+
+
+def _is_program(file: str) -> bool:
+    return os.path.realpath(file) == os.path.realpath(sys.argv[0])
 
 
 def in_notebook() -> bool:
