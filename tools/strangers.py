@@ -95,7 +95,8 @@ WAYS = {
         "Debian's smallest system: no git, gcc, curl, procps",
         "stranger",
         "archive",
-        mounts="cd $STRANGERS_ROOT && mount -t proc none proc && mount -t tmpfs none dev/shm",
+        mounts="cd $STRANGERS_ROOT && mount -t proc none proc && mount -t tmpfs none dev/shm"
+        " && mount -t devpts none dev/pts",
     ),
     **{f"python3.{n}": Way(f"Python 3.{n}", python=f"python3.{n}") for n in range(10, 15)},
 }

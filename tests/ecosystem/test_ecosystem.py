@@ -102,14 +102,19 @@ def test_an_editor_stops_at_a_breakpoint_in_a_rank_and_steps_over_it(place, disa
     stops = [line for line in lines if line.endswith("rank '1'")]
     assert stops == ["breakpoint train.py:3 rank '1'", "step train.py:4 rank '1'"]
     assert lines.count("end") == 2
+    said = [line for line in lines if "debugpy runs saferun and follows" in line]
+    assert len(said) == (0 if disable else 1), out
 
 
-@pytest.mark.parametrize("name", ["torchrun", "saferun"])
-def test_viztracer_has_the_traces_of_the_ranks(place, name):
+@pytest.mark.parametrize(
+    ("name", "disable"), [("torchrun", ""), ("saferun", ""), ("saferun", "1")], ids=str
+)
+def test_viztracer_has_the_traces_of_the_ranks(place, name, disable):
     (place / "rank.py").write_text("def of_the_rank(): pass\nof_the_rank()\n", encoding="utf-8")
     options = ["--quiet", "-o", "trace.json", "--include_files", str(place / "rank.py"), "--"]
     program = [TORCH / name, "--nproc-per-node=2", str(place / "rank.py")]
-    beside_torch(place, "-m", "viztracer", *options, *program)
+    environ = {"SAFERUN_DISABLE": disable}
+    beside_torch(place, "-m", "viztracer", *options, *program, **environ)
     events = json.loads((place / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     seen = {one["pid"] for one in events if "of_the_rank" in one["name"]}
     assert len(seen) == 2

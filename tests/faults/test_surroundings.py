@@ -152,7 +152,7 @@ def test_a_plain_python_behind_another_sitecustomize_is_named(tmp_path, required
         assert len([text for text in job.messages() if line in text]) == 1
 
 
-@pytest.mark.parametrize("tool", ["popen", "fork_exec"])
+@pytest.mark.parametrize("tool", ["popen", "fork_exec", "executable"])
 @pytest.mark.parametrize("argv", [[], ["--retries=0"]], ids=["supervised", "one attempt"])
 def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
     command = [sys.executable, program("follower"), tool, str(TORCHRUN.with_name("saferun"))]
@@ -164,7 +164,7 @@ def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
     assert len(said) == (0 if argv else 1)
 
 
-@pytest.mark.parametrize("tool", ["popen", "fork_exec", "none"])
+@pytest.mark.parametrize("tool", ["popen", "fork_exec", "executable", "none"])
 def test_a_disabled_saferun_is_equal_to_torchrun_under_a_tool(tmp_path, tool):
     ways = []
     for name, environ in (("torchrun", {}), ("saferun", {"SAFERUN_DISABLE": "1"})):

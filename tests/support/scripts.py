@@ -17,6 +17,7 @@ from helpers import DEADLINE_S, until
 from repo import ROOT, source
 from sandbox import Sandbox, own_lines, python_program
 
+BASH = os.environ.get("TEST_BASH", "bash")  # another one, such as 4.2
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
 
 PROGRAMS = ROOT / "tests" / "programs" / "export"
@@ -79,8 +80,9 @@ class Machine(Sandbox):
         self, command: Sequence[Any], label: str = "x", /, *, ends: Any = (), **environ: str
     ) -> subprocess.Popen[str]:
         extra = {"RECORDS": str(self.records(label)), "ENDS": json.dumps(list(ends))}
+        words = [BASH if argument == "bash" else argument for argument in command]
         env = {**extra, **environ}
-        return self.popen(*command, env=env, text=True, start_new_session=True)  # no terminal
+        return self.popen(*words, env=env, text=True, start_new_session=True)  # no terminal
 
     def run(self, command: Sequence[Any], label: str = "x", /, **options: Any) -> Ran:
         with self.start(command, label, **options) as process:

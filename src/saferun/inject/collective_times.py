@@ -14,8 +14,9 @@ which may examine any frame of that thread, is told to skip this one.
 
 from __future__ import annotations
 
+# The base of `signal`: a profiler (scalene) puts functions there that know signals by name only.
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 import sys
 import threading
 from types import ModuleType

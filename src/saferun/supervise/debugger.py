@@ -4,9 +4,9 @@
 the debugger" execute our program inside of theirs. Such a tool sees what happens in its process.
 Some also replace the functions that start processes, and so follow torchrun to its ranks: pydevd
 (under debugpy, VS Code and PyCharm) os.exec*, os.posix_spawn and _posixsubprocess.fork_exec,
-viztracer subprocess.Popen.__init__. A keeper between us and torchrun would hide the ranks from it,
-and an exec would end it. Tools that reach children by the environment (coverage's subprocess
-support, ddtrace, OpenTelemetry) need nothing.
+viztracer subprocess.Popen.__init__; scalene puts a program of its own into sys.executable. A keeper
+between us and torchrun would hide the ranks from it, and an exec would end it. Tools that reach
+children by the environment (coverage's subprocess support, ddtrace, OpenTelemetry) need nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from saferun.base import proc
 from saferun.inject import bootstrap, contract
 from saferun.system import paths
 
@@ -29,29 +30,42 @@ def around() -> str:
 
     Such a tool has replaced `__main__` by our program, and is at the bottom of the stack itself.
     """
-    if "IPython" in sys.modules:  # a notebook's kernel has another `__main__`, too
+    if in_notebook():  # its kernel has another `__main__`, too
         return ""
     frames = []
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        frames.append(frame.f_globals)
+        frames.append((frame.f_globals, frame.f_code.co_filename))
         frame = frame.f_back
-    names = [one for one in reversed(frames) if one.get("__name__") != "runpy"]
-    first = names[0]
-    if first is vars(sys.modules["__main__"]) or first.get("__name__") in _NOT_TOOLS:
+    first, file = next(one for one in reversed(frames) if one[0].get("__name__") != "runpy")
+    is_main = first is vars(sys.modules["__main__"])
+    if is_main and os.path.isfile(file) and not _is_program(file):
+        # debugpy and scalene run a program in the place of their `__main__`, with its globals.
+        return _name({"__file__": file})
+    if is_main or first.get("__name__") in _NOT_TOOLS:
         return "a debugger" if _starts_processes() else ""
     return _name(first)
 
 
+def _is_program(file: str) -> bool:
+    return os.path.realpath(file) == os.path.realpath(sys.argv[0])
+
+
+def in_notebook() -> bool:
+    """Return whether IPython runs this process; a profiler (scalene) may only have imported it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None
+
+
 def follower() -> str:
     """Return the name of a tool in this process that follows the processes that it starts."""
-    if _starts_processes():
-        return around()
     started = getattr(sys.modules.get("subprocess"), "Popen", None)
     code = getattr(getattr(started, "__init__", None), "__code__", None)
     elsewhere = code is not None and code.co_filename != sys.modules["subprocess"].__file__
+    exe = proc.link("/proc/self/exe")
+    in_front = exe and os.path.realpath(sys.executable) != exe
     # A library that only measures calls also wraps Popen; it does not run our program.
-    return around() if elsewhere else ""
+    return around() if elsewhere or in_front or _starts_processes() else ""
 
 
 def _starts_processes() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from saferun.errors import UnavailableError, UsageError
 from saferun.model import LaunchPlan
@@ -107,7 +106,7 @@ def carry_out(gathered: RunInputs, cwd: str) -> int:
         from saferun.supervise.workers import worker_pool  # only for several workers
 
         return worker_pool.supervise(gathered, say)
-    if gathered.supervised or "IPython" in sys.modules:  # else it would replace a notebook's kernel
+    if gathered.supervised or debugger.in_notebook():  # else it would replace the kernel
         from saferun.supervise.loop import supervise  # 60 ms, saved if the job replaces us
 
         return supervise(gathered, say)

@@ -1,14 +1,17 @@
 """Run a program in this process, and mark each Python that it starts: `follower.py WAY PROGRAM …`.
 
 A Python's options then have `-X followed`. WAY is how the tool gets there: "popen" as viztracer,
-"fork_exec" as pydevd, "none" for a profiler that follows nobody.
+"fork_exec" as pydevd, "executable" as scalene, "none" for a profiler that follows nobody.
 """
 
 import _posixsubprocess
 import os
 import runpy
+import shlex
 import subprocess
 import sys
+import tempfile
+import types
 
 
 def marked(argv):
@@ -42,7 +45,18 @@ if way == "fork_exec":
     replace(os, "posix_spawn", 1)
     replace(os, "execve", 1)
 sys.argv[:] = sys.argv[2:]
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    print("the tool sees the end", flush=True)
+with tempfile.TemporaryDirectory() as folder:
+    try:
+        if way == "executable":
+            line = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -X followed "$@"\n'
+            sys.executable = os.path.join(folder, "python")
+            with open(sys.executable, "w", encoding="utf-8") as file:
+                file.write(line)
+            os.chmod(sys.executable, 0o755)
+            sys.modules["IPython"] = types.ModuleType("IPython")  # it loads that, too
+            with open(sys.argv[0], encoding="utf-8") as file:
+                exec(compile(file.read(), sys.argv[0], "exec"), vars(sys.modules["__main__"]))
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        print("the tool sees the end", flush=True)
