@@ -26,7 +26,7 @@ _HANDED_ON = re.compile(
     r"PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|LANG|LANGUAGE|LC_\w+|TZ|TERM"
     r"|(?i:(?:https?|no|all)_proxy)|(?:PIP|UV|SSL|REQUESTS|CURL|PYENV|NIX)_\w+"  # to reach an index
     r"|CC|CXX|CUDA_HOME|CUDA_PATH"  # where a machine has its compilers
-    r"|PYTEST_\w+|SAFERUN_(?:CORPUS|TEST_\w+)|TEST_(?:TENSORFLOW|BASH)|OUT",  # of the tests themselves
+    r"|PYTEST_\w+|SAFERUN_(?:CORPUS|TEST_\w+)|TEST_(?:TENSORFLOW|BASH)|OUT",  # of the tests
 )
 OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
 
