@@ -397,7 +397,8 @@ def test_without_a_checkpoint_it_begins_anew(machine):
 def test_a_signal_reaches_the_job_once_and_ends_the_script(machine, name):
     job = machine.start(["bash", script(machine, "--", "t.py")], ends=STAYS)
     up(machine)
-    job.send_signal(signal.SIGQUIT)  # which does nothing
+    for nothing in (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        job.send_signal(nothing)
     job.send_signal(getattr(signal, name))
     assert end(job) == (-getattr(signal, name), "")
     assert signals(machine) == name
@@ -427,6 +428,7 @@ def test_a_ctrl_c_reaches_the_job_once(machine):
     extra = {"RECORDS": str(machine.records("x")), "ENDS": json.dumps(STAYS)}
     pid, fd = start(["bash", str(made)], machine.cwd, {**machine.environ, **extra})
     up(machine)
+    assert pid not in {os.getsid(one) for one, name in machine.living().items() if name == "python"}
     os.write(fd, b"\x03")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
     os.close(fd)
