@@ -45,7 +45,10 @@ def _said(*command: str) -> str:
 def _become_others() -> str:
     with tempfile.TemporaryDirectory() as place:
         os.chown(place, STRANGER, STRANGER)
-    return _said("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", "true")
+    other = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
+    if why := _said(*other, "true"):
+        return why
+    return _said(*other, "test", "-r", __file__) and "others may not read this clone"
 
 
 def _mount() -> str:

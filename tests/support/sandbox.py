@@ -7,6 +7,7 @@ in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
 from __future__ import annotations
 
 import json
+import locale
 import os
 import re
 import shlex
@@ -42,6 +43,12 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
     The GPUs that it may use have another name in it: only tests of real ones ask.
     """
     kept = {name: value for name, value in environ.items() if _HANDED_ON.fullmatch(name)}
+    now = locale.setlocale(locale.LC_ALL)
+    try:
+        locale.setlocale(locale.LC_ALL, "")
+        locale.setlocale(locale.LC_ALL, now)
+    except locale.Error:  # it came with an ssh, say; each shell would complain
+        kept = {n: v for n, v in kept.items() if not n.startswith(("LANG", "LC_"))}
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return kept if visible is None else {**kept, OWN_GPUS: visible}
 

@@ -48,7 +48,8 @@ def around() -> str:
 
 
 def _is_program(file: str) -> bool:
-    return os.path.realpath(file) == os.path.realpath(sys.argv[0])
+    program = os.path.realpath(sys.argv[0])  # a directory where a script's kit runs
+    return os.path.realpath(file) in (program, os.path.join(program, "__main__.py"))
 
 
 def in_notebook() -> bool:
