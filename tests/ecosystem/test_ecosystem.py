@@ -46,7 +46,8 @@ def ran(place: Path, *argv: object, path: str = str(APART), **environ: str) -> s
         [str(word) for word in argv],
         cwd=place,
         env={
-            **os.environ,
+            # A kernel below pytest does not read its own descriptors.
+            **{name: os.environ[name] for name in os.environ if name != "PYTEST_CURRENT_TEST"},
             "HOME": str(place),
             "PATH": f"{path}:{TORCH}:/usr/bin:/bin",
             **environ,
