@@ -118,9 +118,9 @@ copy() { # stdin to stderr, and the end of it to a file
 passing=( # what an error says that may pass (from saferun's knowledge/failures.yaml)
   #@ phrases
 )
-passes() { # where a signal ended torchrun or the first rank, or all errors of the end may pass
+passes() { # a signal ended torchrun or the first rank (not as it exited), or all errors of the end may pass
   errors=$(grep -E '^(\[rank[0-9]+\]: )?[A-Za-z_.]+(Error|Exception)(: .|$)' "$tmp/$attempt")
-  ((status > 128)) || [[ $(sed -n '/^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return
+  ((status > 128)) || [[ $(sed -n '/terminate called without an active/q; /^Root Cause/,$p' "$tmp/$attempt") == *"Signal "*" (SIG"* ]] && return
   [[ $errors ]] && ! grep -qviE "$(IFS='|' && echo "${passing[*]}")" <<<"$errors"
 }
 #@ if resume

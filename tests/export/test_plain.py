@@ -253,6 +253,10 @@ TAKEN = (
     "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
     "network address. port: 29500, useIPv6: false, code: -98, name: EADDRINUSE\n"
 )
+ABORTED = (
+    "Root Cause (first observed failure):\n  traceback : Signal 6 (SIGABRT) received by PID 9\n"
+)
+LEFT_BY = "terminate called without an active exception\n"  # threads of gloo, as a rank exits
 
 
 @pytest.mark.parametrize(
@@ -279,6 +283,8 @@ def test_torchrun_is_started_again_where_what_ended_it_may_pass(machine, failure
         ("torchrun", {"stderr": f"{LOST}ValueError\n", "status": 1}, 1),
         ("torchrun", {"stderr": "a peer: connection closed by peer\n", "status": 1}, 1),
         ("torchrun", {"code": "os.kill(os.getpid(), 9)"}, 3),
+        ("torchrun", {"stderr": ABORTED, "status": 1}, 3),
+        ("torchrun", {"stderr": f"KeyError: 1\n{LEFT_BY}{ABORTED}", "status": 1}, 1),
         ("torchrun", {"status": 1}, 1),
         ("python", {"code": "os.kill(os.getpid(), 11)"}, 3),
         ("python", {"status": 1}, 1),
