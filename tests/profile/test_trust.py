@@ -93,7 +93,7 @@ def test_a_local_file_that_others_can_write_is_told_and_not_used(place, uid, mod
     assert is_used(choose(place, "./saferun.yaml"))  # who names it trusts it
 
 
-@needs("become others")
+@needs("become others", "show the clone")
 def test_a_user_trusts_what_is_root_s_and_what_is_his(place):
     put(place)
     with acting_as(OTHER):

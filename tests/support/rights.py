@@ -16,6 +16,7 @@ from collections.abc import Callable
 import pytest
 
 STRANGER, OTHER = 65534, 12345  # they need no entry in the table of users
+_AS_OTHER = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
 _UNSHARE = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -45,10 +46,11 @@ def _said(*command: str) -> str:
 def _become_others() -> str:
     with tempfile.TemporaryDirectory() as place:
         os.chown(place, STRANGER, STRANGER)
-    other = ("setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups")
-    if why := _said(*other, "true"):
-        return why
-    return _said(*other, "test", "-r", __file__) and "others may not read this clone"
+    return _said(*_AS_OTHER, "true")
+
+
+def _show_the_clone() -> str:
+    return _said(*_AS_OTHER, "test", "-r", __file__) and "others may not read it"
 
 
 def _mount() -> str:
@@ -77,6 +79,7 @@ def _make_networks() -> str:
 
 RIGHTS: dict[str, Callable[[], str]] = {
     "become others": _become_others,  # and to give files away
+    "show the clone": _show_the_clone,
     "mount": _mount,
     "make namespaces": _make_namespaces,
     "make devices": _make_devices,
