@@ -23,6 +23,7 @@ from saferun.diagnosis.evidence import Hang
 from saferun.inject import bootstrap, contract
 from saferun.journal import rank_files
 from saferun.supervise import rank_processes
+from saferun.supervise.attempt_end import AttemptEnd
 from saferun.supervise.beside import NEVER_S, Beside
 from saferun.supervise.watch.running_job import RunningJob
 from saferun.system import command
@@ -53,7 +54,9 @@ class HooksSeen(Beside):
         self._left = _LOOKS if injected else 0
         self._site = job.plan.env["PYTHONPATH"].value.partition(os.pathsep)[0] if injected else ""
         self._is_plain = job.plan.settings.launcher == "python"
-        self._seen: set[int] = set()  # processes that have loaded torch and may have hooks
+        self._required = job.plan.settings.hooks.required
+        self._seen: set[int] = set()  # processes that have loaded torch and have been judged
+        self._without: dict[int, str] = {}  # why a rank has none
         self._answers: dict[tuple[str, str], str] = {}
 
     def look(self) -> float:
@@ -67,19 +70,25 @@ class HooksSeen(Beside):
         # Listed after that: who has loaded torch has written its receipt.
         files = rank_files.of_attempt(self._job.receipts, self._job.number, rank_files.RECEIPTS)
         written = {file.pid for file in files}
-        whys = {
-            rank: self._reason(pid, starts[rank], written)
-            for rank, pid in loaded.items()
-            if pid not in self._seen
-        }
-        if without := {rank for rank, why in whys.items() if why}:
-            self._report(without, next(filter(None, whys.values())))
-            return NEVER_S
+        for rank, pid in loaded.items():
+            if pid not in self._seen and (why := self._reason(pid, starts[rank], written)):
+                self._without[rank] = why
         self._seen.update(loaded.values())
-        settled = (loaded.get(rank) in {start, *written} for rank, start in starts.items())
+        settled = (
+            rank in self._without or loaded.get(rank) in {start, *written}
+            for rank, start in starts.items()
+        )
         if all(settled) and (self._is_plain or _is_complete(starts)):
             self._left = 0
+        # Ranks load torch one after the other: one line names all, and none may meet another.
+        if self._without and (self._required or not self._left):
+            self._report()
         return _EVERY_S
+
+    def ended(self, ended: AttemptEnd) -> None:
+        """Say what is known by then."""
+        if self._without and not self.told_of_hooks:
+            self._report()
 
     def _reason(self, pid: int, start: int, written: set[int]) -> str:
         """Return why a process that has loaded torch has no hooks; "" if it may have some.
@@ -121,11 +130,12 @@ class HooksSeen(Beside):
             self._answers[key] = answer.out.strip()
         return self._answers.get(key, "")
 
-    def _report(self, ranks: set[int], why: str) -> None:
+    def _report(self) -> None:
         self.told_of_hooks, self._left = True, 0
+        ranks, why = set(self._without), next(iter(self._without.values()))
         where = "the job's Python" if self._is_plain else ranks_text(ranks)
         line = f"saferun's sitecustomize does not run in {where}: {why}"
-        if self._job.plan.settings.hooks.required:
+        if self._required:
             rank = None if self._is_plain else min(ranks)
             self.cause = Hang(KIND, rank, line, "the ranks' start")
         else:
