@@ -48,8 +48,8 @@ export PYTHONPATH=$tmp${PYTHONPATH:+:$PYTHONPATH}
 #@ end
 #@ if locks
 # --- The lock: saferun's own files, held until the last process of the job has ended -------------
-for locks in /run/lock/saferun /tmp/saferun-lock; do [[ ! -d $locks ]] || break; done
-[[ -d $locks ]] || mkdir -m 1777 "$locks"
+gpus=() locks=/run/lock/saferun
+[[ -d $locks ]] || { locks=/tmp/saferun-lock && [[ -d $locks ]]; } || mkdir -m 1777 "$locks"
 #@ if table
 lock() { # FILE [-s]: it may be another user's, and is only read
   (umask 0 && set -C && : >"$locks/$1") 2>/dev/null
@@ -68,7 +68,6 @@ take() { # GPU.lock: and one of its slots
 take() { lock "$1"; }
 #@ end
 #@ end
-gpus=()
 while read -r number uuid; do
   seen=,${CUDA_VISIBLE_DEVICES-$number},
   [[ $seen != *,"$number",* && $seen != *,"$uuid",* ]] || gpus+=("$uuid.lock")

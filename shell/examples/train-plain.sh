@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # torchrun with the variables and hooks of profile cpu, under a lock, and again where a signal ended
-# it or where its errors may pass; other failures end it. It makes no diagnosis; a script of
-# `saferun gen-shell` without --plain does.
+# it or its errors may pass; a script without --plain also says why it failed.
 # Of the profile it leaves out hooks.init.timeout_s.
 # Made by saferun 1.0.0 with
 #     saferun gen-shell --plain --profile cpu --set 'retry.resume_args=[--resume]'
@@ -11,9 +10,8 @@ job=(torchrun "$@")
 attempts=3 wait_s=5 longest_s=60 # seconds until another attempt, doubled each time
 tmp=$(mktemp -d) asked='' || exit
 # --- The lock: saferun's own files, held until the last process of the job has ended -------------
-for locks in /run/lock/saferun /tmp/saferun-lock; do [[ ! -d $locks ]] || break; done
-[[ -d $locks ]] || mkdir -m 1777 "$locks"
-gpus=()
+gpus=() locks=/run/lock/saferun
+[[ -d $locks ]] || { locks=/tmp/saferun-lock && [[ -d $locks ]]; } || mkdir -m 1777 "$locks"
 while read -r number uuid; do
   seen=,${CUDA_VISIBLE_DEVICES-$number},
   [[ $seen != *,"$number",* && $seen != *,"$uuid",* ]] || gpus+=("$uuid.lock")

@@ -2,7 +2,7 @@ MIRRORED = "tensorflow.python.distribute.mirrored_strategy"
 
 @hook(MIRRORED, "MirroredStrategy.__init__")
 def reduce_without_nccl(original, given, options):
-    call = inspect.signature(original).bind(*given, **options)
+    call = signature(original).bind(*given, **options)
     devices = call.arguments.get("devices") or sys.modules[MIRRORED].all_local_devices()
     gpus = ["gpu" in str(getattr(device, "name", device)).lower() for device in devices]
     if call.arguments.get("cross_device_ops") is None and len(gpus) > 1 and len(set(gpus)) == 1:

@@ -10,7 +10,7 @@ def fail(error):
 def guard(name, find):
     @hook("torch.nn.functional", name)
     def check(original, given, options):
-        torch, call = sys.modules["torch"], inspect.signature(original).bind(*given, **options)
+        torch, call = sys.modules["torch"], signature(original).bind(*given, **options)
         call.apply_defaults()
         inner = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
         is_plain = {type(one) for one in call.args[:2]} <= {torch.Tensor, torch.nn.Parameter}

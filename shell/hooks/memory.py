@@ -5,6 +5,6 @@ def clear(study, trial):
 
 @hook("optuna.study.study", "Study.optimize")
 def clear_after_trials(original, given, options):
-    call = inspect.signature(original).bind(*given, **options)
+    call = signature(original).bind(*given, **options)
     call.arguments["callbacks"] = [*(call.arguments.get("callbacks") or ()), clear]
     yield original, call.args, call.kwargs

@@ -3,10 +3,10 @@
 import _frozen_importlib as importing
 import functools
 import gc
-import inspect
 import os
 import sys
 from datetime import timedelta
+from inspect import signature
 
 hooks = {}  # module -> the names in it, each with its hook
 several = os.environ.get("WORLD_SIZE", "1") != "1"
@@ -33,7 +33,7 @@ def place(module, name, steps):
         guarded(next, made, None)
         return result
 
-    vars(call).update(vars(steps), __original_fn=original)
+    vars(call).update(vars(steps), __original_fn=original, _torchdynamo_orig_callable=original)
     setattr(owner, name, call)
 
 def find_spec(name, path, target=None, find=importing._find_spec):

@@ -64,8 +64,12 @@ def test_torchrun_gets_the_same_from_a_script_and_from_saferun(machine, profile,
 
 
 def after_origin(messages: list[str]) -> list[str]:
-    """Return the lines without their beginning, which names the script or the option."""
-    return [line.partition("(from")[2].partition(")")[2] for line in messages]
+    """Return the lines without their beginning, which names the script or the option.
+
+    Left out are those about the torch beside saferun: a script has none.
+    """
+    kept = [line for line in messages if "has no reader in torch" not in line]
+    return [line.partition("(from")[2].partition(")")[2] for line in kept]
 
 
 @pytest.mark.parametrize(

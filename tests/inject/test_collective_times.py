@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from ranks import ForkServers, Job, RunRanks
+from releases import torch_before
 from repo import source
 
 from saferun.diagnosis import slow_rank
@@ -34,8 +35,9 @@ def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         times = slow_rank.read(file.read_bytes())
         assert times is not None
-        (calls,) = times.groups.values()
-        assert {call.name for call in calls.values()} == {"all_reduce"}
+        if not torch_before("2.9"):  # torch's recorder knows gloo
+            (calls,) = times.groups.values()
+            assert {call.name for call in calls.values()} == {"all_reduce"}
 
 
 def test_a_script_that_uses_the_signal_keeps_its_handler(

@@ -142,8 +142,7 @@ def test_each_rank_writes_which_nccl_it_has_and_how_many_ranks_there_are(
     run_ranks: RunRanks,
 ) -> None:
     fake = "torch.cuda.is_available = lambda: True\ntorch.cuda.nccl.version = lambda: (2, 32, 3)\n"
-    # As where torch is built without it: with it no group begins where there is no GPU.
-    fake += "torch.distributed.distributed_c10d._NCCL_AVAILABLE = False\n"
+    fake += "torch.distributed.Backend.default_device_backend_map.update(cuda='gloo')\n"
     job = run_ranks(f"import torch\n{fake}" + PLAIN.replace('"gloo"', ""))
     seen = [line for line in job.hook("init") if line["outcome"] == "observed"]
     found = sorted((line["rank"], line["world_size"], line["nccl"]) for line in seen)

@@ -25,7 +25,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tensors = {"a": torch.rand(200, 300), "b": torch.rand(7)}
     torch.save({"model": tensors, "step": 3}, folder / "ckpt.pt")
     save_file(tensors, folder / "model.safetensors")
-    with warnings.catch_warnings(action="ignore"):  # that it is a single process
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a single process
         dcp.save({"model": tensors, "step": 7}, checkpoint_id=folder / "step-7")
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(model.parameters())

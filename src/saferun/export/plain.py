@@ -187,8 +187,8 @@ def _header(
     return (
         comment(
             f"{what} with the variables and hooks of profile {script_settings.profile}, under a "
-            "lock, and again where a signal ended it or where its errors may pass; other failures "
-            "end it. It makes no diagnosis; a script of `saferun gen-shell` without --plain does."
+            "lock, and again where a signal ended it or its errors may pass; a script without "
+            "--plain also says why it failed."
         )
         + _one_line(f"Of the profile it leaves out {', '.join(out)}." if out else "")
         + f"# Made by saferun {__version__} with\n"

@@ -40,7 +40,8 @@ way = sys.argv[1]
 if way == "popen":
     replace(subprocess.Popen, "__init__", 1)
 if way == "fork_exec":
-    replace(subprocess, "_fork_exec", 0)
+    if hasattr(subprocess, "_fork_exec"):  # from Python 3.11 on
+        replace(subprocess, "_fork_exec", 0)
     replace(_posixsubprocess, "fork_exec", 0)
     replace(os, "posix_spawn", 1)
     replace(os, "execve", 1)

@@ -26,12 +26,11 @@ tuner = object.__new__(triton_heuristics.CachingAutotuner)
 tuner.launchers = []
 tuner.compile_results = [Result(), Result(), Result()]
 tuner.custom_kernel = os.environ["CUSTOM"] == "True"
-tuner.triton_meta = {"device": None}
+tuner.triton_meta = {"device": 0}
 tuner.device_props = types.SimpleNamespace(warp_size=32, index=0, type="cuda")
 torch._dynamo.device_interface.DeviceGuard = lambda *a: contextlib.nullcontext()
 device = types.SimpleNamespace(current_device=lambda: 0, synchronize=lambda device: None)
 tuner.get_device_interface = lambda: device
-torch.cuda.current_device = device.current_device  # torch 2.14 asks it, also where there is none
 first = tuner.compile_results[0]
 if hasattr(tuner, "_make_launchers"):
     tuner._make_launchers()
