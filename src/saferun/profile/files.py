@@ -55,10 +55,16 @@ def known(environ: Mapping[str, str]) -> list[Found]:
     """Return the user's profiles, then the shipped ones, by name.
 
     Profiles that others can write are left out (HOME may be another user's).
+
+    Raises:
+        ProfileError: the shipped ones are not there, or not for this user.
     """
+    place = paths.shipped("profiles")
+    if not (shipped := list(_listed(place, "profiles"))):
+        raise ProfileError("no profile can be read", where=place, fix="install saferun anew")
     own = (found._replace(guarded=True) for found in _listed(user_dir(environ), None))
     trusted = (found for found in own if not trust.problem(found.path))
-    return [*trusted, *_listed(paths.shipped("profiles"), "profiles")]
+    return [*trusted, *shipped]
 
 
 def _listed(directory: str, shown: str | None) -> Iterator[Found]:
