@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import free_port
-from runs import Run, program, run
+from runs import Run, program, ran
 
 SAFERUN = [sys.executable, "-m", "saferun"]
 
@@ -58,9 +58,7 @@ def test_a_restarted_rank_meets_no_keys_of_its_last_life(tmp_path, command):
     """Of plain torchrun it does."""
     argv = ["--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=static"]
     argv += [f"--master-port={free_port()}", "--master-addr=127.0.0.1"]
-    with run(tmp_path, *argv, program("keys_of_an_earlier_life"), command=command) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, *argv, program("keys_of_an_earlier_life"), command=command)
     assert [line.split()[-1] for line in job.out.splitlines() if line.startswith("left")] == [
         *("False", str(command == ["torchrun"]))
     ]

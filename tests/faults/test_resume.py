@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
-from runs import Run, program, run, small_torchrun
+from runs import Run, program, ran, run, small_torchrun
 from sandbox import unwrapped
 
 CHECKPOINTS = "retry.resume.checkpoints={--out}/checkpoint-*.zip"
@@ -166,8 +166,7 @@ def test_plan_shows_what_a_resumed_attempt_would_run_now(tmp_path, as_json):
     (tmp_path / "calm").rename(tmp_path / "out")
     argv = ["plan", *(["--json"] if as_json else []), "--set", CHECKPOINTS, "--set", ARGS]
     argv += ["train.py", "--out", "out", "--resume", "none", "--x"]
-    with run(tmp_path, *argv) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *argv)
     if not as_json:
         shown = unwrapped(job.out.partition("a second attempt, if it started now")[2])
         assert "train.py --out out --resume=out/checkpoint-20.zip --x" in shown

@@ -18,15 +18,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import living, parent, until
-from runs import (
-    Run,
-    counting,
-    example,
-    program,
-    run,
-    small_torchrun,
-    staying,
-)
+from runs import Run, counting, example, program, ran, run, small_torchrun, staying
 
 EVENTUALLY_S = 300
 
@@ -39,12 +31,10 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
         make = [*command, "gen-shell", *argv[:2], "-o", "run.sh", "--", *argv[2:]]
         subprocess.run(make, cwd=tmp_path, check=True)
         command, argv = ["bash", "run.sh"], []
-    with run(tmp_path, *argv, command=command) as job:
-        assert job.end() == 0, job.err
-        assert "done step=20" in job.out
-        assert "resumed at step 10" in job.out
-        assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
-        job.nothing_lives()
+    job = ran(tmp_path, *argv, command=command)
+    assert "done step=20" in job.out
+    assert "resumed at step 10" in job.out
+    assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
     receipts = [
         path.read_text(encoding="utf-8").splitlines()
         for path in job.journal.glob("receipts/*.jsonl")
@@ -66,12 +56,10 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
     ],
 )
 def test_a_rank_that_dies_of_a_signal_is_survived(tmp_path, fault, kind):
-    with run(tmp_path, *counting(tmp_path, fault)) as job:
-        assert job.end() == 0, job.err
-        assert "done step=20" in job.out
-        assert "resumed at step 10" in job.out
-        assert [e["kind"] for e in job.events("ended")] == [kind, "no-failure"]
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, fault))
+    assert "done step=20" in job.out
+    assert "resumed at step 10" in job.out
+    assert [e["kind"] for e in job.events("ended")] == [kind, "no-failure"]
     _, failed, succeeded = job.messages()
     assert "attempt 1 failed after" in failed
     assert f"{kind} on rank 1" in failed
@@ -95,10 +83,8 @@ def open_to_others(home: Path) -> list[str]:
     [*slow(("exit3", "child-failed-no-root")), ("raise", "user-exception")],
 )
 def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault, kind):
-    with run(tmp_path, *counting(tmp_path, fault)) as job:
-        assert job.end() == 1
-        (ended,) = job.events("ended")
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, fault), status=1)
+    (ended,) = job.events("ended")
     assert (ended["kind"], ended["action"]) == (kind, "stop")
     messages = job.messages()
     assert any(
@@ -112,26 +98,22 @@ def test_a_job_that_crashes_after_its_end_is_not_done_again(tmp_path):
     ends = tmp_path / "ends"
     ends.mkdir()
     script = [program("crash_at_exit"), str(ends)]
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script) as job:
-        assert job.end() == 1
-        (ended,) = job.events("ended")
+    job = ran(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script, status=1)
+    (ended,) = job.events("ended")
     assert (ended["kind"], job.out.count("saved")) == ("crash-after-the-end", 2)
 
 
 @pytest.mark.slow
 def test_a_rank_that_crashes_at_its_end_while_another_works_is_survived(tmp_path):
     script = [program("crash_at_exit"), "unless-second"]
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script) as job:
-        assert job.end() == 0, job.err
-        assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
+    job = ran(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script)
+    assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
 
 
 @pytest.mark.slow
 def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_path):
-    with run(tmp_path, *counting(tmp_path, "SIGSEGV", step=3, attempts="any")) as job:
-        assert job.end() == 1
-        assert len(job.events("ended")) == 2
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, "SIGSEGV", step=3, attempts="any"), status=1)
+    assert len(job.events("ended")) == 2
     assert "it would happen again" in job.err
 
 
@@ -261,9 +243,7 @@ def fill(write_end: int) -> None:
 
 @pytest.mark.slow
 def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):
-    with run(tmp_path, *counting(tmp_path, "orphan-output")) as job:
-        assert job.end() == 0
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, "orphan-output"))
     assert "written after the rank's death\n" in job.out
     assert "done step=20" in job.out
 
@@ -297,9 +277,7 @@ def refusing(folder: Path, module: str) -> dict[str, str]:
 def test_a_broken_hook_stops_no_job(tmp_path):
     (tmp_path / "t.py").write_text("import torch\nprint('done')\n", encoding="utf-8")
     env = refusing(tmp_path, "_saferun.inject.hooks.compile.hook")
-    with run(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env)
     assert job.out == "done\n"
     refused = "hook compile: RuntimeError: refused by the test; the job goes on without it"
     assert refused in job.err
@@ -311,12 +289,10 @@ def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
     (tmp_path / "lib").mkdir()
     shutil.copy(program("refuse_look"), tmp_path / "lib" / "sitecustomize.py")
     env = {"PYTHONPATH": str(tmp_path / "lib")} | small_torchrun(tmp_path)
-    with run(tmp_path, str(tmp_path / "t.py"), env=env) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "done\n"
-        assert "refused by the test" in job.events("fault")[0]["what"]
-        assert len(job.messages()) == 1
-        job.nothing_lives()
+    job = ran(tmp_path, str(tmp_path / "t.py"), env=env)
+    assert job.out == "done\n"
+    assert "refused by the test" in job.events("fault")[0]["what"]
+    assert len(job.messages()) == 1
 
 
 def test_a_torch_without_its_launcher_is_named(tmp_path):
@@ -326,9 +302,7 @@ def test_a_torch_without_its_launcher_is_named(tmp_path):
         (place / "__init__.py").write_text("__version__ = '2.13.0'\n", encoding="utf-8")
     (tmp_path / "train.py").write_text("", encoding="utf-8")
     env = {"PYTHONPATH": str(tmp_path / "lib"), "PATH": "/usr/bin:/bin"}
-    with run(tmp_path, "train.py", env=env) as job:
-        assert job.end() != 0
-        job.nothing_lives()
+    job = ran(tmp_path, "train.py", env=env, status=None)
     assert "torch.distributed.run" in job.err or "no torchrun" in job.err
 
 

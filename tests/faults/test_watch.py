@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from helpers import is_alive, until
-from runs import Run, run
+from runs import Run, ran, run
 from terminals import Terminal
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
@@ -162,19 +162,18 @@ def test_without_a_run_that_goes_on_it_says_so_and_of_several_it_names_the_other
 
 
 def test_colour_is_for_terminals(tmp_path):
-    with run(tmp_path, *PYTHON, "-c", "print(1)") as job:
-        assert job.end() == 0
-        for words in (["list"], ["show", "last"]):
-            command = [sys.executable, "-m", "saferun", "runs", *words]
-            piped = subprocess.run(command, env=job.environ, capture_output=True, check=True).stdout
-            assert b"\x1b" not in piped
-            coloured = in_pty(command, {**job.environ, "TERM": "xterm"})
-            assert b"\x1b[" in coloured
-            assert re.sub(rb"\x1b\[[\d;]*m", b"", coloured).replace(b"\r", b"").split() == (
-                piped.split()
-            )
-        for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-            assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
+    job = ran(tmp_path, *PYTHON, "-c", "print(1)")
+    for words in (["list"], ["show", "last"]):
+        command = [sys.executable, "-m", "saferun", "runs", *words]
+        piped = subprocess.run(command, env=job.environ, capture_output=True, check=True).stdout
+        assert b"\x1b" not in piped
+        coloured = in_pty(command, {**job.environ, "TERM": "xterm"})
+        assert b"\x1b[" in coloured
+        assert re.sub(rb"\x1b\[[\d;]*m", b"", coloured).replace(b"\r", b"").split() == (
+            piped.split()
+        )
+    for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
 
 
 def widest(terminal: Terminal) -> int:

@@ -113,6 +113,22 @@ def run(folder: Path, *argv: str, **options: Any) -> Run:
     return Run(folder, list(argv), **options)
 
 
+def ran(folder: Path, *argv: str, status: int | None = 0, **options: Any) -> Run:
+    """Run saferun to its end, after which nothing of it lives.
+
+    Args:
+        folder: of its home.
+        argv: its words.
+        status: with which it ends; None for any but 0.
+        options: of `Run`.
+    """
+    with run(folder, *argv, **options) as job:
+        ended = job.end()
+        assert ended if status is None else ended == status, (ended, job.err)
+        job.nothing_lives()
+    return job
+
+
 def program(name: str) -> str:
     """Return the path of one of the programs that these runs start."""
     return str(PROGRAMS / f"{name}.py")
