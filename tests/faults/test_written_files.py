@@ -1,4 +1,4 @@
-"""Every file that a run writes, with its owner and mode, in eight worlds.
+"""Every file that a run writes, with its owner and mode, in eight setups.
 
 The job lists them while it runs, twice, live and as a bash script, and this process afterwards. A
 user other than root needs a Python that he can start.
@@ -33,7 +33,7 @@ Entry = tuple[int, int, str]  # mode, owner and path
 PYTHON = f"/usr/bin/python3.{sys.version_info[1]}"
 
 
-class World(NamedTuple):
+class Setup(NamedTuple):
     """Who starts saferun, and where."""
 
     uid: int = OTHER
@@ -43,15 +43,15 @@ class World(NamedTuple):
     mount: str = ""  # how HOME is mounted: "full", "read-only"
 
 
-WORLDS = {
-    "umask 000": World(umask=0),
-    "umask 077": World(umask=0o077),
-    "a group's HOME": World(umask=0o002, home_mode=0o2775),
-    "root": World(uid=0, home_uid=0),
-    "root with a user's HOME": World(uid=0),
-    "a user with root's HOME": World(home_uid=0),
-    "full": World(mount="full"),
-    "read-only": World(mount="read-only"),
+SETUPS = {
+    "umask 000": Setup(umask=0),
+    "umask 077": Setup(umask=0o077),
+    "a group's HOME": Setup(umask=0o002, home_mode=0o2775),
+    "root": Setup(uid=0, home_uid=0),
+    "root with a user's HOME": Setup(uid=0),
+    "a user with root's HOME": Setup(home_uid=0),
+    "full": Setup(mount="full"),
+    "read-only": Setup(mount="read-only"),
 }
 DIRECTORY, FILE = stat.S_IFDIR, stat.S_IFREG
 # What lies where: a pattern of the path, type and mode; "umask" are modes that follow it.
@@ -87,17 +87,17 @@ def place() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def home(place: Path, world: World) -> Iterator[Path]:
-    """Make the world's HOME."""
+def home(place: Path, setup: Setup) -> Iterator[Path]:
+    """Make the setup's HOME."""
     path = place / "home"
-    with small_disk(path, "64k") if world.mount else contextlib.nullcontext():
+    with small_disk(path, "64k") if setup.mount else contextlib.nullcontext():
         path.mkdir(exist_ok=True)
-        os.chown(path, world.home_uid, world.home_uid)
-        path.chmod(world.home_mode)
-        if world.mount == "full":
+        os.chown(path, setup.home_uid, setup.home_uid)
+        path.chmod(setup.home_mode)
+        if setup.mount == "full":
             with contextlib.suppress(OSError), (path / "other").open("wb") as file:
                 file.write(bytes(1 << 20))
-        if world.mount == "read-only":
+        if setup.mount == "read-only":
             subprocess.run(["mount", "-o", "remount,ro", path], check=True)
         yield path
 
@@ -109,24 +109,24 @@ def listed(*places: Path | str) -> Iterator[Entry]:
             yield status.st_mode, status.st_uid, str(path)
 
 
-def wrong(entry: Entry, place: Path, world: World) -> str:
+def wrong(entry: Entry, place: Path, setup: Setup) -> str:
     """Return what is wrong with a file that was listed; "" where it is as the table says."""
     mode, uid, path = entry
     name = os.path.relpath(path, place) if Path(path).is_relative_to(place) else path
     for pattern, kind, allowed in TABLE:
         if re.fullmatch(pattern, name) and stat.S_IFMT(mode) == kind:
-            umask = world.umask if allowed.startswith("umask") else 0
+            umask = setup.umask if allowed.startswith("umask") else 0
             expected = int(allowed.split()[-1], 8) & ~umask
-            is_right = stat.S_IMODE(mode) & ~stat.S_ISGID == expected and uid == world.uid
-            return "" if is_right else f"{mode:o} {uid} {name}, not {expected:o} {world.uid}"
+            is_right = stat.S_IMODE(mode) & ~stat.S_ISGID == expected and uid == setup.uid
+            return "" if is_right else f"{mode:o} {uid} {name}, not {expected:o} {setup.uid}"
     return f"{mode:o} {uid} {name} is not in the table"
 
 
-def prepared(place: Path, number: str, world: World) -> dict[str, str]:
+def prepared(place: Path, number: str, setup: Setup) -> dict[str, str]:
     """Make what a run needs beside HOME; return its environment."""
     for name in ("work", "tmp"):
         (place / name).mkdir()
-        os.chown(place / name, world.uid, world.uid)
+        os.chown(place / name, setup.uid, setup.uid)
     environ = small_torchrun(place)
     torchrun = python_program(source("faults/small_torchrun"), python=PYTHON)
     executable(place / "bin" / "torchrun", torchrun)
@@ -143,7 +143,7 @@ def prepared(place: Path, number: str, world: World) -> dict[str, str]:
     }
 
 
-def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[Entry]:
+def seen_by_the_jobs(place: Path, setup: Setup, environ: dict[str, str]) -> set[Entry]:
     """Run the job under saferun and as a script; return what lay there while it ran."""
 
     def call(*argv: str) -> None:
@@ -151,10 +151,10 @@ def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[
             argv,
             env=environ,
             cwd=place / "work",
-            user=world.uid,
-            group=world.uid,
+            user=setup.uid,
+            group=setup.uid,
             extra_groups=[],
-            umask=world.umask,
+            umask=setup.umask,
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -176,16 +176,16 @@ def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[
 
 @needs("become others", "mount")
 @pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"there is no {PYTHON}")
-@pytest.mark.parametrize("world", [*list(WORLDS)[:1], *slow(*list(WORLDS)[1:])])
-def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, world):
-    world = WORLDS[world]
-    with home(place, world):
-        environ = prepared(place, number, world)
+@pytest.mark.parametrize("setup", [*list(SETUPS)[:1], *slow(*list(SETUPS)[1:])])
+def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, setup):
+    setup = SETUPS[setup]
+    with home(place, setup):
+        environ = prepared(place, number, setup)
         before = set(listed(place))
-        during = seen_by_the_jobs(place, world, environ)
+        during = seen_by_the_jobs(place, setup, environ)
         after = set(listed(place, LOCKS)) - before
         ours = [e for e in during | after if Path(e[2]).is_relative_to(place) or number in e[2]]
         own = {path for _, _, path in before}
-        assert "\n".join(w for e in ours if e[2] not in own and (w := wrong(e, place, world))) == ""
+        assert "\n".join(w for e in ours if e[2] not in own and (w := wrong(e, place, setup))) == ""
         left = [path for _, _, path in after if "/tmp/saferun-kit." in path or "holder." in path]
         assert [path for path in left if number in path or str(place) in path] == []
