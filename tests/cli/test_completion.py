@@ -65,9 +65,9 @@ def typed(machine: UserMachine, kind: str, lines: list[tuple[str, str]]) -> Iter
     """Type each line and TAB; yield the line as the shell has completed it."""
     terminal = Terminal({**machine.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[kind])
     try:
-        terminal.type(f"{shell('cd', machine.cwd)}\n{SOURCE[kind]}\necho LOA''DED\n")
-        terminal.expect(rb"LOADED")
-        terminal.expect(rb"READY\$ ")
+        terminal.type(
+            f"{shell('cd', machine.cwd)}\n{SOURCE[kind]}\necho LOA''DED\n", rb"LOADED", rb"READY\$ "
+        )
         for line, whole in lines:
             terminal.type(f"saferun {line}\t")
             shown = terminal.expect(re.escape(f"saferun {whole}".encode())).group()

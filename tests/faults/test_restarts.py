@@ -16,6 +16,7 @@ import pytest
 from helpers import free_port
 from runs import Run, program, ran
 
+pytestmark = pytest.mark.slow
 SAFERUN = [sys.executable, "-m", "saferun"]
 
 
@@ -39,7 +40,6 @@ def two_nodes(folder: Path, command: list[str], *options: str) -> Iterator[list[
             node.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("retries", [0, 2], ids=["by exec", "supervised"])
 def test_under_saferun_a_restart_on_two_nodes_recovers(tmp_path, retries):
     options = ("--profile=cpu", f"--retries={retries}")
@@ -52,7 +52,6 @@ def test_under_saferun_a_restart_on_two_nodes_recovers(tmp_path, retries):
             assert len(stays) == (1 if retries else 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [["torchrun"], [*SAFERUN, "--retries=0"]], ids=["", "saferun"])
 def test_a_restarted_rank_meets_no_keys_of_its_last_life(tmp_path, command):
     """Of plain torchrun it does."""

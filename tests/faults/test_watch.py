@@ -60,9 +60,7 @@ def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
             terminal.type(TYPED)
             terminal.expect(rb"\x1b\[\?1049h")  # the second screen
             seen = terminal.expect(rb"output[^\n]*step 7 ([^\n]*?)/bold")[1]
-            terminal.type("\x03")
-            terminal.expect(rb"\x1b\[\?1049l")
-            terminal.expect(rb"ended=130")
+            terminal.type("\x03", rb"\x1b\[\?1049l", rb"ended=130")
         assert b"?[2J" in seen
         assert b"[red]it is[/red]" in seen
         assert b"\x1b[2J" not in seen
@@ -77,26 +75,20 @@ def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
 def test_q_ends_the_watching_with_status_0_and_the_terminal_is_as_before(tmp_path):
     with working(tmp_path) as job, shell_of(job) as terminal:
         before = termios.tcgetattr(terminal.fd)
-        terminal.type(TYPED)
-        terminal.expect(rb"q or Ctrl-C ends the watching")
+        terminal.type(TYPED, rb"q or Ctrl-C ends the watching")
         terminal.type("\x1a")  # Ctrl-Z
         terminal.expect(rb"(?s)\x1b\[\?1049l.*Stopped.*READY\$ ")
         assert termios.tcgetattr(terminal.fd) == before
-        terminal.type("fg\n")
-        terminal.expect(rb"q or Ctrl-C ends the watching")
-        terminal.type("xq")
-        terminal.expect(rb"\x1b\[\?1049l")
-        terminal.expect(rb"READY\$ ")
+        terminal.type("fg\n", rb"q or Ctrl-C ends the watching")
+        terminal.type("xq", rb"\x1b\[\?1049l", rb"READY\$ ")
         assert termios.tcgetattr(terminal.fd) == before
-        terminal.type("echo status=$?\n")
-        terminal.expect(rb"status=0")
+        terminal.type("echo status=$?\n", rb"status=0")
         assert is_alive(job.process.pid)
 
 
 def test_the_end_of_the_run_is_shown_and_the_status_is_0(tmp_path):
     with working(tmp_path, "fails") as job, shell_of(job) as terminal:
-        terminal.type(TYPED)
-        terminal.expect(rb"step.*\b7\b")
+        terminal.type(TYPED, rb"step.*\b7\b")
         (tmp_path / "go").touch()
         terminal.expect(rb"\x1b\[\?1049l")
         terminal.expect(rb"run .*failed: ")
@@ -107,8 +99,7 @@ def test_the_end_of_the_run_is_shown_and_the_status_is_0(tmp_path):
 
 def test_a_terminal_may_shrink_and_go_away(tmp_path):
     with working(tmp_path) as job, shell_of(job) as terminal:
-        terminal.type(TYPED)
-        terminal.expect(rb"step.*\b7\b")
+        terminal.type(TYPED, rb"step.*\b7\b")
         terminal.resize(12, 40)
         until(lambda: widest(terminal) == 40, "a frame that fits")
         (watcher,) = job.processes("--interval=0.2")

@@ -9,6 +9,7 @@ import pytest
 from ranks import RunRanks
 from repo import source
 
+pytestmark = pytest.mark.slow
 STEPS = 10  # of count_hook_calls.py, in which it counts
 OTHERS = {  # hooks that act while a program is set up or compiled, or between trials
     "compile": {"enabled": "keep", "autotune": "off", "cudagraphs": "off", "fallback": "on"},
@@ -30,14 +31,12 @@ def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str
     ("wrap", "mode"),
     [("ddp", "eager"), ("fsdp2", "eager"), ("ddp", "inductor"), ("fsdp2", "inductor")],
 )
-@pytest.mark.slow
 def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
     run_ranks: RunRanks, wrap: str, mode: str
 ) -> None:
     assert calls_of(run_ranks, wrap, mode, excepthook="on", shards="warn") == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
 def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(
     run_ranks: RunRanks, mode: str
@@ -45,7 +44,6 @@ def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(
     assert calls_of(run_ranks, "ddp", mode, order={"mode": "fix"}, **OTHERS) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "function", "calls"),
     [

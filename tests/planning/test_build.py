@@ -170,12 +170,6 @@ def test_the_hooks_travel_in_two_variables_in_front_of_the_users_path():
     assert set(planned("t.py", leaves=QUIET).env) == set(OF_ATTEMPT) - {WORKER}
 
 
-def flight_paths(**given) -> dict[str, str]:
-    """What an attempt's variables ask of torch's flight recorder."""
-    env = planned("t.py", **{"flight": "/run/flight", **given}).env
-    return {name: env[name].value for name in (PIPE, *DUMPS) if name in env}
-
-
 def test_the_page_says_command_variables_with_reasons_hooks_and_retries():
     leaves = {
         **GPU_DOC,
