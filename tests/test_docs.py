@@ -1,7 +1,5 @@
 """The documents agree with the code: every name is listed, every example parses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ One run has two ranks under torchrun; runs of one rank are made in this process,
 imports torch for seconds.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -3,8 +3,6 @@
 Paths may hold blanks, letters that are not ASCII and any word; who runs the tests may be anybody.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

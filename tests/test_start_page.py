@@ -1,7 +1,5 @@
 """docs/start.md is what a newcomer does: its commands, in its order, do what it shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

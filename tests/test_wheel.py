@@ -3,8 +3,6 @@
 It is built from the source distribution, which holds all that is committed.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

@@ -1,7 +1,5 @@
 """Who reads a variable: nobody, another release, somebody else; and what a launch says of it."""
 
-from __future__ import annotations
-
 from repo import ROOT, read_yaml
 from requested import TORCH
 

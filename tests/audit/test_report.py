@@ -1,7 +1,5 @@
 """The settings audit: what an environment's variables do, and which of them do nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

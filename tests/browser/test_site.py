@@ -1,7 +1,5 @@
 """The documents' site in a real browser: error messages find their kind, nothing is cut."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import pathlib

@@ -1,7 +1,5 @@
 """`saferun adopt`: torchrun becomes saferun where a script starts it, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

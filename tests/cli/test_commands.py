@@ -1,7 +1,5 @@
 """The command as people run it: real processes, and a torchrun that records what it got."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

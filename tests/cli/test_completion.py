@@ -1,7 +1,5 @@
 """Completion of command lines: in real shells, and what the candidates are."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

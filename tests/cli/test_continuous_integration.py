@@ -1,7 +1,5 @@
 """The pre-commit hooks and the GitHub action: their commands, run as these run them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """`saferun diagnose`: where a log is read from, and how the diagnosis is shown."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`saferun help`: every word that saferun prints or takes is explained, from the data alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

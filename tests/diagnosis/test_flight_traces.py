@@ -1,7 +1,5 @@
 """Of traces made as NVIDIA's four public ones are, exactly the ranks that were struck are named."""
 
-from __future__ import annotations
-
 import pytest
 from flight_traces import TRACES, dumps
 

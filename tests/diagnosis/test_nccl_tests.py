@@ -1,7 +1,5 @@
 """What NCCL's own diagnosis says of the paths between GPUs, in one clause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The knowledge of failures: complete, explained, consistent with the mitigations, parsed once."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Which rank the others wait for, by times drawn at random: named where it is one alone."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import random

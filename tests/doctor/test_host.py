@@ -1,7 +1,5 @@
 """Disks, memory, limits, clock, compilers and the scheduler: what doctor reads and makes of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

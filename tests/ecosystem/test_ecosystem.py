@@ -3,8 +3,6 @@
 `make test-ecosystem` makes that environment; torch is in the one that runs the tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`saferun gen-shell` as people run it: what it writes, refuses and calls stale."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

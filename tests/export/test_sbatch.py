@@ -1,7 +1,5 @@
 """Files for sbatch: what they contain, and what they do where Slurm's programs only record."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The script of `gen-shell`, run: torchrun gets from it what it gets from saferun."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

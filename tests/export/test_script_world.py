@@ -1,7 +1,5 @@
 """The script of `gen-shell` in the world: locks, odd machines, odd shells, places for the kit."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """One attempt under supervision: how it ends, what it leaves, who holds its lock."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """A job that hangs is told of, with the rank that is elsewhere; the job is left alone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

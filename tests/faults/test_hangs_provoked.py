@@ -1,7 +1,5 @@
 """Hangs as they happen, each in a real torchrun job: the rank is named, and the loop decides."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ctrl-C, and signals that ask a run to end: answered at once, and as a shell expects it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

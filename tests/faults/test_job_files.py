@@ -1,7 +1,5 @@
 """Files, devices and descriptors that a job is given are its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """A training whose loss is not a number any more: said once, or ended and gone on from before."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

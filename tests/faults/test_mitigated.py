@@ -1,7 +1,5 @@
 """A failure goes away because the loop changed the one setting that caused it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import resource

@@ -1,7 +1,5 @@
 """After a failure of NCCL's the next attempt has NCCL test its paths; the answer is evidence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

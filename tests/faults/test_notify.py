@@ -1,7 +1,5 @@
 """`notify`: a command gets the events of a run as JSON, and the run comes to no harm by it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Files of ours that vanish while a run lives: it is tried again and explained all the same."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs under `launcher: python`, in real runs: each behaves as `python ARGUMENTS` does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

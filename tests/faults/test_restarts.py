@@ -5,8 +5,6 @@ The restarted workers of a plain torchrun share the agents' store and meet stale
 SHARE_STORE, torch has fixed it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

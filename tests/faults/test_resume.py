@@ -1,7 +1,5 @@
 """A later attempt goes on from the newest complete checkpoint, and from nothing else."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

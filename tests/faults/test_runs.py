@@ -4,8 +4,6 @@ For each: the outcome promised, no process left, the exit status as documented. 
 example with torch; in the others the ranks need none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

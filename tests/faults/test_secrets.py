@@ -1,7 +1,5 @@
 """No secret that a job has in any text reaches the disk, a report, a notification or the API."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

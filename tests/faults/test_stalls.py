@@ -3,8 +3,6 @@
 All times of the watch are a tenth of the usual ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """At a terminal: a real shell with job control in a pty, and a person's keys."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

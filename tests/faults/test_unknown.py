@@ -1,7 +1,5 @@
 """Failures of which the output says nothing: what the machine shows decides, and is named."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

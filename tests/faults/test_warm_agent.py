@@ -1,7 +1,5 @@
 """A warm agent becomes what a launcher started now would be, or leaves no trace."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

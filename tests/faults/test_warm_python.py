@@ -1,7 +1,5 @@
 """A process of plain python that replaces another one: warm, beside one that is started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

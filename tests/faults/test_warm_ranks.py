@@ -1,7 +1,5 @@
 """Ranks that are forked from a process that has imported torch, beside ranks that are started."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import time

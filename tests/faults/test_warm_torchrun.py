@@ -1,7 +1,5 @@
 """A warm agent of the real torchrun: its ranks, and how it waits."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

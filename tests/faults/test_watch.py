@@ -1,7 +1,5 @@
 """`saferun runs watch` beside real runs: it sees them, draws them, and does nothing to them."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

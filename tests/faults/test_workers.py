@@ -1,7 +1,5 @@
 """Several workers of one run, as real processes that fail, are killed and are asked to end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

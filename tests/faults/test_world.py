@@ -3,8 +3,6 @@
 The launcher is a small one without torch, except where a test is about torchrun.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ The job lists them while it runs, twice, live and as a bash script, and this pro
 user other than root needs a Python that he can start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs that take GPU locks, as fixtures."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import shutil

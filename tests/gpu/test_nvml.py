@@ -1,7 +1,5 @@
 """What NVML answers as values, and what is left of it when a GPU, the driver or the child fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The test of the GPUs before a job: what it asks of the machine, and whole launches."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -1,7 +1,5 @@
 """What hooks meet that is odd: the job does what it does without them, plus one line at most."""
 
-from __future__ import annotations
-
 import pytest
 from cases import few
 from interpreters import SITE, Interpreters

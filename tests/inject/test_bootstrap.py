@@ -1,7 +1,5 @@
 """The injected bootstrap: inert, light and honest, in real interpreters."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

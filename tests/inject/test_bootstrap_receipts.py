@@ -1,7 +1,5 @@
 """What ranks write down about their hooks: which process does, when, and where it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The lock of a C++ extension's build goes with its owner, also where that was killed."""
 
-from __future__ import annotations
-
 import json
 
 import rights

@@ -1,7 +1,5 @@
 """Ranks write the times of their collectives when a signal asks, and compute on as before."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

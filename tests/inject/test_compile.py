@@ -4,8 +4,6 @@ Every script probes inductor itself, where a graph is lowered (`GraphLowering.ru
 backward. The same scripts without the hook show the opposite, so that these tests can fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

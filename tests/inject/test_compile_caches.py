@@ -1,7 +1,5 @@
 """The compile hook's policy where graphs come from a cache."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable

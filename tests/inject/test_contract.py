@@ -1,7 +1,5 @@
 """A rank cuts two values out of its contract as the whole reading of it would."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

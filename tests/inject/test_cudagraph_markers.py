@@ -1,7 +1,5 @@
 """Step markers do what the profile says, measured on the step counter that cudagraph trees read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A rank ends with torchrun's agent, whatever ended that; a rank's helpers do not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

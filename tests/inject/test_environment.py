@@ -1,7 +1,5 @@
 """What the call of init_process_group and torchrun's variables say about the group."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A rank's first uncaught exception is in torch elastic's error file, even without @record."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

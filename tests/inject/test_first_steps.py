@@ -1,7 +1,5 @@
 """Ranks that train from different steps are refused, whatever led to it."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """What the guards promise: an error of Python's at the user's line, and nothing else changes."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """No frame of ours stands in a traceback that a user sees."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """What a step of training costs is counted: calls of functions of the hooks, not milliseconds."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A module that hooks wait for is found, loaded and seen as it would be without us."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

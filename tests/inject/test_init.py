@@ -1,7 +1,5 @@
 """What `init` promises: ranks check in, agree, and set off together, or it is said who did not."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What several nodes agree on before an attempt, from the facts that each brings."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

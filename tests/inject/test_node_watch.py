@@ -1,7 +1,5 @@
 """When a node counts as silent: by the observer's own clock, whatever the counters are."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The `optuna` and `memory` hooks in one process: errors, attributes, who may be replaced."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

@@ -3,8 +3,6 @@
 Needs a PostgreSQL (Debian: `apt-get install postgresql`) and `psycopg` beside Optuna.
 """
 
-from __future__ import annotations
-
 import json
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """A study that rank 0 of a distributed job has, as whole runs; the launcher needs no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Searches whose processes are replaced or killed, as whole runs: the storage has the truth."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

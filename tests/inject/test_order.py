@@ -1,7 +1,5 @@
 """What `order` promises: things made in a harmful order are said once, with the user's line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What ranks disagree on, and how that is reported."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.inject.rank_differences import (

@@ -1,7 +1,5 @@
 """Ranks that train on the same data are named with the loader's line; others hear nothing."""
 
-from __future__ import annotations
-
 import pytest
 from ranks import Job, RunRanks, line_of
 from shard_program import Program

@@ -1,7 +1,5 @@
 """The user's own sitecustomize runs as it would without ours."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Events are read as they were written, and whatever was cut."""
 
-from __future__ import annotations
-
 import json
 import os
 

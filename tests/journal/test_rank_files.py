@@ -1,7 +1,5 @@
 """What ranks wrote holds no secrets after an attempt, and nothing is concluded before."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks leave behind, read back and judged; with real interpreters and a real torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

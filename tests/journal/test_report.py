@@ -1,7 +1,5 @@
 """A run as one value: what it cost, what it lost, and what is left out of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

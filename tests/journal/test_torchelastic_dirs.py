@@ -1,7 +1,5 @@
 """torchrun's temporary directories go with an attempt; what is not saferun's stays."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

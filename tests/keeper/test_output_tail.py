@@ -1,7 +1,5 @@
 """The end of a job's output in a memory file, which another process reads while it grows."""
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,7 +1,5 @@
 """Each phrase of failures.yaml is printed by the releases that it claims; what the tool finds."""
 
-from __future__ import annotations
-
 import pathlib
 import struct
 

@@ -1,7 +1,5 @@
 """The data of the settings audit: what tools/variables.py finds, and what it writes."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

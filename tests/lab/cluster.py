@@ -8,8 +8,6 @@ script lies.
 The configuration follows Slurm's own manual pages: slurm.conf(5), gres.conf(5), `slurmd -N`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -6,8 +6,6 @@ can be cut, slowed and made lossy. The hosts share all files, as over a network 
 `/etc/hosts` and their users' homes, which the other hosts do not see.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -6,8 +6,6 @@ tests/programs/nodes: its weights are those of an undisturbed run only if every 
 by ranks that all began at the same place.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ The number of a run decides everything about it, so that a miss can be repeated.
 tools/fault_trials.py runs many; torch_faults.py has the same with a real torchrun.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

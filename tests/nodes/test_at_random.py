@@ -1,7 +1,5 @@
 """Hosts struck at random, and brought back; tools/node_trials.py tries as many as one likes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

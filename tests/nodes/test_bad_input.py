@@ -1,7 +1,5 @@
 """Nodes that do not fit one run, or wait for each other in vain, say so on every node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Nodes that end, come back, or stand by, and agents that wait for the last one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What the tests of several nodes stand on: hosts that are apart, reach each other, and go."""
 
-from __future__ import annotations
-
 import subprocess
 
 import hosts

@@ -1,7 +1,5 @@
 """The Kubernetes manifests of examples/kubernetes: their command in a pod."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

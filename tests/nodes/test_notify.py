@@ -1,7 +1,5 @@
 """`notify` in a run of two hosts: one of them tells, for both."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All ranks of an attempt begin at one place, whoever comes back, and with whatever of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """saferun on two hosts, started from the first one by pdsh and by parallel-ssh, over real ssh."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

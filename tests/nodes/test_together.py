@@ -4,8 +4,6 @@ Ranks count without torch where torch's connections are not what a test is about
 for a failed one then waits for ever, as over NCCL.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Everything that is known makes one plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

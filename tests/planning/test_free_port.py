@@ -1,7 +1,5 @@
 """The option with which a taken port is left depends on the rendezvous, and torchrun takes it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Which torch a torchrun will import, read from where its Python keeps it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which torchrun the user has, found by looking at files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Finding, reading and choosing profiles."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """Every value of a shipped profile has a reason and a source, and has an effect."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import shlex

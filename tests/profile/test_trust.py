@@ -1,7 +1,5 @@
 """Whose files are used without being named: ./saferun.yaml and the user's own profiles."""
 
-from __future__ import annotations
-
 import os
 import struct
 import subprocess

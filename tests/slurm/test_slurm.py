@@ -1,7 +1,5 @@
 """Files of `gen-shell --slurm`, run by a real Slurm of three nodes (cluster.py)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

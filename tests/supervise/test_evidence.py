@@ -1,7 +1,5 @@
 """What is known of an attempt from sources other than its output."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ranks are asked for the dumps of torch's flight recorder, as torch reads the pipe."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The recipes for `notify` in docs/watching.md: profiles that saferun reads, commands that work."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """What the probes find that a mitigation needs: ports, directories, compilers, limits."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """What a slow rank's GPU and CPU show beside the others'."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """NCCL's RAS is asked twice at the address that a rank has for it, and nobody waits for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A process under plain python that asks to be replaced, in real runs."""
 
-from __future__ import annotations
-
 import os
 import stat
 

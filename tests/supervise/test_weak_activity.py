@@ -1,7 +1,5 @@
 """Signs of work that are looked for where a silence is nearly too long."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Fresh interpreters with the injection in place, and what they leave behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

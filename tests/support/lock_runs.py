@@ -1,7 +1,5 @@
 """Processes that take GPU locks, for the tests of gpu/lock."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Under torchrun a job takes seconds, most of them for imports of torch: `launch`.
 depend on torchrun itself runs in forks of an interpreter that has imported torch: `ForkServers`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

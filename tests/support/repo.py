@@ -1,7 +1,5 @@
 """Where things lie in a checkout."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

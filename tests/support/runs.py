@@ -5,8 +5,6 @@ torchrun, or a small one for what is not about torchrun. Both cost seconds of a 
 process that imports torch: use the small ones unless torch or torchrun is what a test is about.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ As a script this file is that process: `python supervised.py RESULT OPTIONS COMM
 command with `run_attempt(**json.loads(OPTIONS))` and writes how it ended to RESULT as JSON.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A terminal with a person at it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

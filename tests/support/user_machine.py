@@ -1,7 +1,5 @@
 """A user's machine whose torchrun fails as a test wants, and journals made by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

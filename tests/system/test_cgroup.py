@@ -1,7 +1,5 @@
 """What our control group may use, in both versions of the interface and in a container."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A command is bounded in time and output, whatever it does, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

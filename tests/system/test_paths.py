@@ -1,7 +1,5 @@
 """Where our own files go, whose they are and who may enter: HOME may be another user's."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """The `tensorflow` hook in a real TensorFlow, on logical CPU devices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """TensorFlow jobs under saferun from start to end, with the faults of the incident."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """On a real GPU machine: what `detect` says against nvidia-smi, CUDA's driver and torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

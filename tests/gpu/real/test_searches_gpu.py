@@ -4,8 +4,6 @@ Five minutes on one H100 or H200: `pytest -n 0 -s tests/gpu/real/test_searches_g
 each way was called by, a line each.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 

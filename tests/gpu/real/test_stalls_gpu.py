@@ -4,8 +4,6 @@ The times of the watch are a tenth of the usual ones, but for those that ranks a
 answer: `pytest -n 0 tests/gpu/real/test_stalls_gpu.py` takes two to three minutes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
