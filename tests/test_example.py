@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from helpers import until
 from repo import ROOT
+from sandbox import captured
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 WRITER = ROOT / "tests" / "programs" / "example" / "checkpoint_writer.py"
@@ -46,12 +47,7 @@ def environment() -> dict[str, str]:
 
 def train(out: Path, *arguments: str, ranks: int = 2) -> str:
     """Train to the end; return what was printed."""
-    done = subprocess.run(
-        command("--out", str(out), *arguments, ranks=ranks),
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = captured(*command("--out", str(out), *arguments, ranks=ranks), env=environment())
     assert done.returncode == 0, done.stderr
     return done.stdout
 

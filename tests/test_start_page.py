@@ -3,12 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from repo import ROOT
+from sandbox import captured
 
 PAGE = ROOT / "docs" / "start.md"
 
@@ -42,9 +42,7 @@ def test_its_commands_do_what_it_shows(tmp_path: Path) -> None:
     blocks = console_blocks()
     assert len(blocks) > 6
     for command, shown in blocks:
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, env=environ, capture_output=True, text=True
-        )
+        done = captured("bash", "-c", command, cwd=tmp_path, env=environ)
         printed = done.stdout + done.stderr
         assert done.returncode == 0, (command, printed)
         missing = [line for line in shown.splitlines() if same(line) not in words(printed)]

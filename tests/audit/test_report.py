@@ -12,6 +12,7 @@ from cases import check_cases
 from releases import torch_before
 from repo import ROOT
 from requested import TORCH, requested
+from sandbox import SAFERUN, captured
 
 from saferun.audit import alloc_conf, collect, effects, judge, script_ast
 from saferun.audit import report as audit
@@ -214,7 +215,7 @@ def test_values_of_the_allocator_are_judged_as_torch_parses_them():
     older = torch_before("2.11")
     texts = [text for text in REAL if not (older and text.startswith("large_segment_size_mb"))]
     run = [sys.executable, "-c", code, json.dumps(texts)]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    done = captured(*run, check=True)
     ours = [not list(alloc_conf.errors(text)) for text in texts]
     assert dict(zip(texts, ours, strict=True)) == dict(
         zip(texts, json.loads(done.stdout), strict=True)
@@ -233,13 +234,7 @@ def place(
     environ = {k: v for k, v in os.environ.items() if not k.startswith(judge.FAMILIES)}
 
     def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "saferun", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**environ, **extra},
-        )
+        return captured(*SAFERUN, *arguments, cwd=tmp_path, env={**environ, **extra})
 
     return run
 
@@ -317,12 +312,7 @@ def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:
         **dict.fromkeys(("NCCL_DEUBG", "NCCL_NO_SUCH", "TORCHINDUCTOR_NOTHING"), "1"),
     }
     program = ROOT / "tests" / "programs" / "audit" / "remark_cost.py"
-    done = subprocess.run(
-        [sys.executable, str(program), json.dumps(environ)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured(sys.executable, str(program), json.dumps(environ), check=True)
     cost = json.loads(done.stdout)
     assert "NCCL_DEBUG?" in cost["line"]
     assert [pathlib.Path(path).name for path in cost["opened"]] == ["variables.yaml"]

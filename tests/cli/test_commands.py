@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from sandbox import SAFERUN, SHELLS_OWN, python_program, shell, unwrapped
+from sandbox import SAFERUN, SHELLS_OWN, captured, python_program, shell, unwrapped
 from user_machine import UserMachine
 
 from saferun import __main__ as door
@@ -206,13 +206,7 @@ def test_no_torch_anywhere_is_said(machine, tmp_path):
     if not os.path.exists(bare) or subprocess.run([bare, "-c", fits]).returncode:
         pytest.skip("needs a system's Python with yaml and without torch")
     program = f"import sys; sys.path.insert(0, {str(src)!r}); from saferun.__main__ import main\n"
-    done = subprocess.run(
-        [bare, "-c", program + "sys.exit(main(['train.py']))"],
-        cwd=machine.cwd,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = machine.ran(bare, "-c", program + "sys.exit(main(['train.py']))")
     assert (done.returncode, "Traceback" in done.stderr) == (69, False), done.stderr
     assert "no torchrun" in done.stderr
 
@@ -271,13 +265,7 @@ def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, cap
 def test_a_reader_that_goes_away_is_no_fault(machine):
     pipe = f"{shell(*SAFERUN)} profiles schema | head -c 1 >/dev/null"
     command = pipe + "; echo ${PIPESTATUS[0]}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=machine.cwd,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = machine.ran("bash", "-c", command)
     assert done.stdout.strip() in ("0", "1", "141")  # click's own status for it is 1
     assert done.stderr == ""
 
@@ -290,11 +278,6 @@ def test_a_vanished_working_directory_stops_nobody(machine):
         "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); "
         "os.execv(sys.executable, [sys.executable, '-m', 'saferun', sys.argv[2]])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(gone), str(script)],
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = captured(sys.executable, "-c", code, str(gone), str(script), env=machine.environ)
     assert done.returncode == 0, done.stderr
     assert os.path.exists(machine.record)

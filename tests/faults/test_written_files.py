@@ -23,7 +23,7 @@ from helpers import ROOT
 from repo import source
 from rights import OTHER, needs
 from runs import LIMIT_S, program, small_torchrun
-from sandbox import executable, python_program
+from sandbox import captured, executable, python_program
 from users import open_place
 
 LOCKS = "/run/lock/saferun"
@@ -145,18 +145,15 @@ def seen_by_the_jobs(place: Path, setup: Setup, environ: dict[str, str]) -> set[
     """Run the job under saferun and as a script; return what lay there while it ran."""
 
     def call(*argv: str) -> None:
-        done = subprocess.run(
-            argv,
+        done = captured(
+            *argv,
             env=environ,
             cwd=place / "work",
             user=setup.uid,
             group=setup.uid,
             extra_groups=[],
             umask=setup.umask,
-            capture_output=True,
-            text=True,
             timeout=LIMIT_S,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
 

@@ -1,11 +1,11 @@
 """When a node counts as silent: by the observer's own clock, whatever the counters are."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from repo import ROOT
+from sandbox import captured
 
 from saferun.inject.node.node_watch import LOST_S, Beats, every_s, first_beat_s
 
@@ -34,11 +34,10 @@ def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_beat_that_is_inside_torch_as_the_agent_ends_changes_no_exit_status(status: int):
     program = ROOT / "tests" / "programs" / "nodes" / "late_beat.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(status)],
+    done = captured(
+        sys.executable,
+        str(program),
+        str(status),
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == status, done.stderr

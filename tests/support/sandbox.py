@@ -58,9 +58,14 @@ def shell(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
+def captured(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; what it printed is text."""
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+
+
 def output(*words: object, **options: Any) -> str:
     """Run a command that succeeds; return what it printed."""
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+    done = captured(*words, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,12 +4,12 @@ import os
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from rights import OTHER, STRANGER, needs
+from sandbox import SAFERUN, captured
 from users import acting_as, open_place
 
 from saferun.system import paths
@@ -42,14 +42,7 @@ def everything(place):
 
 def saferun(place, *argv, **more):
     environ = {**of(place), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-m", "saferun", *argv],
-        cwd=place,
-        env={**environ, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return captured(*SAFERUN, *argv, cwd=place, env={**environ, **more})
 
 
 @pytest.mark.slow
