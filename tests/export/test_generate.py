@@ -13,7 +13,6 @@ from saferun.export import shell_script
 def job(text: str) -> list[str]:
     """Return the arguments of the line that starts the job, less torchrun and the last one."""
     line = re.search(r'^job torchrun(.*) "\$@"$', text, re.MULTILINE)
-    assert line is not None
     argv = shell_script.unquoted(line[1])
     assert argv is not None
     return argv
@@ -74,7 +73,6 @@ def test_the_same_arguments_make_the_same_bytes_and_the_headers_command_reproduc
     argv = ["--profile", "h100", "--set", f"env.A={NASTY}", "--", "train.py", NASTY, "\u00fc"]
     first = machine.gen_shell(*argv).stdout
     made = shell_script.made_by(first)
-    assert made is not None
     assert made[1][:2] == ["saferun", "gen-shell"]
     assert machine.gen_shell(*made[1][2:]).stdout == first
 
@@ -99,7 +97,6 @@ def test_the_header_has_what_the_environment_asked_for(machine):
     environ |= {"SAFERUN_RETRIES": "4", "SAFERUN_RUN_DIR": "my runs"}
     path = machine.script("--", "train.py", **environ)
     made = shell_script.made_by(path.read_text(encoding="utf-8"))
-    assert made is not None
     assert machine.gen_shell(*made[1][2:]).stdout == path.read_text(encoding="utf-8")
     assert machine.gen_shell("--check", str(path)).returncode == 0
 

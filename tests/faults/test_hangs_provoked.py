@@ -100,7 +100,6 @@ def dead_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     place.mkdir()
     command = [sys.executable, str(PROGRAMS / "dead_mount.py"), str(place), request.param]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
         assert server.stdout.readline() == b"mounted\n"
         yield place / "data"
         server.kill()  # who waits for it gets an error now

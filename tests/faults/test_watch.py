@@ -116,7 +116,6 @@ def test_on_a_pipe_there_is_a_line_for_each_change_until_the_end(tmp_path, outpu
         seen = stack.enter_context(
             subprocess.Popen(watch, env=job.environ, stdout=subprocess.PIPE, text=True)
         )
-        assert seen.stdout is not None
         found = [json.loads(seen.stdout.readline())]
         while not found[-1]["jobs"] or found[-1]["jobs"][0]["step"] != 7:
             found.append(json.loads(seen.stdout.readline()))

@@ -107,7 +107,6 @@ def test_a_server_that_is_restarted_in_a_trial_loses_nothing(
         assert job.process.stdout.readline() == b"here\n"
         server.stop()
         server.start()
-        assert job.process.stdin is not None
         job.process.stdin.write(b"\n")
         job.process.stdin.close()
         job.process.stdin = None

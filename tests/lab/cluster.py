@@ -144,7 +144,6 @@ def standing(place: Path) -> Iterator[Cluster]:
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
     )
     try:
-        assert outer.stdout is not None
         assert outer.stdout.readline() == b"up\n", _logs(place)
         cluster = Cluster(place, _child(outer.pid))
         _wait_until_idle(cluster)

@@ -20,7 +20,6 @@ def test_hosts_have_names_reach_each_other_and_lose_each_other(pair: list[hosts.
     listen = ["import socket; s = socket.create_server(('', 4000)); print('up', flush=True)"]
     listen += ["while True: s.accept()"]
     server = other.popen("python3", "-c", "\n".join(listen), stdout=subprocess.PIPE)
-    assert server.stdout is not None
     assert server.stdout.readline() == b"up\n"
     assert one.ask("sh", "-c", "test $(hostname) = h1 && getent hosts h2 | grep -q 10.77.0.2") == 0
     until(lambda: reaches(one, other), "h1 reaches h2")

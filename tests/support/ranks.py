@@ -151,8 +151,6 @@ class ForkServers:
 
     def _ask(self, patches: str, job: str) -> int:
         server = self._servers.get(patches) or self._start(patches)
-        assert server.stdin is not None
-        assert server.stdout is not None
         server.stdin.write(job.encode() + b"\n")
         server.stdin.flush()
         if not select.select([server.stdout], [], [], DEADLINE_S)[0]:

@@ -56,7 +56,6 @@ class Run(Sandbox):
 
     def wait_for_message(self, text: str, limit_s: float = LIMIT_S) -> None:
         """Wait until a text has come on stderr."""
-        assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), False)
 
         def came() -> bool:
