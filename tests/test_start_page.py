@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 from repo import ROOT
-from sandbox import captured
+from sandbox import captured, text_of
 
 PAGE = ROOT / "docs" / "start.md"
 
 
 def console_blocks() -> list[tuple[str, str]]:
     """Return (command, what the page shows of its output) in the order of the page."""
-    text = "".join(
-        re.findall(r"^```console\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    )
+    text = "".join(re.findall(r"^```console\n(.*?)^```", text_of(PAGE), re.M | re.S))
     found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.M)
     return [(command.replace("\\\n", " "), shown) for command, shown in found]
 

@@ -12,7 +12,7 @@ from cases import check_cases
 from releases import torch_before
 from repo import ROOT
 from requested import TORCH, requested
-from sandbox import SAFERUN, captured
+from sandbox import SAFERUN, captured, write
 
 from saferun.audit import alloc_conf, collect, effects, judge, script_ast
 from saferun.audit import report as audit
@@ -230,7 +230,7 @@ def place(
     home: pathlib.Path, tmp_path: pathlib.Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A directory with a script, and an environment without any of the variables in question."""
-    (tmp_path / "t.py").write_text("print('done')\n", encoding="utf-8")
+    write(tmp_path / "t.py", "print('done')\n")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(judge.FAMILIES)}
 
     def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -253,7 +253,7 @@ def test_a_launch_reports_once_what_has_no_reader(place, tmp_path):
     assert line.startswith("saferun: TORCH_COMPILE_DISABLE_CUDAGRAPHS has no reader in torch")
     for mark in judge.NESTED:  # within a saferun, which has reported it
         assert remarks(**dead, **{mark: "1"}) == []
-    (tmp_path / "model.py").write_text("X = 'NCCL_ALGOS'\n", encoding="utf-8")
+    write(tmp_path / "model.py", "X = 'NCCL_ALGOS'\n")
     (line,) = remarks(NCCL_ALGOS="ring", NCCL_DEUBG="INFO")
     assert "saferun: NCCL_DEUBG (NCCL_DEBUG?) has no reader" in line
 
@@ -272,7 +272,7 @@ def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path):
         ("TORCH_NCCL_OUR_TIMEOUT", "os.environ.get('{}')", "ok"),
         ("TORCH_NCCL_OUR_TIMEOUT", "", "note"),
     ):
-        (tmp_path / "t.py").write_text(script.format(name), encoding="utf-8")
+        write(tmp_path / "t.py", script.format(name))
         request, exported = requested("t.py"), {name: "1800"}
         (one,) = collect.findings(request, MachineFacts(torch=TORCH), exported, str(tmp_path))
         assert one.level == level
@@ -290,9 +290,7 @@ def test_a_launch_does_not_report_what_saferun_sets_too():
 def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     argv = ("--profile", "cpu", "t.py")
     dead = {"TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1", "NCCL_DEBUG": "INFO"}
-    (tmp_path / "t.py").write_text(
-        "import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n", encoding="utf-8"
-    )
+    write(tmp_path / "t.py", "import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
     page = place("plan", *argv, **dead).stdout
     assert "your own settings" in page
     assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page

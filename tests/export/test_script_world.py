@@ -6,7 +6,7 @@ import sys
 import pytest
 from cases import slow
 from rights import OTHER, needs
-from sandbox import SAFERUN, executable, python_program, shell_program
+from sandbox import SAFERUN, executable, python_program, shell_program, text_of, write
 from scripts import RECORDING, end, up
 
 WAITS = [
@@ -69,10 +69,7 @@ def test_disabled_it_is_plain_torchrun(machine):
 
 def test_the_job_begins_with_torchrun(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
-    script.write_text(
-        script.read_text(encoding="utf-8").replace("\njob torchrun ", "\njob python "),
-        encoding="utf-8",
-    )
+    write(script, text_of(script).replace("\njob torchrun ", "\njob python "))
     ran = machine.run(["bash", script])
     assert (ran.status, ran.received) == (2, {})
     assert ran.err == "saferun: the job begins with the word torchrun, not with `python`\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from runs import program, ran
-from sandbox import shell
+from sandbox import shell, text_of
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 FAST = {"command": [sys.executable, program("fast_watch")]}
@@ -43,11 +43,9 @@ def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_pa
     assert "the loss is nan since step 20 (1.810 at step 19); the newest checkpoint before" in line
     assert (event["value"], event["step"], event["good_step"]) == ("nan", 20, 19)
     saved = Path(event["checkpoint"])
-    assert json.loads(saved.read_text(encoding="utf-8"))["step"] <= 19
+    assert json.loads(text_of(saved))["step"] <= 19
     assert saved.name in line
-    (told,) = map(
-        json.loads, (tmp_path / "told" / "events").read_text(encoding="utf-8").splitlines()
-    )
+    (told,) = map(json.loads, text_of(tmp_path / "told" / "events").splitlines())
     assert (told["event"], told["step"], told["checkpoint"]) == ("loss", 20, str(saved))
     for page in (shown, watched):
         assert "the loss is nan since step 20" in page

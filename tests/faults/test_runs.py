@@ -17,6 +17,7 @@ import pytest
 from cases import slow
 from helpers import living, parent, until
 from runs import Run, counting, example, program, ran, run, small_torchrun, staying
+from sandbox import text_of, write
 
 EVENTUALLY_S = 300
 
@@ -33,10 +34,7 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
     assert "done step=20" in job.out
     assert "resumed at step 10" in job.out
     assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
-    receipts = [
-        path.read_text(encoding="utf-8").splitlines()
-        for path in job.journal.glob("receipts/*.jsonl")
-    ]
+    receipts = [text_of(path).splitlines() for path in job.journal.glob("receipts/*.jsonl")]
     hooks = {json.loads(line).get("hook") for lines in receipts for line in lines}
     assert {"init", "excepthook"} <= hooks
 
@@ -168,7 +166,7 @@ def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_
         assert before <= set(living(job.mark))
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.err
-        assert (tmp_path / "saved").read_text(encoding="utf-8") == "0\n"
+        assert text_of(tmp_path / "saved") == "0\n"
         assert (len(job.events("ended")), len(job.messages())) == (1, 1)
 
 
@@ -199,7 +197,7 @@ os.kill(os.getpid(), 9)
 )
 def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
     """A full pipe on stderr holds saferun after the attempt's end, before it waits."""
-    (tmp_path / "t.py").write_text(FAILS, encoding="utf-8")
+    write(tmp_path / "t.py", FAILS)
     settings = ["--set=launcher=python", f"--set=retry.backoff_s=[{backoff}, {backoff}]"]
     argv = ["--profile=cpu", *settings, str(tmp_path / "t.py")]
     read_end, write_end = os.pipe()
@@ -273,7 +271,7 @@ def refusing(folder: Path, module: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_broken_hook_stops_no_job(tmp_path):
-    (tmp_path / "t.py").write_text("import torch\nprint('done')\n", encoding="utf-8")
+    write(tmp_path / "t.py", "import torch\nprint('done')\n")
     env = refusing(tmp_path, "_saferun.inject.hooks.compile.hook")
     job = ran(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env)
     assert job.out == "done\n"
@@ -283,7 +281,7 @@ def test_a_broken_hook_stops_no_job(tmp_path):
 
 def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
     """What is looked at beside the job, the job does not need."""
-    (tmp_path / "t.py").write_text("print('done')\n", encoding="utf-8")
+    write(tmp_path / "t.py", "print('done')\n")
     (tmp_path / "lib").mkdir()
     shutil.copy(program("refuse_look"), tmp_path / "lib" / "sitecustomize.py")
     env = {"PYTHONPATH": str(tmp_path / "lib")} | small_torchrun(tmp_path)
@@ -297,8 +295,8 @@ def test_a_torch_without_its_launcher_is_named(tmp_path):
     lib = tmp_path / "lib" / "torch" / "distributed"
     lib.mkdir(parents=True)
     for place in (lib, lib.parent):
-        (place / "__init__.py").write_text("__version__ = '2.13.0'\n", encoding="utf-8")
-    (tmp_path / "train.py").write_text("", encoding="utf-8")
+        write(place / "__init__.py", "__version__ = '2.13.0'\n")
+    write(tmp_path / "train.py", "")
     env = {"PYTHONPATH": str(tmp_path / "lib"), "PATH": "/usr/bin:/bin"}
     job = ran(tmp_path, "train.py", env=env, status=None)
     assert "torch.distributed.run" in job.err or "no torchrun" in job.err

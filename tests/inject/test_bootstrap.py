@@ -9,7 +9,7 @@ import pytest
 from cases import check_cases
 from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
 from repo import source
-from sandbox import executable, shell
+from sandbox import executable, shell, text_of, write
 from users import open_place
 
 from saferun.inject import bootstrap
@@ -120,9 +120,7 @@ def test_the_first_python_of_a_rank_is_marked_and_its_helpers_are_not(
 
 def test_an_agent_forgets_the_rank_mark_that_it_inherited(interpreters: Interpreters) -> None:
     agent = interpreters.folder / "torchrun"
-    agent.write_text(
-        ARMED + "import os; print(os.environ.get('SAFERUN_RANK_PID'))", encoding="utf-8"
-    )
+    write(agent, ARMED + "import os; print(os.environ.get('SAFERUN_RANK_PID'))")
     ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent),), RANK="0", SAFERUN_RANK_PID="1")
     assert ran.out == "not armed\nNone\n"
 
@@ -177,7 +175,7 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
     """Under --no-python the shell is the rank, until it execs."""
     reported = tmp_path / "reported"
     mark = "import os; print(os.environ.get('SAFERUN_RANK_PID') == str(os.getpid()))"
-    (tmp_path / "mark.py").write_text(mark, encoding="utf-8")
+    write(tmp_path / "mark.py", mark)
     words = shell(sys.executable, tmp_path / "mark.py")
     to = shell(reported)
     text = f"#!/bin/bash\n{words} >{to}.1\nexec {words} >{to}.2\n"
@@ -185,7 +183,7 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
     environ = interpreters.environ(NEUTRAL)
     arguments = [*torchrun, "--standalone", "--no-python", str(program)]
     subprocess.run(arguments, env=environ, check=True, capture_output=True, timeout=500)
-    assert [Path(f"{reported}.{n}").read_text(encoding="utf-8") for n in (1, 2)] == [
+    assert [text_of(Path(f"{reported}.{n}")) for n in (1, 2)] == [
         "False\n",
         "True\n",
     ]
@@ -205,8 +203,8 @@ def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters: Interpret
     folder = interpreters.folder / "torch" / "distributed"
     folder.mkdir(parents=True)
     for place in (folder, folder.parent):
-        (place / "__init__.py").write_text("", encoding="utf-8")
-    (folder / "run.py").write_text(source("inject/agent_with_a_cycle"), encoding="utf-8")
+        write(place / "__init__.py", "")
+    write(folder / "run.py", source("inject/agent_with_a_cycle"))
     ran = interpreters.run(argv=("-m", "torch.distributed.run"), hooks={})
     assert (ran.code, ran.out) == (3, "registered, frozen 0\n")
 

@@ -13,7 +13,7 @@ from helpers import until
 from interpreters import Interpreters, other_pythons
 from ranks import TORCHRUN, launch
 from repo import source
-from sandbox import Sandbox
+from sandbox import Sandbox, text_of, write
 
 NEUTRAL = {"excepthook": "on"}
 
@@ -46,7 +46,7 @@ class Agent(Sandbox):
         self.ready = interpreters.folder / "ready"
         self.ready.mkdir()
         path = interpreters.folder / "train.py"
-        path.write_text(script, encoding="utf-8")
+        write(path, script)
         environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
         super().__init__(interpreters.folder, **environ)
         self.argv = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
@@ -122,7 +122,7 @@ def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Pa
         tmp_path, source("inject/tied_and_helpers"), ranks=1, environ={"ANSWERS": str(answers)}
     )
     assert done.code == 0, done.err
-    assert json.loads(answers.read_text(encoding="utf-8")) == {
+    assert json.loads(text_of(answers)) == {
         "rank": signal.SIGKILL,
         "helper": 0,
         "later": "still here",
@@ -158,7 +158,7 @@ print("inner", subprocess.run(inner).returncode, flush=True)
 @pytest.mark.slow
 def test_a_torchrun_inside_a_rank_runs_its_own_ranks(tmp_path: Path) -> None:
     inner = tmp_path / "inner.py"
-    inner.write_text(ASK + "import os; os.write(1, b'tied by %d\\n' % asked())", encoding="utf-8")
+    write(inner, ASK + "import os; os.write(1, b'tied by %d\\n' % asked())")
     done = launch(tmp_path, NESTED, TORCHRUN, str(inner), ranks=1)
     assert (done.code, done.orphans) == (0, []), done.err
     assert sorted(done.out.splitlines()) == ["inner 0", "tied by 9", "tied by 9"]
@@ -216,9 +216,7 @@ def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
     interpreters: Interpreters, arguments: tuple[str, ...], extra: dict[str, str], sure: bool
 ) -> None:
     agent = interpreters.folder / "torchrun"
-    agent.write_text(
-        "import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])", encoding="utf-8"
-    )
+    write(agent, "import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])")
     ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent), *arguments), **extra)
     pid, messages = ran.out.strip().split(" ", 1)
     assert messages == (f"{pid} {namespace()}" if sure else pid)

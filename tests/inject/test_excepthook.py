@@ -8,6 +8,7 @@ import pytest
 from cases import slow
 from interpreters import SITE, Interpreters, Ran, fake_torch
 from repo import source
+from sandbox import text_of, write
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
@@ -25,7 +26,7 @@ def rank(interpreters: Interpreters, script: str, hooks: dict | None = None, **e
 
 def recorded(interpreters: Interpreters) -> dict | None:
     path = interpreters.folder / "error.json"
-    return json.loads(path.read_text(encoding="utf-8"))["message"] if path.exists() else None
+    return json.loads(text_of(path))["message"] if path.exists() else None
 
 
 FAIL = "def step(): raise ValueError('the root cause')\nstep()\n"
@@ -64,11 +65,11 @@ def test_what_is_printed_is_what_the_users_own_hook_prints(
 def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters: Interpreters) -> None:
     users = interpreters.folder / "users"
     users.mkdir()
-    (users / "sitecustomize.py").write_text(
+    write(
+        users / "sitecustomize.py",
         "import os, sys\n"
         "def mine(*a): print('recorded', os.path.exists(os.environ['TORCHELASTIC_ERROR_FILE']))\n"
         "sys.excepthook = mine\n",
-        encoding="utf-8",
     )
     ran = rank(interpreters, FAIL, PYTHONPATH=f"{SITE}:{users}")
     assert (ran.out, ran.err) == ("recorded True\n", ""), "a slow one would make it a late failure"
@@ -115,9 +116,9 @@ def test_failures_of_the_main_program_are_recorded_and_its_end_is_said_last(
 
 def test_an_existing_error_file_is_never_overwritten(interpreters: Interpreters) -> None:
     path = interpreters.folder / "error.json"
-    path.write_text("kept", encoding="utf-8")
+    write(path, "kept")
     ran = rank(interpreters, FAIL)
-    assert (path.read_text(encoding="utf-8"), ran.messages()) == ("kept", [])
+    assert (text_of(path), ran.messages()) == ("kept", [])
 
 
 def test_an_unwritable_error_file_is_one_line(interpreters: Interpreters) -> None:
@@ -232,7 +233,7 @@ def test_torchruns_own_summary_names_the_root_cause(
     interpreters: Interpreters, torchrun: tuple[str, ...], record: str, hooks: dict
 ) -> None:
     script = interpreters.folder / "two.py"
-    script.write_text(source("inject/root_cause"), encoding="utf-8")
+    write(script, source("inject/root_cause"))
     argv = (*torchrun, "--standalone", "--nproc-per-node=2", str(script))
     ran = interpreters.run(hooks=hooks, argv=argv, RECORD=record)
     assert ran.code == 1
@@ -266,13 +267,9 @@ def test_an_error_file_appears_whole_or_not_at_all(interpreters: Interpreters) -
     rank(interpreters, source("inject/slow_error_file"), SEEN=str(seen))
     assert recorded(interpreters)["message"] == "ValueError: " + "x" * 50
     copies = list(interpreters.receipts.glob("a1-r0-rank*.error.json"))
-    assert [json.loads(copy.read_text(encoding="utf-8"))["message"] for copy in copies] == [
-        recorded(interpreters)
-    ]
+    assert [json.loads(text_of(copy))["message"] for copy in copies] == [recorded(interpreters)]
     file = interpreters.folder / "error.json"
-    before_it, _, _ = seen.read_text(encoding="utf-8").partition(
-        "y"
-    )  # then comes the supervisor's copy
+    before_it, _, _ = text_of(seen).partition("y")  # then comes the supervisor's copy
     assert len(before_it) > 10
     assert [p.name for p in file.parent.glob("error.json*")] == ["error.json"]
 

@@ -17,6 +17,7 @@ import rights
 from helpers import free_port
 from repo import PROGRAMS
 from runs import run
+from sandbox import text_of
 from studies import check_account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -88,11 +89,7 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
         kinds = {event.get("kind") for event in job.events("ended")}
     assert {"study-storage-locked", "study-storage-unreachable"} <= kinds
     trials = server.trials()
-    records = [
-        json.loads(line)
-        for place in places
-        for line in place.read_text(encoding="utf-8").splitlines()
-    ]
+    records = [json.loads(line) for place in places for line in text_of(place).splitlines()]
     check_account(trials, records)
     points = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"]
     failed = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name == "FAIL"]

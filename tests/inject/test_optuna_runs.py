@@ -16,6 +16,7 @@ import pytest
 from cases import slow
 from repo import PROGRAMS
 from runs import run
+from sandbox import text_of, write
 from studies import check_account, recorded, stored
 
 SEARCH = str(PROGRAMS / "optuna" / "search.py")
@@ -51,7 +52,7 @@ def hpo(folder: Path, *argv: str, every: int = 0, **options: Any) -> Iterator[An
 
 def script(folder: Path, text: str) -> str:
     path = folder / "tune.py"
-    path.write_text(QUIET + text, encoding="utf-8")
+    write(path, QUIET + text)
     return str(path)
 
 
@@ -138,11 +139,7 @@ def test_three_processes_that_share_a_study_cover_its_grid(
             statuses = list(readers.map(lambda job: job.end(3500), jobs))
         assert statuses == [0] * runs, "\n".join(job.err for job in jobs)
         journals = sorted((folder / "home").rglob("trials.jsonl"))
-    records = [
-        json.loads(line)
-        for path in journals
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
+    records = [json.loads(line) for path in journals for line in text_of(path).splitlines()]
     trials = stored(folder, kind)
     check_account(trials, records)
     points = {json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"}
@@ -173,7 +170,7 @@ def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(
             check_account(stored(folder / way, "journal"), recorded(job))
             assert "started as usual" not in job.err
         found.append([(t.state, t.params) for t in stored(folder / way, "journal")])
-        lines = (folder / way / "starts").read_text(encoding="utf-8").splitlines()
+        lines = text_of(folder / way / "starts").splitlines()
         starts.append([line.split()[0] for line in lines])
     assert found[1] == found[0]
     assert starts == [["first"] * (deaths + 1), ["first"] + ["ahead"] * deaths]

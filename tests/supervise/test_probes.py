@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mitigation_plans import planned
+from sandbox import write
 
 from saferun.model import ProcessLimits
 from saferun.supervise.changes import probes
@@ -41,10 +42,7 @@ def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_p
 
 def _ptxas(path: Path, release: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.9'\n",
-        encoding="utf-8",
-    )
+    write(path, f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.9'\n")
     path.chmod(0o755)
     return str(path)
 

@@ -90,11 +90,21 @@ def unwrapped(text: str) -> str:
     return " ".join(text.replace("\\\n", " ").split())
 
 
-def executable(path: Path, text: str) -> Path:
-    """Write a program; its text begins with the line of an interpreter that is where it says."""
+def text_of(path: Path) -> str:
+    """Return what a file holds."""
+    return path.read_text(encoding="utf-8")
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file, in a directory that is made if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
+    return path
+
+
+def executable(path: Path, text: str) -> Path:
+    """Write a program; its text begins with the line of an interpreter that is where it says."""
+    write(path, text).chmod(0o755)
     return path
 
 
