@@ -87,7 +87,7 @@ def test_every_file_that_internals_names_is_there():
 
 
 @pytest.mark.slow
-def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path: Path):
+def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path):
     write(tmp_path / "t.py", "import os; os.write(1, ' '.join(os.environ).encode())")
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
 

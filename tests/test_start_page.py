@@ -31,7 +31,7 @@ def words(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_its_commands_do_what_it_shows(tmp_path: Path) -> None:
+def test_its_commands_do_what_it_shows(tmp_path):
     """Takes two trainings of the example on two ranks."""
     for name in ("examples", "tests/programs/faults"):
         shutil.copytree(ROOT / name, tmp_path / name)

@@ -39,7 +39,7 @@ READINGS = {
 }
 
 
-def test_a_name_is_judged_by_who_reads_it() -> None:
+def test_a_name_is_judged_by_who_reads_it():
     assert {key: judged(*key) for key in READINGS} == READINGS
 
 
@@ -63,7 +63,7 @@ UNCERTAIN = (
 )
 
 
-def test_what_is_not_certain_is_not_called_dead() -> None:
+def test_what_is_not_certain_is_not_called_dead():
     wrong = {
         (name, torch): judged(name, torch)
         for name, torch in UNCERTAIN

@@ -82,7 +82,7 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
 )
 
 
-def test_a_finding_says_what_is_wrong() -> None:
+def test_a_finding_says_what_is_wrong():
     def check(environ: dict[str, str], level: str, part: str) -> None:
         assert any(one[0] == level and part in one[1] for one in found(environ)), found(environ)
 
@@ -109,7 +109,7 @@ FINE: tuple[dict[str, str], ...] = (
 )
 
 
-def test_what_works_as_it_stands_is_fine() -> None:
+def test_what_works_as_it_stands_is_fine():
     assert [(environ, found(environ)) for environ in FINE if found(environ)] == []
 
 
@@ -169,7 +169,7 @@ SCRIPTS = (  # what is exported, and a part of the finding; "" for none
 )
 
 
-def test_what_the_script_overrules_is_reported_with_its_line() -> None:
+def test_what_the_script_overrules_is_reported_with_its_line():
     def check(script: str, environ: dict[str, str], part: str) -> None:
         texts = " ".join(text for _, text in found(environ, script=script))
         assert part in texts if part else not texts
@@ -304,7 +304,7 @@ def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     assert json.loads(place("plan", "--json", *argv, **dead).stdout).keys() == plain.keys()
 
 
-def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:
+def test_a_launch_looks_names_up_in_one_file_without_parsing_it():
     environ = {
         **dict.fromkeys(("CUDA_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "TORCH_LOGS"), "1"),
         **dict.fromkeys(("NCCL_DEUBG", "NCCL_NO_SUCH", "TORCHINDUCTOR_NOTHING"), "1"),
@@ -316,7 +316,7 @@ def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:
     assert [pathlib.Path(path).name for path in cost["opened"]] == ["variables.yaml"]
 
 
-def test_a_key_that_settings_yaml_may_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_settings_yaml_may_not_have_is_refused(monkeypatch):
     document = {"settings": {"A": {"does": "something", "sorce": "https://s"}}}
     monkeypatch.setattr(loader, "load", lambda name: document)
     with pytest.raises(SaferunError, match="unknown key `sorce`"):

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from cases import slow
@@ -47,7 +46,7 @@ def test_a_secret_in_every_text_of_a_job_is_nowhere_afterwards(tmp_path, long):
     assert {name: found for name, text in kept.items() if (found := leaks(text))} == {}
 
 
-def test_what_the_api_returns_has_no_secret(tmp_path: Path):
+def test_what_the_api_returns_has_no_secret(tmp_path):
     script = tmp_path / "job.py"
     shutil.copy(program("plants_secrets"), script)
     result = saferun.run(

@@ -3,15 +3,12 @@
 import json
 
 import rights
-from interpreters import Interpreters
 from repo import ROOT
 
 PROGRAM = str(ROOT / "tests" / "programs" / "inject" / "build_locks.py")
 
 
-def test_a_lock_is_taken_from_an_owner_that_was_killed_and_from_no_other(
-    interpreters: Interpreters,
-) -> None:
+def test_a_lock_is_taken_from_an_owner_that_was_killed_and_from_no_other(interpreters):
     ran = interpreters.run(argv=(PROGRAM,), hooks={})
     wanted = {
         "died": [9, True],

@@ -24,7 +24,7 @@ def run(forks: ForkServers, tmp_path: Path) -> Run:
 
 
 @needs_torch("2.8", "a cache of whole graphs that is on")
-def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(run: Run) -> None:
+def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(run):
     script = f"{PROBE}torch.compile(body, mode='max-autotune')(x).backward(dx)" + (
         "\nfrom torch._dynamo.utils import counters"
         "\nprint(counters['aot_autograd']['autograd_cache_hit'])"
@@ -49,9 +49,7 @@ show([[graph["max_autotune"] for graph in lowered], hits > 0])
 
 
 @pytest.mark.parametrize("autograd", ["0", "1"], ids=["inductor's cache", "autograd's cache"])
-def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
-    run: Run, autograd: str
-) -> None:
+def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(run, autograd):
     expected = [
         (KEEP, [[True, True], False]),
         (OFF, [[False, False], False]),
@@ -65,7 +63,7 @@ def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
     assert sorted(entry["max_autotune"] for entry in entries) == [False, False, True, True]
 
 
-def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path: Path) -> None:
+def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
     """Under the mitigation fresh-compile-cache, below the directories that the launcher made."""
     base = tmp_path / "fresh"
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -81,7 +81,7 @@ def test_the_mitigation_of_the_node_where_it_began_becomes_that_of_all():
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_the_root_is_the_same_whoever_asks(order: tuple[int, ...]):
+def test_the_root_is_the_same_whoever_asks(order):
     """A cause before an echo, then the earliest, then the lowest node."""
     reports = [
         report("h0", ECHO, 0.1),
@@ -149,9 +149,7 @@ A, B = offer(20), offer(10)
         ([start(1, A, tuned="off"), start(0, A, tuned="on")], REGROUP, 20),
     ],
 )
-def test_all_begin_where_the_nodes_say_that_were_there(
-    starts: list[dict[str, Any]], action: str, step: int | None
-):
+def test_all_begin_where_the_nodes_say_that_were_there(starts, action, step):
     found = agree({n: fact(f"h{n}", 2, **one) for n, one in enumerate(starts)})
     checkpoint = found["start"]["checkpoint"]
     assert (found["action"], checkpoint and checkpoint["step"]) == (action, step)

@@ -19,7 +19,7 @@ def test_a_node_whose_counter_stands_still_is_silent():
 
 
 @pytest.mark.parametrize("size", [20, 200, 1000])
-def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
+def test_the_beats_of_many_nodes_come_one_after_the_other(size):
     """They have all just met; in each tenth of the time comes a tenth of them."""
     firsts = [first_beat_s(node, size) for node in range(size)]
     tenths = [
@@ -32,7 +32,7 @@ def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 1])
-def test_a_beat_that_is_inside_torch_as_the_agent_ends_changes_no_exit_status(status: int):
+def test_a_beat_that_is_inside_torch_as_the_agent_ends_changes_no_exit_status(status):
     program = ROOT / "tests" / "programs" / "nodes" / "late_beat.py"
     done = captured(
         sys.executable,

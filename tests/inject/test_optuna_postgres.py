@@ -78,9 +78,7 @@ def server() -> Iterator[Server]:
         one.stop()
 
 
-def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
-    tmp_path: Path, server: Server
-) -> None:
+def test_a_search_in_postgresql_through_all_faults_loses_no_trial(tmp_path, server):
     """Three workers cover the grid of 504 points."""
     argv = ("--set=workers=3", str(SEARCH), server.address, "grid", "600", ALL)
     with run(tmp_path, *HPO, *argv) as job:
@@ -97,9 +95,7 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
     assert len({*points, *failed}) == 504
 
 
-def test_a_server_that_is_restarted_in_a_trial_loses_nothing(
-    tmp_path: Path, server: Server
-) -> None:
+def test_a_server_that_is_restarted_in_a_trial_loses_nothing(tmp_path, server):
     with run(tmp_path, *HPO, str(STAY), server.address, stdin=subprocess.PIPE) as job:
         assert job.process.stdout.readline() == b"here\n"
         server.stop()

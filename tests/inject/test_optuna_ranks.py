@@ -1,7 +1,5 @@
 """A study that rank 0 of a distributed job has, as whole runs; the launcher needs no torch."""
 
-from pathlib import Path
-
 import pytest
 from repo import PROGRAMS
 from runs import ran, small_torchrun
@@ -11,7 +9,7 @@ SHARED = str(PROGRAMS / "optuna" / "rank_zero.py")
 
 
 @pytest.mark.parametrize("argv", [[], pytest.param(["always"], marks=pytest.mark.slow)])
-def test_a_rank_killed_in_a_trial_leaves_none_running(tmp_path: Path, argv: list[str]) -> None:
+def test_a_rank_killed_in_a_trial_leaves_none_running(tmp_path, argv):
     """The next attempt loads the study, and its sampler proposes the same parameters again."""
     options = ["--profile=cpu", "--set=hooks.optuna.mode=on", "--set=retry.backoff_s=[0, 0]"]
     options += ["--nproc-per-node=2", "--set=retry.attempts_total=3"]

@@ -11,7 +11,7 @@ from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.places import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.journal import events
-from saferun.journal.event_types import EventFacts, HangSeen, Preflight, RunEnded
+from saferun.journal.event_types import HangSeen, Preflight, RunEnded
 from saferun.journal.events import read_raw as read_events
 from saferun.model import Finding
 
@@ -85,7 +85,7 @@ LINE = (  # others read these lines: names and order are fixed
     ],
     ids=lambda facts: type(facts).__name__,
 )
-def test_an_event_is_read_as_it_was_written(begin, facts: EventFacts):
+def test_an_event_is_read_as_it_was_written(begin, facts):
     journal = begin()
     journal.event(facts)
     (found,) = events.read(journal.path)

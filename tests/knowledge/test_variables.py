@@ -112,7 +112,7 @@ READ_BY_TORCH = {
 
 
 @pytest.mark.slow
-def test_the_data_agree_with_the_installed_torch() -> None:
+def test_the_data_agree_with_the_installed_torch():
     """One test, since reading the installed torch takes 10 s and more.
 
     After an upgrade of torch this asks for `python tools/variables.py add torch==X`.

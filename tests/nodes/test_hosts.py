@@ -15,7 +15,7 @@ def reaches(one: hosts.Host, other: hosts.Host) -> bool:
     return one.ask("python3", "-c", ask) == 0
 
 
-def test_hosts_have_names_reach_each_other_and_lose_each_other(pair: list[hosts.Host]):
+def test_hosts_have_names_reach_each_other_and_lose_each_other(pair):
     one, other = pair
     listen = ["import socket; s = socket.create_server(('', 4000)); print('up', flush=True)"]
     listen += ["while True: s.accept()"]

@@ -114,7 +114,7 @@ def test_a_detected_profile_never_changes_the_arguments_and_hints():
         (["--no-python", "bash", "run.sh"], ""),
     ],
 )
-def test_a_script_that_is_named_like_a_launcher_gets_a_hint(argv: list[str], part: str):
+def test_a_script_that_is_named_like_a_launcher_gets_a_hint(argv, part):
     remarks = " ".join(planned(*argv).remarks)
     assert part in remarks
     assert bool(part) is ("is taken for the script" in remarks)
