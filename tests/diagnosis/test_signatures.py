@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +84,7 @@ def test_the_knowledge_is_parsed_once_per_content_and_not_again_where_it_is_kept
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "old", "document": {}}'])
-def test_a_useless_cache_entry_is_not_used(tmp_path: Path, monkeypatch, content):
+def test_a_useless_cache_entry_is_not_used(tmp_path, monkeypatch, content):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     signatures.load()
     (entry,) = tmp_path.rglob("failures.yaml.json")
