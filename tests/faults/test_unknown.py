@@ -1,12 +1,12 @@
 """Failures of which the output says nothing: what the machine shows decides, and is named."""
 
-import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from control_groups import small_group
 from disks import small_disk
 from fake_nvml import Nvml, gpu
 from runs import Run, ran, small_torchrun
@@ -14,7 +14,6 @@ from sandbox import executable, shell
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
 UUID = "GPU-6a6ba0d6-0000-1111-2222-333344445555"
-CGROUPS = Path("/sys/fs/cgroup")
 SILENT = "import sys; print('odd'); sys.exit(1)"
 
 
@@ -63,25 +62,8 @@ def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path, fu
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """A control group that may use 300 MB."""
-    place = next((p for p in (CGROUPS / "memory", CGROUPS) if p.is_dir()), CGROUPS)
-    group = place / f"saferun-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("needs the right to make a control group")
-    limits = [group / name for name in ("memory.max", "memory.limit_in_bytes")]
-    try:
-        limit = next((limit for limit in limits if limit.exists()), None)
-        if limit is None:
-            pytest.skip("needs control groups with the memory controller")
-        limit.write_text("300000000", encoding="utf-8")
-        for name, most in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", "300000000")):
-            if (group / name).exists():
-                (group / name).write_text(most, encoding="utf-8")
+    with small_group(300_000_000) as group:
         yield group
-    finally:
-        group.rmdir()
 
 
 def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
