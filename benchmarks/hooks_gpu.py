@@ -231,7 +231,7 @@ def table(results: list[dict[str, Any]]) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
-class Report:
+class Results:
     """Everything so far, on the disk after each part."""
 
     def __init__(self, folder: Path) -> None:
@@ -252,7 +252,7 @@ class Report:
 
 
 def wave(
-    part: str, report: Report, work: Path, until: float, steps: int | None, count: int
+    part: str, report: Results, work: Path, until: float, steps: int | None, count: int
 ) -> None:
     """Start the jobs of some rows, have them take turns row by row, and report.
 
@@ -310,7 +310,7 @@ def main() -> None:
         options.steps = options.steps or 2
     parts = options.only or ["shown", *(SMOKE if options.smoke else WAVES), "shards"]
     parts.sort(key=lambda part: part == "max-autotune")  # last, since it compiles for minutes
-    report = Report(options.out)
+    report = Results(options.out)
     with tempfile.TemporaryDirectory() as work:
         for part in parts:
             if time.monotonic() > until - 20:

@@ -3,7 +3,7 @@
     python benchmarks/plain_autotune.py [--script run.sh]
 
 A model asks for autotuning, and timing a kernel raises "CUDA error: invalid argument"
-(tests/programs/gpu/timing_fails.py). torchrun must fail and the script must finish, with the
+(timing_fails.py). torchrun must fail and the script must finish, with the
 settings off in every graph; the status says whether that was so. Without --script, a script of
 `saferun gen-shell --plain --profile h100-nanochat` without a command line, it is made here.
 """
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAM = str(ROOT / "tests" / "programs" / "gpu" / "timing_fails.py")
+PROGRAM = str(ROOT / "benchmarks" / "timing_fails.py")
 LINE = ["--standalone", "--nproc-per-node=1", PROGRAM]
 MAKE = ["-m", "saferun", "gen-shell", "--plain", "--profile", "h100-nanochat"]
 

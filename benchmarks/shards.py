@@ -34,17 +34,17 @@ from shard_programs import PROGRAMS  # noqa: E402 - as above
 MARK = "# here"
 
 
-class Answer(NamedTuple):
+class Judged(NamedTuple):
     """What came of a program."""
 
     text: str  # for people
     is_right: bool
 
 
-def answer(forks: ForkServers, program: Program, folder: Path) -> Answer:
+def answer(forks: ForkServers, program: Program, folder: Path) -> Judged:
     """Run a program and judge what saferun said."""
     if program.needs and importlib.util.find_spec(program.needs) is None:
-        return Answer(f"not run: no {program.needs}", is_right=True)
+        return Judged(f"not run: no {program.needs}", is_right=True)
     folder.mkdir()
     job = forks.run(
         folder,
@@ -55,23 +55,23 @@ def answer(forks: ForkServers, program: Program, folder: Path) -> Answer:
     )
     if job.code or job.out.count("done") != program.ranks:
         last = job.err.strip().splitlines()[-1:] or ["no output"]
-        return Answer(f"did not finish: {last[0]}", is_right=False)
+        return Judged(f"did not finish: {last[0]}", is_right=False)
     alarms = job.messages("train on the same batches")
     others = [line for line in job.messages() if line not in alarms]
     if others:
-        return Answer(f"said something else: {others[0]}", is_right=False)
+        return Judged(f"said something else: {others[0]}", is_right=False)
     if not program.warns:
-        return Answer("a false alarm" if alarms else "silent, rightly", is_right=not alarms)
+        return Judged("a false alarm" if alarms else "silent, rightly", is_right=not alarms)
     if not alarms:
-        return Answer("missed", is_right=False)
+        return Judged("missed", is_right=False)
     place = f":{line_of(program.text(), MARK)}: "
     named = len(alarms) == 1 and place in alarms[0]
-    return Answer("found, with its line" if named else f"found: {alarms}", is_right=named)
+    return Judged("found, with its line" if named else f"found: {alarms}", is_right=named)
 
 
 def answers(
     programs: list[Program], at_a_time: int, limit_s: float
-) -> Iterator[tuple[Program, Answer]]:
+) -> Iterator[tuple[Program, Judged]]:
     """Run programs, some at a time; those for which there is no time left are not run."""
     until = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as work:
@@ -81,15 +81,15 @@ def answers(
             place.mkdir()
             servers.put(ForkServers(place))
 
-        def one(numbered: tuple[int, Program]) -> tuple[Program, Answer]:
+        def one(numbered: tuple[int, Program]) -> tuple[Program, Judged]:
             number, program = numbered
             if time.monotonic() > until:
-                return program, Answer("not run: the time was over", is_right=True)
+                return program, Judged("not run: the time was over", is_right=True)
             forks = servers.get()
             try:
                 return program, answer(forks, program, Path(work) / str(number))
             except Exception as error:
-                return program, Answer(f"did not finish: {error}"[:200], is_right=False)
+                return program, Judged(f"did not finish: {error}"[:200], is_right=False)
             finally:
                 servers.put(forks)
 

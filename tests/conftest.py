@@ -1,7 +1,5 @@
 """What tests of several modules share."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,7 +1,5 @@
 """The documents agree with the code: every name is listed, every example parses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,6 +13,7 @@ from typing import NamedTuple
 import click
 import pytest
 from repo import ROOT, tool
+from sandbox import text_of, write
 
 from saferun import errors
 from saferun.cli import gen_shell
@@ -27,8 +26,8 @@ from saferun.settings import KEYS, Key
 SOURCE = ROOT / "src" / "saferun"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
-MANUAL = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *DOCS))
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+MANUAL = "\n".join(text_of(page) for page in (ROOT / "README.md", *DOCS))
+CONFIGURATION = text_of(ROOT / "docs" / "configuration.md")
 OTHER_STATUS = {130, 141}  # 128+n, of SIGINT and of SIGPIPE
 # What stands in a usage line for words that the user chooses.
 PLACEHOLDER = re.compile(r"\[|…|\.\.\.|<|\bSCRIPT\b|\b[A-Z]{2,}\b(?![=_])|\b[NGTP]\b")
@@ -72,17 +71,15 @@ def test_every_exit_status_of_saferuns_own_is_listed():
 
 def test_every_variable_of_saferuns_own_is_listed():
     files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".yaml")]
-    text = "".join(
-        path.read_text(encoding="utf-8") for path in [*files, *(ROOT / "shell").glob("*.sh")]
-    )
+    text = "".join(text_of(path) for path in [*files, *(ROOT / "shell").glob("*.sh")])
     used = set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", text))
-    internals = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    internals = text_of(ROOT / "docs" / "internals.md")
     for listed in (CONFIGURATION, internals):
         assert used == set(re.findall(r"\bSAFERUN_[A-Z_]*[A-Z]\b", listed))
 
 
 def test_every_file_that_internals_names_is_there():
-    text = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "docs" / "internals.md")
     rooms = "|".join(place.name for place in SOURCE.iterdir() if (place / "__init__.py").exists())
     named = set(re.findall(rf"`((?:{rooms})/[\w/]+)(?:\.py)?`", text))
     missing = [name for name in named if not (SOURCE / name).is_dir()]
@@ -90,10 +87,8 @@ def test_every_file_that_internals_names_is_there():
 
 
 @pytest.mark.slow
-def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path: Path):
-    (tmp_path / "t.py").write_text(
-        "import os; os.write(1, ' '.join(os.environ).encode())", encoding="utf-8"
-    )
+def test_every_variable_that_a_job_finds_is_torchruns_own_or_listed(tmp_path):
+    write(tmp_path / "t.py", "import os; os.write(1, ' '.join(os.environ).encode())")
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
 
     def found(*argv: str) -> set[str]:
@@ -131,7 +126,7 @@ def values_of(key: Key) -> str:
 
 
 def test_every_hook_has_its_row():
-    text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "docs" / "hooks.md")
     hooks = loader.load("words.yaml")["hooks"]
     assert [name for name, does in hooks.items() if f"| `{name}` | {does} |" not in text] == []
     assert hooks.keys() == {key.split(".")[1] for key in KEYS if key.startswith("hooks.")} - {
@@ -140,7 +135,7 @@ def test_every_hook_has_its_row():
 
 
 def test_every_shipped_profile_is_listed():
-    text = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "docs" / "profiles.md")
     assert not [p.stem for p in (ROOT / "profiles").glob("*.yaml") if f"`{p.stem}`" not in text]
 
 
@@ -153,16 +148,14 @@ def anchor(heading: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    text = re.sub(
-        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
 def test_every_relative_link_leads_somewhere():
     broken = []
     for page in [*PAGES, ROOT / "shell" / "README.md"]:
-        text = page.read_text(encoding="utf-8")
+        text = text_of(page)
         pictures = re.findall(r'(?:srcset|src)="([^"]+)"', text)
         for target in [*re.findall(r"\]\(([^)\s]+)\)", text), *pictures]:
             if "://" in target:
@@ -176,7 +169,7 @@ def test_every_relative_link_leads_somewhere():
 
 def test_one_variable_has_the_address_of_the_project():
     """Its links, badges and way to install are made of it."""
-    made, readme = tool("package_page"), (ROOT / "README.md").read_text(encoding="utf-8")
+    made, readme = tool("package_page"), text_of(ROOT / "README.md")
     assert made.with_address(readme, made.ADDRESS) == readme
     address = "https://example.org/o/saferun"
     there = made.with_address(readme, address)
@@ -191,7 +184,7 @@ def test_one_variable_has_the_address_of_the_project():
 
 
 def test_every_page_is_linked_from_the_readme():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "README.md")
     assert not [page.name for page in DOCS if f"(docs/{page.name})" not in text]
 
 
@@ -199,7 +192,7 @@ def test_every_file_of_the_source_that_the_docs_name_exists():
     rooms = {path.name for path in SOURCE.iterdir() if path.is_dir()}
     missing = []
     for page in DOCS:
-        for name in re.findall(r"`([\w./-]+/[\w.-]*)`", page.read_text(encoding="utf-8")):
+        for name in re.findall(r"`([\w./-]+/[\w.-]*)`", text_of(page)):
             if name.split("/")[0] in rooms:
                 name = f"src/saferun/{name}"
             if name.startswith(("src/", "shell/", "tests/", "tools/", "profiles/")):
@@ -222,7 +215,7 @@ class Example(NamedTuple):
 
 def examples() -> Iterator[Example]:
     for page in PAGES:
-        text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+        text = re.sub(r"\\\n\s*", " ", text_of(page))
         for number, line in enumerate(text.splitlines(), 1):
             alone = re.match(r"(\s{4,}|\$ |)(?:\S*/)?saferun (?!-+>|-+ )(?P<words>.*)", line)
             if alone is not None and not alone[1] and not fenced(text, line):

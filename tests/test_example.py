@@ -4,8 +4,6 @@ One run has two ranks under torchrun; runs of one rank are made in this process,
 imports torch for seconds.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -20,6 +18,7 @@ from typing import Any
 import pytest
 from helpers import until
 from repo import ROOT
+from sandbox import captured
 
 EXAMPLE = ROOT / "examples" / "train_gpt.py"
 WRITER = ROOT / "tests" / "programs" / "example" / "checkpoint_writer.py"
@@ -48,12 +47,7 @@ def environment() -> dict[str, str]:
 
 def train(out: Path, *arguments: str, ranks: int = 2) -> str:
     """Train to the end; return what was printed."""
-    done = subprocess.run(
-        command("--out", str(out), *arguments, ranks=ranks),
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = captured(*command("--out", str(out), *arguments, ranks=ranks), env=environment())
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -84,8 +78,6 @@ def differences(first: Any, second: Any, at: str = "") -> list[str]:
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -136,7 +128,6 @@ def interrupt(out: Path, after_step: int, *arguments: str, ranks: int) -> str:
         start_new_session=True,
     )
     printed = ""
-    assert run.stdout is not None
     try:
         for line in run.stdout:
             printed += line
@@ -225,7 +216,6 @@ def test_the_time_limit_ends_two_ranks_at_the_same_step(tmp_path):
 
 def assert_ended_and_saved(printed: str, out: Path) -> None:
     done = DONE.match(printed.splitlines()[-1])
-    assert done is not None
     assert checkpoint(out)["step"] == int(done[1])
 
 
@@ -313,7 +303,6 @@ def test_a_checkpoint_is_readable_whenever_its_writer_is_killed(tmp_path):
     for size in (0, 8 << 20, 16 << 20, 24 << 20):  # of the 64 MiB that each write has
         path.unlink(missing_ok=True)
         run = subprocess.Popen([sys.executable, WRITER, EXAMPLE, path], stdout=subprocess.PIPE)
-        assert run.stdout is not None
         try:
             assert run.stdout.readline() == b"writing\n"
             until(lambda size=size: written_bytes(temporary) > size, "a write is under way", 300)

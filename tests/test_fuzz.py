@@ -1,7 +1,5 @@
 """The tool behind `make fuzz` finds what it is there to find."""
 
-from __future__ import annotations
-
 import pytest
 from repo import tool
 

@@ -3,8 +3,6 @@
 Paths may hold blanks, letters that are not ASCII and any word; who runs the tests may be anybody.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from repo import ROOT
-from sandbox import OWN_GPUS, output
+from sandbox import OWN_GPUS, output, text_of
 
 TESTS = ROOT / "tests"
 HERE = Path(__file__).name
@@ -69,11 +67,7 @@ def _is_text_in_the_locales_encoding(call: ast.Call) -> bool:
 
 def test_no_test_relies_on_our_machine():
     files = [path for path in sorted(TESTS.rglob("*.py")) if path.name != HERE]
-    found = [
-        line
-        for path in files
-        for line in wrong(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
-    ]
+    found = [line for path in files for line in wrong(str(path.relative_to(ROOT)), text_of(path))]
     assert "\n".join(found) == ""
 
 

@@ -1,25 +1,21 @@
 """docs/start.md is what a newcomer does: its commands, in its order, do what it shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from repo import ROOT
+from sandbox import captured, text_of
 
 PAGE = ROOT / "docs" / "start.md"
 
 
 def console_blocks() -> list[tuple[str, str]]:
     """Return (command, what the page shows of its output) in the order of the page."""
-    text = "".join(
-        re.findall(r"^```console\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    )
+    text = "".join(re.findall(r"^```console\n(.*?)^```", text_of(PAGE), re.M | re.S))
     found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.M)
     return [(command.replace("\\\n", " "), shown) for command, shown in found]
 
@@ -35,7 +31,7 @@ def words(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_its_commands_do_what_it_shows(tmp_path: Path) -> None:
+def test_its_commands_do_what_it_shows(tmp_path):
     """Takes two trainings of the example on two ranks."""
     for name in ("examples", "tests/programs/faults"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -44,9 +40,7 @@ def test_its_commands_do_what_it_shows(tmp_path: Path) -> None:
     blocks = console_blocks()
     assert len(blocks) > 6
     for command, shown in blocks:
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, env=environ, capture_output=True, text=True
-        )
+        done = captured("bash", "-c", command, cwd=tmp_path, env=environ)
         printed = done.stdout + done.stderr
         assert done.returncode == 0, (command, printed)
         missing = [line for line in shown.splitlines() if same(line) not in words(printed)]

@@ -1,7 +1,5 @@
 """No test waits for what is dead, and none hangs because of a child."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@
 It is built from the source distribution, which holds all that is committed.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
@@ -15,6 +13,7 @@ import zipfile
 
 import pytest
 from repo import ROOT, SRC, committed
+from sandbox import text_of, write
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +41,11 @@ def test_the_source_distribution_holds_all_that_is_committed(built):
 
 def test_the_version_is_that_of_the_changelog_and_of_the_documents(wheel):
     heading = next(
-        line
-        for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-        if line[:3] == "## "
+        line for line in text_of(ROOT / "CHANGELOG.md").splitlines() if line[:3] == "## "
     )
     version = heading.split()[1]
     assert wheel.name == f"saferun-{version}-py3-none-any.whl"
-    tools = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    tools = text_of(ROOT / "docs" / "tools.md")
     assert re.findall(r"(?:rev: |saferun@)v(\S+)", tools) == [version] * 2
 
 
@@ -92,9 +89,7 @@ def alone(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> path
 def test_it_launches_torch_of_another_environment(alone, tmp_path):
     """saferun in one environment, torch in another: the torchrun on PATH decides."""
     script = tmp_path / "t.py"
-    script.write_text(
-        "import sys\nprint(sys.executable, 'saferun' in sys.modules)\n", encoding="utf-8"
-    )
+    write(script, "import sys\nprint(sys.executable, 'saferun' in sys.modules)\n")
     theirs = pathlib.Path(sys.executable).parent
     done = subprocess.run(
         [alone, "-m", "saferun", "--nproc-per-node=1", script],
@@ -118,5 +113,5 @@ def test_its_profiles_and_parts_of_scripts_are_found(alone, tmp_path):
         return subprocess.check_output(command, env=environ, text=True, cwd=tmp_path)
 
     ran("gen-shell", "--profile", "h100", "-o", "run.sh", "--", "t.py")
-    assert "\njob torchrun t.py" in (tmp_path / "run.sh").read_text(encoding="utf-8")
+    assert "\njob torchrun t.py" in text_of(tmp_path / "run.sh")
     assert "nproc-per-node=gpu" in ran("plan", "--profile", "h100", "t.py")

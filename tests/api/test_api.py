@@ -1,7 +1,5 @@
 """saferun.run, saferun.plan and saferun.diagnose, as a Python program calls them."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

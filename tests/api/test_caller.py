@@ -1,7 +1,5 @@
 """What ends a program that waits for a run ends the run: nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Who reads a variable: nobody, another release, somebody else; and what a launch says of it."""
 
-from __future__ import annotations
-
 from repo import ROOT, read_yaml
 from requested import TORCH
 
@@ -41,7 +39,7 @@ READINGS = {
 }
 
 
-def test_a_name_is_judged_by_who_reads_it() -> None:
+def test_a_name_is_judged_by_who_reads_it():
     assert {key: judged(*key) for key in READINGS} == READINGS
 
 
@@ -65,7 +63,7 @@ UNCERTAIN = (
 )
 
 
-def test_what_is_not_certain_is_not_called_dead() -> None:
+def test_what_is_not_certain_is_not_called_dead():
     wrong = {
         (name, torch): judged(name, torch)
         for name, torch in UNCERTAIN

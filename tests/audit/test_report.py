@@ -1,7 +1,5 @@
 """The settings audit: what an environment's variables do, and which of them do nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -14,6 +12,7 @@ from cases import check_cases
 from releases import torch_before
 from repo import ROOT
 from requested import TORCH, requested
+from sandbox import SAFERUN, captured, write
 
 from saferun.audit import alloc_conf, collect, effects, judge, script_ast
 from saferun.audit import report as audit
@@ -83,7 +82,7 @@ FINDINGS = (  # what is exported, the level of the finding, a part of its text
 )
 
 
-def test_a_finding_says_what_is_wrong() -> None:
+def test_a_finding_says_what_is_wrong():
     def check(environ: dict[str, str], level: str, part: str) -> None:
         assert any(one[0] == level and part in one[1] for one in found(environ)), found(environ)
 
@@ -110,7 +109,7 @@ FINE: tuple[dict[str, str], ...] = (
 )
 
 
-def test_what_works_as_it_stands_is_fine() -> None:
+def test_what_works_as_it_stands_is_fine():
     assert [(environ, found(environ)) for environ in FINE if found(environ)] == []
 
 
@@ -170,7 +169,7 @@ SCRIPTS = (  # what is exported, and a part of the finding; "" for none
 )
 
 
-def test_what_the_script_overrules_is_reported_with_its_line() -> None:
+def test_what_the_script_overrules_is_reported_with_its_line():
     def check(script: str, environ: dict[str, str], part: str) -> None:
         texts = " ".join(text for _, text in found(environ, script=script))
         assert part in texts if part else not texts
@@ -216,7 +215,7 @@ def test_values_of_the_allocator_are_judged_as_torch_parses_them():
     older = torch_before("2.11")
     texts = [text for text in REAL if not (older and text.startswith("large_segment_size_mb"))]
     run = [sys.executable, "-c", code, json.dumps(texts)]
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    done = captured(*run, check=True)
     ours = [not list(alloc_conf.errors(text)) for text in texts]
     assert dict(zip(texts, ours, strict=True)) == dict(
         zip(texts, json.loads(done.stdout), strict=True)
@@ -231,17 +230,11 @@ def place(
     home: pathlib.Path, tmp_path: pathlib.Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A directory with a script, and an environment without any of the variables in question."""
-    (tmp_path / "t.py").write_text("print('done')\n", encoding="utf-8")
+    write(tmp_path / "t.py", "print('done')\n")
     environ = {k: v for k, v in os.environ.items() if not k.startswith(judge.FAMILIES)}
 
     def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "saferun", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**environ, **extra},
-        )
+        return captured(*SAFERUN, *arguments, cwd=tmp_path, env={**environ, **extra})
 
     return run
 
@@ -260,7 +253,7 @@ def test_a_launch_reports_once_what_has_no_reader(place, tmp_path):
     assert line.startswith("saferun: TORCH_COMPILE_DISABLE_CUDAGRAPHS has no reader in torch")
     for mark in judge.NESTED:  # within a saferun, which has reported it
         assert remarks(**dead, **{mark: "1"}) == []
-    (tmp_path / "model.py").write_text("X = 'NCCL_ALGOS'\n", encoding="utf-8")
+    write(tmp_path / "model.py", "X = 'NCCL_ALGOS'\n")
     (line,) = remarks(NCCL_ALGOS="ring", NCCL_DEUBG="INFO")
     assert "saferun: NCCL_DEUBG (NCCL_DEBUG?) has no reader" in line
 
@@ -279,7 +272,7 @@ def test_a_plan_knows_what_the_jobs_code_reads_itself(tmp_path):
         ("TORCH_NCCL_OUR_TIMEOUT", "os.environ.get('{}')", "ok"),
         ("TORCH_NCCL_OUR_TIMEOUT", "", "note"),
     ):
-        (tmp_path / "t.py").write_text(script.format(name), encoding="utf-8")
+        write(tmp_path / "t.py", script.format(name))
         request, exported = requested("t.py"), {name: "1800"}
         (one,) = collect.findings(request, MachineFacts(torch=TORCH), exported, str(tmp_path))
         assert one.level == level
@@ -297,9 +290,7 @@ def test_a_launch_does_not_report_what_saferun_sets_too():
 def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     argv = ("--profile", "cpu", "t.py")
     dead = {"TORCH_COMPILE_DISABLE_CUDAGRAPHS": "1", "NCCL_DEBUG": "INFO"}
-    (tmp_path / "t.py").write_text(
-        "import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n", encoding="utf-8"
-    )
+    write(tmp_path / "t.py", "import os\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
     page = place("plan", *argv, **dead).stdout
     assert "your own settings" in page
     assert "TORCH_COMPILE_DISABLE_CUDAGRAPHS=1 has no reader" in page
@@ -313,24 +304,19 @@ def test_the_plan_shows_findings_and_its_json_keeps_its_keys(place, tmp_path):
     assert json.loads(place("plan", "--json", *argv, **dead).stdout).keys() == plain.keys()
 
 
-def test_a_launch_looks_names_up_in_one_file_without_parsing_it() -> None:
+def test_a_launch_looks_names_up_in_one_file_without_parsing_it():
     environ = {
         **dict.fromkeys(("CUDA_HOME", "NCCL_DEBUG", "OMP_NUM_THREADS", "TORCH_LOGS"), "1"),
         **dict.fromkeys(("NCCL_DEUBG", "NCCL_NO_SUCH", "TORCHINDUCTOR_NOTHING"), "1"),
     }
     program = ROOT / "tests" / "programs" / "audit" / "remark_cost.py"
-    done = subprocess.run(
-        [sys.executable, str(program), json.dumps(environ)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured(sys.executable, str(program), json.dumps(environ), check=True)
     cost = json.loads(done.stdout)
     assert "NCCL_DEBUG?" in cost["line"]
     assert [pathlib.Path(path).name for path in cost["opened"]] == ["variables.yaml"]
 
 
-def test_a_key_that_settings_yaml_may_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_settings_yaml_may_not_have_is_refused(monkeypatch):
     document = {"settings": {"A": {"does": "something", "sorce": "https://s"}}}
     monkeypatch.setattr(loader, "load", lambda name: document)
     with pytest.raises(SaferunError, match="unknown key `sorce`"):

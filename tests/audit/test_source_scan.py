@@ -1,7 +1,5 @@
 """Which variables a job's own code names: its script, and the modules beside it."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

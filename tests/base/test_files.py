@@ -1,7 +1,5 @@
 """Files that follow no link: read, appended to, and written whole."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What /proc says of a process: living, dead, gone or another user's."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A headless Chromium for all tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A report's page in a real browser: no error, no request, no scrolling sideways, accessible."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

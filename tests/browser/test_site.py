@@ -1,7 +1,5 @@
 """The documents' site in a real browser: error messages find their kind, nothing is cut."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import pathlib
@@ -13,6 +11,7 @@ import pytest
 from browser import Browser
 from helpers import until
 from repo import ROOT
+from sandbox import text_of
 
 pytestmark = pytest.mark.browser
 
@@ -99,12 +98,8 @@ def test_each_picture_of_the_home_page_has_the_width_of_a_phone(browser, address
 def test_every_page_is_there_as_plain_markdown():
     if not (SITE / "llms.txt").is_file():
         pytest.skip("no site (make docs)")
-    named = [
-        line
-        for line in (SITE / "llms.txt").read_text(encoding="utf-8").splitlines()
-        if line[:2] == "- "
-    ]
+    named = [line for line in text_of(SITE / "llms.txt").splitlines() if line[:2] == "- "]
     assert len(named) > 25
     files = [SITE / line.partition("](")[2].rstrip(")") for line in named]
     assert [file for file in files if not pathlib.Path(file).is_file()] == []
-    assert (SITE / "trials.md").read_text(encoding="utf-8").startswith("# Trials")
+    assert text_of(SITE / "trials.md").startswith("# Trials")

@@ -1,7 +1,5 @@
 """Fixtures of the tests that call saferun's commands."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

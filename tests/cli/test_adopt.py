@@ -1,7 +1,5 @@
 """`saferun adopt`: torchrun becomes saferun where a script starts it, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -109,7 +107,7 @@ OTHER = {  # by file name
 
 
 @pytest.mark.parametrize("before", SHELL)
-def test_a_shell_script_has_saferun_where_it_started_torchrun(before: str):
+def test_a_shell_script_has_saferun_where_it_started_torchrun(before):
     done = adopt(before, "run.sh")
     assert done.text == (SHELL[before] or before)
     assert done.remarks == ()
@@ -117,14 +115,14 @@ def test_a_shell_script_has_saferun_where_it_started_torchrun(before: str):
 
 
 @pytest.mark.parametrize("text", LEFT)
-def test_what_cannot_be_changed_for_certain_is_left_and_named(text: str):
+def test_what_cannot_be_changed_for_certain_is_left_and_named(text):
     done = adopt(text, "run.sh")
     assert done.text == text
     assert [LEFT[text] in remark for _, remark in done.remarks] == [True]
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_other_files_are_looked_at_line_by_line(name: str):
+def test_other_files_are_looked_at_line_by_line(name):
     before, after = OTHER[name]
     assert adopt(before, name).text == after
 
@@ -169,7 +167,7 @@ C="torchrun --standalone t.py"; eval "$C 'e f'"
 """
 
 
-def test_the_adopted_script_gives_saferun_what_torchrun_got(tmp_path: Path):
+def test_the_adopted_script_gives_saferun_what_torchrun_got(tmp_path):
     def ran(text: str, name: str) -> list[list[str]]:
         folder, seen = tmp_path / name, tmp_path / f"{name}.jsonl"
         folder.mkdir()
@@ -190,9 +188,7 @@ def test_the_adopted_script_gives_saferun_what_torchrun_got(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quoted", [False, True], ids=["bare", "within-bash"])
-def test_the_script_of_torch_distributed_launch_gets_the_same_arguments(
-    tmp_path: Path, quoted: bool
-):
+def test_the_script_of_torch_distributed_launch_gets_the_same_arguments(tmp_path, quoted):
     (tmp_path / "t.py").write_text(
         "import os, sys\nos.write(1, f'{os.environ[\"LOCAL_RANK\"]} {sys.argv[1:]}\\n'.encode())\n",
         encoding="utf-8",
@@ -232,7 +228,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_difference_is_shown_and_nothing_is_written(tmp_path: Path, script: Path):
+def test_the_difference_is_shown_and_nothing_is_written(tmp_path, script):
     done = ask(tmp_path, "run.sh")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\n-torchrun t.py" in done.stdout
@@ -240,7 +236,7 @@ def test_the_difference_is_shown_and_nothing_is_written(tmp_path: Path, script: 
     assert script.read_bytes().startswith(b"torchrun")
 
 
-def test_w_writes_it_through_a_link_and_keeps_mode_and_bytes(tmp_path: Path, script: Path):
+def test_w_writes_it_through_a_link_and_keeps_mode_and_bytes(tmp_path, script):
     (tmp_path / "link.sh").symlink_to("run.sh")
     assert ask(tmp_path, "-w", "link.sh").returncode == 0
     assert (tmp_path / "link.sh").is_symlink()
@@ -253,9 +249,7 @@ def test_w_writes_it_through_a_link_and_keeps_mode_and_bytes(tmp_path: Path, scr
 
 
 @pytest.mark.parametrize("name", ["gone.sh", "folder", "binary", "pipe"])
-def test_a_file_that_is_no_script_is_named_and_the_others_are_written(
-    tmp_path: Path, script: Path, name: str
-):
+def test_a_file_that_is_no_script_is_named_and_the_others_are_written(tmp_path, script, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "binary").write_bytes(b"\0torchrun t.py")
     os.mkfifo(tmp_path / "pipe")

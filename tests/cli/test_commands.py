@@ -1,7 +1,5 @@
 """The command as people run it: real processes, and a torchrun that records what it got."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -10,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from sandbox import SAFERUN, SHELLS_OWN, python_program, shell, unwrapped
+from sandbox import SAFERUN, SHELLS_OWN, captured, python_program, shell, text_of, unwrapped, write
 from user_machine import UserMachine
 
 from saferun import __main__ as door
@@ -46,7 +44,7 @@ class RecordingMachine(UserMachine):
 
     @property
     def got(self) -> dict:
-        return json.loads(self.record.read_text(encoding="utf-8"))
+        return json.loads(text_of(self.record))
 
     def refused(self, *argv: str, status: int, **environ: str) -> str:
         done = self.run(*argv, status=status, **environ)
@@ -141,15 +139,13 @@ def test_options_have_variables_and_the_option_wins(machine):
 
 def test_run_launches_a_script_that_is_named_like_a_command(machine):
     for word in ("doctor", "run"):
-        (machine.cwd / word).write_text("", encoding="utf-8")
+        write(machine.cwd / word, "")
         machine.run("run", word, "--json")
         assert machine.got["argv"][1:] == [word, "--json"]
 
 
 def test_a_values_characters_reach_the_job_unchanged(machine):
-    (machine.cwd / "p.yaml").write_text(
-        f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}\n", encoding="utf-8"
-    )
+    write(machine.cwd / "p.yaml", f"schema: 1\nenv: {{A: {json.dumps(NASTY)}}}\n")
     machine.run("--profile", "./p.yaml", "--set", f"env.B={NASTY}", "train.py")
     assert (machine.got["env"]["A"], machine.got["env"]["B"]) == (NASTY, NASTY)
     assert not (machine.cwd / "x").exists()
@@ -194,7 +190,7 @@ def test_a_mistake_is_said_with_its_fix_and_nothing_starts(machine, argv, status
 
 
 def test_a_wrong_profile_file_says_file_and_line(machine):
-    (machine.cwd / "p.yaml").write_text("schema: 1\nenv:\n  A: off\n", encoding="utf-8")
+    write(machine.cwd / "p.yaml", "schema: 1\nenv:\n  A: off\n")
     messages = machine.refused("--profile", "./p.yaml", "train.py", status=78)
     assert messages.startswith("saferun: a boolean where text belongs; ./p.yaml, line 3")
     assert messages.count("\n") == 1
@@ -208,13 +204,7 @@ def test_no_torch_anywhere_is_said(machine, tmp_path):
     if not os.path.exists(bare) or subprocess.run([bare, "-c", fits]).returncode:
         pytest.skip("needs a system's Python with yaml and without torch")
     program = f"import sys; sys.path.insert(0, {str(src)!r}); from saferun.__main__ import main\n"
-    done = subprocess.run(
-        [bare, "-c", program + "sys.exit(main(['train.py']))"],
-        cwd=machine.cwd,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = machine.ran(bare, "-c", program + "sys.exit(main(['train.py']))")
     assert (done.returncode, "Traceback" in done.stderr) == (69, False), done.stderr
     assert "no torchrun" in done.stderr
 
@@ -244,11 +234,9 @@ def test_profiles_can_be_listed_shown_checked_and_described(machine):
     assert "hooks.compile.autotune = off" in shown
     assert "nanochat/issues/257" in shown
     assert json.loads(machine.run("profiles", "schema").stdout)["title"] == "saferun profile"
-    (machine.cwd / "good.yaml").write_text("schema: 1\nextends: [cuda]\n", encoding="utf-8")
-    (machine.cwd / "bad.yaml").write_text("schema: 1\nx: 1\ny: 2\n", encoding="utf-8")
-    (machine.cwd / "pair.yaml").write_text(
-        "schema: 1\nhooks: {cudagraph_markers: off}\n", encoding="utf-8"
-    )
+    write(machine.cwd / "good.yaml", "schema: 1\nextends: [cuda]\n")
+    write(machine.cwd / "bad.yaml", "schema: 1\nx: 1\ny: 2\n")
+    write(machine.cwd / "pair.yaml", "schema: 1\nhooks: {cudagraph_markers: off}\n")
     done = machine.run("profiles", "check", "good.yaml", "bad.yaml", "pair.yaml", status=78)
     assert done.stdout == "good.yaml: no errors\nbad.yaml: 2 errors\npair.yaml: 1 error\n"
     assert "bad.yaml, line 2" in done.stderr
@@ -273,13 +261,7 @@ def test_a_fault_of_ours_has_its_own_status_and_says_what_to_do(monkeypatch, cap
 def test_a_reader_that_goes_away_is_no_fault(machine):
     pipe = f"{shell(*SAFERUN)} profiles schema | head -c 1 >/dev/null"
     command = pipe + "; echo ${PIPESTATUS[0]}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=machine.cwd,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = machine.ran("bash", "-c", command)
     assert done.stdout.strip() in ("0", "1", "141")  # click's own status for it is 1
     assert done.stderr == ""
 
@@ -292,11 +274,6 @@ def test_a_vanished_working_directory_stops_nobody(machine):
         "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); "
         "os.execv(sys.executable, [sys.executable, '-m', 'saferun', sys.argv[2]])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(gone), str(script)],
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = captured(sys.executable, "-c", code, str(gone), str(script), env=machine.environ)
     assert done.returncode == 0, done.stderr
     assert os.path.exists(machine.record)

@@ -1,17 +1,14 @@
 """Completion of command lines: in real shells, and what the candidates are."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-from sandbox import shell
+from sandbox import captured, shell
 from terminals import Terminal
 from user_machine import NOW, UserMachine, finished
 
@@ -65,9 +62,9 @@ def typed(machine: UserMachine, kind: str, lines: list[tuple[str, str]]) -> Iter
     """Type each line and TAB; yield the line as the shell has completed it."""
     terminal = Terminal({**machine.environ, "TERM": "xterm", "COLUMNS": "200"}, INTERACTIVE[kind])
     try:
-        terminal.type(f"{shell('cd', machine.cwd)}\n{SOURCE[kind]}\necho LOA''DED\n")
-        terminal.expect(rb"LOADED")
-        terminal.expect(rb"READY\$ ")
+        terminal.type(
+            f"{shell('cd', machine.cwd)}\n{SOURCE[kind]}\necho LOA''DED\n", rb"LOADED", rb"READY\$ "
+        )
         for line, whole in lines:
             terminal.type(f"saferun {line}\t")
             shown = terminal.expect(re.escape(f"saferun {whole}".encode())).group()
@@ -91,13 +88,7 @@ def test_fish_completes_a_line(machine):
         pytest.skip("no fish on this machine")
     asked = [f"complete -C 'saferun {line}'" for line, _ in LINES]
     code = "\n".join(["_SAFERUN_COMPLETE=fish_source saferun | source", *asked])
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", code],
-        cwd=machine.cwd,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-    )
+    done = machine.ran("fish", "--no-config", "-c", code)
     found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
     assert found == [whole.split()[-1] for _, whole in LINES], done.stderr
 
@@ -153,10 +144,10 @@ def test_what_others_have_named_reaches_no_shell(machine):
 
 def test_an_unknown_shell_is_refused_and_words_beside_the_variable_count(machine):
     environ = {**machine.environ, "_SAFERUN_COMPLETE": "csh_source"}
-    done = subprocess.run(["saferun"], env=environ, capture_output=True, text=True)
+    done = captured("saferun", env=environ)
     assert (done.returncode, done.stdout) == (2, "")
     assert "bash_source, zsh_source or fish_source" in done.stderr
-    done = subprocess.run(["saferun", "--version"], env=environ, capture_output=True, text=True)
+    done = captured("saferun", "--version", env=environ)
     assert done.stdout.startswith("saferun ")
 
 
@@ -168,8 +159,6 @@ def test_completing_loads_no_torch(machine):
         "COMP_CWORD": "2",
     }
     environ = {**machine.environ, **asked}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
+    done = captured(sys.executable, "-c", code, env=environ, check=True)
     assert "plain,h100\n" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"

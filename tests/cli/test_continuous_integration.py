@@ -1,7 +1,5 @@
 """The pre-commit hooks and the GitHub action: their commands, run as these run them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -12,12 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from repo import ROOT
+from sandbox import text_of, write
 
-ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-HOOKS = {
-    hook["id"]: hook
-    for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-}
+ACTION = yaml.safe_load(text_of(ROOT / "action.yml"))
+HOOKS = {hook["id"]: hook for hook in yaml.safe_load(text_of(ROOT / ".pre-commit-hooks.yaml"))}
 SAFERUN = Path(sys.executable).parent / "saferun"
 GOOD, BAD = "schema: 1\n", "schema: 1\nx: 1\n"
 HOSTILE = ("$(touch x).yaml", "a b.yaml", "';touch x;'.yaml", "--help.yaml")
@@ -31,10 +27,8 @@ def place(home: Path, tmp_path: Path) -> Path:
     (tmp_path / "profiles").mkdir()
     made = [SAFERUN, "gen-shell", "-o", "run.sh", "--", "t.py"]
     subprocess.run(made, cwd=tmp_path, check=True, env=environ(tmp_path))
-    text = (tmp_path / "run.sh").read_text(encoding="utf-8")
-    (tmp_path / "stale.sh").write_text(
-        text.replace("torchrun t.py", "torchrun other.py"), encoding="utf-8"
-    )
+    text = text_of(tmp_path / "run.sh")
+    write(tmp_path / "stale.sh", text.replace("torchrun t.py", "torchrun other.py"))
     return tmp_path
 
 
@@ -49,7 +43,7 @@ def checks(place: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     step = ACTION["runs"]["steps"][-1]
     values = {name: one["default"] for name, one in ACTION["inputs"].items()} | inputs
     given = {n: values[re.findall(r"inputs\.(\w+)", text)[0]] for n, text in step["env"].items()}
-    (place / "step.sh").write_text(step["run"], encoding="utf-8")
+    write(place / "step.sh", step["run"])
     return subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "step.sh"],
         cwd=place,
@@ -61,8 +55,8 @@ def checks(place: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_action_checks_what_its_defaults_name_and_needs_none_of_it(place):
     assert (checks(place).returncode, checks(place).stdout) == (0, "")
-    (place / "profiles/good.yaml").write_text(GOOD, encoding="utf-8")
-    (place / "saferun.yaml").write_text(BAD, encoding="utf-8")
+    write(place / "profiles/good.yaml", GOOD)
+    write(place / "saferun.yaml", BAD)
     done = checks(place)
     assert done.returncode == 1
     assert done.stdout == "saferun.yaml: 1 error\nprofiles/good.yaml: no errors\n"
@@ -81,7 +75,7 @@ def test_a_file_that_is_named_and_missing_fails(place):
 
 def test_inputs_and_names_of_files_are_data(place):
     for name in HOSTILE:
-        (place / "profiles" / name).write_text(GOOD, encoding="utf-8")
+        write(place / "profiles" / name, GOOD)
     done = checks(place, profiles="profiles/*.yaml\n$(touch x)\n; touch x")
     assert done.stdout.count(": no errors") == len(HOSTILE)
     assert not (place / "x").exists()
@@ -104,5 +98,5 @@ def test_the_hook_for_profiles_checks_the_files_that_it_is_for(place):
     for name in ("saferun.yaml", "sub/saferun.yaml", "profiles/a.yaml", "profiles/a.yml"):
         assert re.search(HOOKS["saferun-profiles-check"]["files"], name)
     assert not re.search(HOOKS["saferun-profiles-check"]["files"], "config/a.yaml")
-    (place / "saferun.yaml").write_text(BAD, encoding="utf-8")
+    write(place / "saferun.yaml", BAD)
     assert hook(place, "saferun-profiles-check", "saferun.yaml").returncode == 78

@@ -1,7 +1,5 @@
 """`saferun diagnose`: where a log is read from, and how the diagnosis is shown."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -12,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from sandbox import captured
 
 from saferun.cli import diagnose
 from saferun.errors import SaferunError
@@ -74,7 +73,7 @@ def test_people_read_what_failed_where_and_what_to_do(log):
 
 def test_explain_shows_what_weighed_as_text_and_as_json(log):
     run = [sys.executable, "-m", "saferun", "diagnose", "--explain", log]
-    text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    text = captured(*run, check=True).stdout
     assert re.search(r"^ +\d+  user-missing-file  line 3, rank 2: \[rank2\]: File", text, re.M)
     shown = json.loads(subprocess.run([*run, "--json"], capture_output=True, check=True).stdout)
     assert list(shown) == [*KEYS, "explain"]
@@ -121,9 +120,7 @@ def test_a_long_log_is_read_in_bounded_memory(tmp_path, home):
         "line = diagnose.run(sys.argv[1], None).root_line; "
         "print(line, re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, env=os.environ
-    )
+    done = captured(sys.executable, "-c", code, str(path), env=os.environ)
     line, kib = done.stdout.rsplit(maxsplit=1)
     assert line == "KeyError: 'x'"
     assert path.stat().st_size > 50 * 2**20

@@ -1,7 +1,5 @@
 """`saferun help`: every word that saferun prints or takes is explained, from the data alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -25,7 +23,7 @@ def ask(home: Path, *argv: str, status: int = 0) -> str:
     return done.stderr if status else done.stdout
 
 
-def test_every_listed_word_has_an_entry(home: Path):
+def test_every_listed_word_has_an_entry(home):
     known = reference.Reference({"HOME": str(home)})
     for what, words in known.words().items():
         for word in words:
@@ -78,18 +76,18 @@ def test_every_listed_word_has_an_entry(home: Path):
         ("NCCL_DEBUG", ["The value TRACE: every call of every rank is written; fix: NCCL_DEBUG="]),
     ],
 )
-def test_a_word_is_explained(home: Path, word: str, shown: list[str]):
+def test_a_word_is_explained(home, word, shown):
     text = ask(home, word)
     assert [line for line in shown if line not in text] == []
 
 
-def test_the_name_that_is_spelt_so_comes_before_others_that_differ_in_case(home: Path):
+def test_the_name_that_is_spelt_so_comes_before_others_that_differ_in_case(home):
     assert ask(home, "NCCL_TIMEOUT").startswith("NCCL_TIMEOUT: variable")
     assert "\nnccl-timeout: kind" in ask(home, "NCCL_TIMEOUT")
     assert ask(home, "nccl-timeout").startswith("nccl-timeout: kind of failure")
 
 
-def test_every_word_that_saferun_prints_or_takes_is_explained(home: Path):
+def test_every_word_that_saferun_prints_or_takes_is_explained(home):
     known = reference.Reference({"HOME": str(home)})
     configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
@@ -105,11 +103,11 @@ def test_every_word_that_saferun_prints_or_takes_is_explained(home: Path):
     assert {word for word in unknown if not known.mentions(word)} == set()
 
 
-def test_without_a_word_it_is_the_front_page(home: Path):
+def test_without_a_word_it_is_the_front_page(home):
     assert ask(home) == usage.HELP
 
 
-def test_an_unknown_word_is_met_with_the_nearest(home: Path):
+def test_an_unknown_word_is_met_with_the_nearest(home):
     for word, near in (("cuda-oom-fragmentatoin", "cuda-oom-fragmentation"), ("journl", "journal")):
         assert f"did you mean `{near}`?" in ask(home, word, status=2)
     assert "did you mean" not in ask(home, "qqqqq", status=2)

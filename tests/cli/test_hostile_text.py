@@ -1,7 +1,5 @@
 """What others wrote reaches a terminal without anything that moves its cursor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

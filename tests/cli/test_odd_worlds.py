@@ -1,7 +1,5 @@
 """What is odd about a directory, a script or a value is one clear line, or no matter at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The journals are those of real runs with a torchrun that fails as a test wants, and broken ones.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """`saferun runs clean` removes what is old and over, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """`saferun runs mitigations`: the history is listed and forgotten."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """`saferun runs report`: a run that others can read, as Markdown, as one page, and as JSON."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html.parser

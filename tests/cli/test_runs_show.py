@@ -1,7 +1,5 @@
 """`saferun runs show`: a run, attempt by attempt, for people and for programs."""
 
-from __future__ import annotations
-
 import json
 
 from sandbox import shell

@@ -1,7 +1,5 @@
 """What a watched run shows: GPUs, silence, what a retry would do, and nothing of a terminal's."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

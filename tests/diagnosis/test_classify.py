@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (what programs print is not wrapped)
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases, spread
 from hypothesis import HealthCheck, example, given, settings

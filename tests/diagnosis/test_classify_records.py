@@ -1,7 +1,5 @@
 """Diagnoses of whole logs: those of failures provoked on purpose, and a corpus of real ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

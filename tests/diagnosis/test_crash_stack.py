@@ -1,7 +1,5 @@
 """The Python stack of a crash in native code, from what faulthandler writes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

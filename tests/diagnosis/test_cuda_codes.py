@@ -1,7 +1,5 @@
 """A CUDA error of which only the number is printed is named; other numbers stay as they are."""
 
-from __future__ import annotations
-
 import pytest
 from job_logs import KNOWN
 

@@ -1,7 +1,5 @@
 """The evidence that decided is named: the source of the root cause, and what was measured."""
 
-from __future__ import annotations
-
 import pytest
 from job_logs import TIMEOUT, TRACEBACK, diagnose
 

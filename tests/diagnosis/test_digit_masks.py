@@ -1,7 +1,5 @@
 """Lines that are alike but for their digits are read together, and each as if it stood alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from cases import check_cases

@@ -1,7 +1,5 @@
 """Error files of ranks, as they are read into Evidence."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The lines that people read between attempts and at the end: short, and with what to do."""
 
-from __future__ import annotations
-
 import pytest
 from outcomes import outcome
 

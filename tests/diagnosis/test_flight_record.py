@@ -1,7 +1,5 @@
 """What the dumps of torch's flight recorder say, and that nothing in them is carried out."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

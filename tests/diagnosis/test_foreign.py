@@ -1,7 +1,5 @@
 """What only logs from elsewhere hold, and exceptions that are not Python's."""
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases
 from job_logs import diagnose

@@ -1,7 +1,5 @@
 """The work of a diagnosis grows with the length of a log, whatever the log is full of."""
 
-from __future__ import annotations
-
 import pytest
 from job_logs import diagnose
 from repo import tool

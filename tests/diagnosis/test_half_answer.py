@@ -1,7 +1,5 @@
 """An unknown failure: the innermost frame of the user's code, and the kinds that are nearest."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -5,8 +5,6 @@ records/harmless has lines of libraries, launchers and shells as jobs print them
 words of errors, with a blank line between them, that jobs print early and outlive.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

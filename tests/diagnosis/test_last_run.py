@@ -1,7 +1,5 @@
 """Where the last run of a log begins to which several were written."""
 
-from __future__ import annotations
-
 import collections
 
 import pytest

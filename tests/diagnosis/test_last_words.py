@@ -1,7 +1,5 @@
 """What a program states last of its own failure, where nothing else tells why it ended."""
 
-from __future__ import annotations
-
 import pytest
 from job_logs import KNOWN, SUMMARY, TRACEBACK, diagnose
 

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (what programs print is not wrapped)
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.diagnosis.evidence import NoNumber
@@ -89,7 +87,6 @@ def test_a_loss_that_stays_no_number_is_known_in_each_form(form, good, bad):
     before = lines(form, good, 10, 15)
     assert told(before + lines(form, bad, 15, 19)) is None, "four lines are not enough"
     found = told(before + lines(form, bad, 15, 20))
-    assert found is not None
     assert (found.value, found.good) == ("infinite" if bad == "inf" else "nan", good)
     assert found.step in (15, None)
     assert told(lines(form, good, 10, 40)) is None
@@ -104,7 +101,6 @@ def test_the_same_step_of_another_epoch_is_another_place():
     """One line an epoch, at its last step: no bar that is drawn again."""
     form = "Epoch {n}: 100%|####| 40/40 [00:01<00:00, 8.60it/s, v_num=0, train_loss={loss}]"
     found = told(lines(form, "2.0", 0, 3) + lines(form, "nan", 3, 8))
-    assert found is not None
     assert (found.step, found.epoch) == (40, 3)
 
 
@@ -124,7 +120,6 @@ def test_the_same_step_of_another_epoch_is_another_place():
 )
 def test_the_epoch_of_a_loss_is_known_where_it_is_told(line, epoch):
     found = told(lines(line, "2.0", 10, 15) + lines(line, "nan", 15, 40))
-    assert found is not None
     assert found.epoch == epoch
 
 
@@ -178,7 +173,6 @@ def test_the_step_of_a_dictionary_is_that_of_the_bar_above_it():
         for line in (bar.format(n=n), f"{{'loss': {'nan' if n > 13 else 2.0}, 'epoch': 0.1}}")
     ]
     found = told(output)
-    assert found is not None
     assert (found.step, found.good_step) == (14, 13)
 
 
@@ -195,5 +189,4 @@ def test_what_was_saved_before_the_look_that_did_not_show_the_number_yet_is_olde
     for at_s, output in ((110.0, good), (120.0, good), (130.0, good + more)):
         assert losses.take(["\n".join([*output, ""]).encode()], at_s) is None
     found = losses.take(["\n".join([*good, *more, *bad, ""]).encode()], 140.0)
-    assert found is not None
     assert found.good_at_s == 120.0

@@ -1,7 +1,5 @@
 """What NCCL's own diagnosis says of the paths between GPUs, in one clause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -37,7 +35,6 @@ def test_paths_that_work_are_counted_once_though_two_outputs_overlap():
     every = "[OK]   p2p: verified P2P access in both directions between every GPU pair"
     output = printed(BEGIN, f"{every} (56 peer accesses)", end(8))
     found = nccl_tests.read([output, output], 8)
-    assert found is not None
     assert found.finding == "NCCL's own test: the paths between GPUs work (56 of 56)"
     assert (found.line, found.completed, found.is_wrong) == ("", True, False)
 

@@ -1,7 +1,5 @@
 """Out-of-memory messages: their numbers, and the kind that these decide."""
 
-from __future__ import annotations
-
 import pytest
 from job_logs import FULL_CARD, diagnose
 

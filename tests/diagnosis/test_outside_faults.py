@@ -1,7 +1,5 @@
 """Exceptions of the world outside the job: what passes is tried again, and a mistake is not."""
 
-from __future__ import annotations
-
 from cases import check_cases
 from job_logs import KNOWN, TRACEBACK, diagnose, output, table
 

@@ -1,7 +1,5 @@
 """A prefix that no list knows: a traceback shows it, and it is removed from every line."""
 
-from __future__ import annotations
-
 import pytest
 from job_logs import diagnose, table
 

@@ -1,7 +1,5 @@
 """No pattern of the diagnosis takes more than linear time, whatever a log holds."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re

@@ -1,7 +1,5 @@
 """How far a job came: the first and the last step in its output, and whether it ran for long."""
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases
 from hypothesis import given

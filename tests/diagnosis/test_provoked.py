@@ -3,8 +3,6 @@
 tools/record_logs.py has recorded them; another torch may print them in other words.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What NCCL's RAS says of a job, and when it says nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

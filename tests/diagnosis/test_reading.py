@@ -1,7 +1,5 @@
 """What is read in a log: records, numbers, progress, other languages' exceptions, runs, ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a structured record of a log holds: its rank and its lines."""
 
-from __future__ import annotations
-
 import json
 
 from cases import check_cases

@@ -1,7 +1,5 @@
 """What happens after an attempt, as a table: history and policies in, decision out."""
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases
 from hypothesis import given

@@ -1,11 +1,8 @@
 """The knowledge of failures: complete, explained, consistent with the mitigations, parsed once."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +84,7 @@ def test_the_knowledge_is_parsed_once_per_content_and_not_again_where_it_is_kept
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "old", "document": {}}'])
-def test_a_useless_cache_entry_is_not_used(tmp_path: Path, monkeypatch, content):
+def test_a_useless_cache_entry_is_not_used(tmp_path, monkeypatch, content):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     signatures.load()
     (entry,) = tmp_path.rglob("failures.yaml.json")

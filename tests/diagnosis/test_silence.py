@@ -1,7 +1,5 @@
 """When a silent job may hang, and which rank is elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (what programs print is not wrapped)
 
-from __future__ import annotations
-
 import pytest
 from job_logs import TRACEBACK, diagnose
 

@@ -1,7 +1,5 @@
 """A log means the same however it comes: labelled, stamped, coloured, boxed in JSON."""
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases, spread
 from job_logs import diagnose, table

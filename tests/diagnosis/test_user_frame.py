@@ -1,7 +1,5 @@
 """Where the user's code was, and whose fault a traceback shows that is cut before its exception."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a failure costs, and how often to save."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.diagnosis.work_lost import better_interval_s, interval_s, lost

@@ -1,7 +1,5 @@
 """What the tests of doctor share."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest

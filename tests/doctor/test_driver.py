@@ -1,7 +1,5 @@
 """What doctor makes of driver, torch and GPUs together, and of a driver that does not answer."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Whatever these do (hang, lie, die), there are findings, no traceback, and an end within 20 s.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """What doctor makes of NVML's answers about each GPU."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Disks, memory, limits, clock, compilers and the scheduler: what doctor reads and makes of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -193,7 +191,7 @@ def written(folder: pathlib.Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path, monkeypatch) -> None:
+def test_memory_is_read_with_the_limits_of_the_control_group(tmp_path, monkeypatch):
     files = {
         "p/self/cgroup": "0::/job\n",
         "g/cgroup.controllers": "cpu memory",

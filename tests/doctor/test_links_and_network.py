@@ -4,8 +4,6 @@ The CUDA driver is a fake whose GPUs are the host's memory; the program that tri
 one, in a real process.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

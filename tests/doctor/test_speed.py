@@ -1,7 +1,5 @@
 """`doctor --full`: what was measured is compared with the siblings; what was not says why."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The report of `saferun doctor`: for people, in a terminal's width, and as JSON for programs."""
 
-from __future__ import annotations
-
 import json
 
 from saferun.doctor import view

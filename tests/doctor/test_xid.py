@@ -1,7 +1,5 @@
 """The driver's events in a kernel log, by NVIDIA's catalogue."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.doctor import xid

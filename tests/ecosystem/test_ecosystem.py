@@ -3,8 +3,6 @@
 `make test-ecosystem` makes that environment; torch is in the one that runs the tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 from helpers import MARK, living, until
 from repo import PROGRAMS, ROOT
+from sandbox import text_of, write
 
 pytestmark = pytest.mark.ecosystem
 APART = ROOT / ".venv-ecosystem" / "bin"
@@ -36,7 +35,7 @@ RANK = (
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     shutil.copy(PROGRAMS / "ecosystem" / "job.py", tmp_path)
-    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    write(tmp_path / "rank.py", RANK)
     return tmp_path
 
 
@@ -81,7 +80,7 @@ def beside_torch(place: Path, *argv: object, **environ: str) -> str:
 
 def launch_json() -> dict[str, Any]:
     """Return the configuration for VS Code in docs/tools.md."""
-    text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "docs" / "tools.md")
     (block,) = re.findall(r"```json\n(.*?launch.*?)```", text, re.DOTALL)
     (found,) = json.loads(block)["configurations"]
     return dict(found)
@@ -90,9 +89,7 @@ def launch_json() -> dict[str, Any]:
 @pytest.mark.parametrize("disable", ["", "1"], ids=["supervised", "disabled"])
 def test_an_editor_stops_at_a_breakpoint_in_a_rank_and_steps_over_it(place, disable):
     script = place / "train.py"
-    script.write_text(
-        "import os\nvalue = int(os.environ['RANK'])\nvalue += 10\nprint('end')\n", encoding="utf-8"
-    )
+    write(script, "import os\nvalue = int(os.environ['RANK'])\nvalue += 10\nprint('end')\n")
     launch = {**launch_json(), "cwd": str(place), "console": "internalConsole"}
     launch["args"] = [word.replace("${file}", str(script)) for word in launch["args"]]
     client = PROGRAMS / "ecosystem" / "debug_client.py"
@@ -111,12 +108,12 @@ def test_an_editor_stops_at_a_breakpoint_in_a_rank_and_steps_over_it(place, disa
     ("name", "disable"), [("torchrun", ""), ("saferun", ""), ("saferun", "1")], ids=str
 )
 def test_viztracer_has_the_traces_of_the_ranks(place, name, disable):
-    (place / "rank.py").write_text("def of_the_rank(): pass\nof_the_rank()\n", encoding="utf-8")
+    write(place / "rank.py", "def of_the_rank(): pass\nof_the_rank()\n")
     options = ["--quiet", "-o", "trace.json", "--include_files", str(place / "rank.py"), "--"]
     program = [TORCH / name, "--nproc-per-node=2", str(place / "rank.py")]
     environ = {"SAFERUN_DISABLE": disable}
     beside_torch(place, "-m", "viztracer", *options, *program, **environ)
-    events = json.loads((place / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    events = json.loads(text_of(place / "trace.json"))["traceEvents"]
     seen = {one["pid"] for one in events if "of_the_rank" in one["name"]}
     assert len(seen) == 2
 
@@ -124,11 +121,11 @@ def test_viztracer_has_the_traces_of_the_ranks(place, name, disable):
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 def test_hooks_run_in_ranks_that_opentelemetry_instruments(place, inside):
     otel = "opentelemetry.instrumentation.auto_instrumentation"
-    (place / "rank.py").write_text(
+    write(
+        place / "rank.py",
         "import os, sys\n"
         f"seen = '_saferun.inject' in sys.modules, {otel!r} in sys.modules\n"
         "os.write(1, f'{seen}\\n'.encode())\n",
-        encoding="utf-8",
     )
     instrument = ["-c", f"from {otel} import run; run()"]
     run = ["--set=hooks.required=true", "--nproc-per-node=2"]
@@ -172,11 +169,11 @@ def test_pipx_installs_it_without_torch_beside_an_environment_that_has_it(place)
 
 
 def test_uv_runs_it_in_a_project(place):
-    (place / "pyproject.toml").write_text(
+    write(
+        place / "pyproject.toml",
         '[project]\nname = "p"\nversion = "0"\nrequires-python = ">=3.10"\n'
         'dependencies = ["saferun"]\n'
         f"[tool.uv.sources]\nsaferun = {{path = {json.dumps(str(ROOT))}}}\n",
-        encoding="utf-8",
     )
     out = ran(place, APART / "uv", "run", "--quiet", "saferun", "--nproc-per-node=2", "rank.py")
     assert out.splitlines() == [f"{sys.executable} 2"] * 2
@@ -194,12 +191,10 @@ repos:
 
 def test_pre_commit_runs_the_committed_hooks_without_torch(place):
     (place / "profiles").mkdir()
-    (place / "profiles" / "good.yaml").write_text("schema: 1\nextends: [cuda]\n", encoding="utf-8")
+    write(place / "profiles" / "good.yaml", "schema: 1\nextends: [cuda]\n")
     ran(place, TORCH / "saferun", "gen-shell", "-o", "run.sh", "--", "rank.py")
     commit = ran(ROOT, "git", "rev-parse", "HEAD").strip()
-    (place / ".pre-commit-config.yaml").write_text(
-        CONFIG.format(root=ROOT, commit=commit), encoding="utf-8"
-    )
+    write(place / ".pre-commit-config.yaml", CONFIG.format(root=ROOT, commit=commit))
     ran(place, "git", "init", "--quiet")
     ran(place, "git", "add", ".pre-commit-config.yaml", "profiles", "run.sh")
     homes = {"PRE_COMMIT_HOME": f"{place}/hooks"}
@@ -212,13 +207,13 @@ def test_pre_commit_runs_the_committed_hooks_without_torch(place):
 def test_the_action_installs_it_and_checks(place):
     import yaml
 
-    steps = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
+    steps = yaml.safe_load(text_of(ROOT / "action.yml"))["runs"]["steps"]
     (place / "profiles").mkdir()
-    (place / "profiles" / "good.yaml").write_text("schema: 1\n", encoding="utf-8")
+    write(place / "profiles" / "good.yaml", "schema: 1\n")
     inputs = {"INPUT_PYTHON": "python3", "INPUT_PROFILES": "profiles/*.yaml", "INPUT_SCRIPTS": ""}
     runner = {"RUNNER_TEMP": f"{place}/runner", "GITHUB_ACTION_PATH": str(ROOT)}
     for step in steps:
-        (place / "step").write_text(step["run"], encoding="utf-8")
+        write(place / "step", step["run"])
         shell = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "step")
         out = ran(place, *shell, **inputs, **runner)
     assert out == "profiles/good.yaml: no errors\n"

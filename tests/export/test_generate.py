@@ -1,12 +1,11 @@
 """`saferun gen-shell` as people run it: what it writes, refuses and calls stale."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat
 
 import pytest
+from sandbox import text_of, write
 from scripts import NASTY
 
 from saferun.export import shell_script
@@ -15,7 +14,6 @@ from saferun.export import shell_script
 def job(text: str) -> list[str]:
     """Return the arguments of the line that starts the job, less torchrun and the last one."""
     line = re.search(r'^job torchrun(.*) "\$@"$', text, re.MULTILINE)
-    assert line is not None
     argv = shell_script.unquoted(line[1])
     assert argv is not None
     return argv
@@ -76,7 +74,6 @@ def test_the_same_arguments_make_the_same_bytes_and_the_headers_command_reproduc
     argv = ["--profile", "h100", "--set", f"env.A={NASTY}", "--", "train.py", NASTY, "\u00fc"]
     first = machine.gen_shell(*argv).stdout
     made = shell_script.made_by(first)
-    assert made is not None
     assert made[1][:2] == ["saferun", "gen-shell"]
     assert machine.gen_shell(*made[1][2:]).stdout == first
 
@@ -91,7 +88,7 @@ def test_the_same_arguments_make_the_same_bytes_and_the_headers_command_reproduc
     ids=["nothing", "no script", "a script"],
 )
 def test_the_header_names_what_the_script_takes(machine, argv, takes):
-    text = machine.script("--profile", "cpu", "--", *argv).read_text(encoding="utf-8")
+    text = text_of(machine.script("--profile", "cpu", "--", *argv))
     assert f"\n#     bash THIS-FILE {takes}\n" in text
     assert ("are torchrun's arguments" in text) is ("SCRIPT [ARG" in takes)
 
@@ -100,9 +97,8 @@ def test_the_header_has_what_the_environment_asked_for(machine):
     environ = {"SAFERUN_PROFILE": "h100", "SAFERUN_SET": "env.A='x y' retry.attempts=2"}
     environ |= {"SAFERUN_RETRIES": "4", "SAFERUN_RUN_DIR": "my runs"}
     path = machine.script("--", "train.py", **environ)
-    made = shell_script.made_by(path.read_text(encoding="utf-8"))
-    assert made is not None
-    assert machine.gen_shell(*made[1][2:]).stdout == path.read_text(encoding="utf-8")
+    made = shell_script.made_by(text_of(path))
+    assert machine.gen_shell(*made[1][2:]).stdout == text_of(path)
     assert machine.gen_shell("--check", str(path)).returncode == 0
 
 
@@ -113,13 +109,10 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
         done = machine.command(*argv)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
-    assert (
-        path.read_text(encoding="utf-8")
-        == machine.gen_shell("--profile", "cpu", "--", "train.py").stdout
-    )
-    path.write_text("#!/bin/sh\necho mine\n", encoding="utf-8")
+    assert text_of(path) == machine.gen_shell("--profile", "cpu", "--", "train.py").stdout
+    write(path, "#!/bin/sh\necho mine\n")
     done = machine.command(*argv)
-    assert (done.returncode, path.read_text(encoding="utf-8")) == (2, "#!/bin/sh\necho mine\n")
+    assert (done.returncode, text_of(path)) == (2, "#!/bin/sh\necho mine\n")
     assert "gen-shell did not make" in done.stdout + done.stderr
     assert [p.name for p in machine.cwd.iterdir() if ".tmp" in p.name] == []
 
@@ -144,13 +137,13 @@ def test_o_writes_an_executable_file_and_replaces_only_its_own(machine):
 def test_check_tells_whether_a_script_is_stale(machine, change, verdict):
     path = machine.script("--profile", "h100", "--", "train.py", name="run.sh")
     if change:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         assert change[0] in text
-        path.write_text(
+        write(
+            path,
             text.replace(*change, 1)
             if change[0] != '"$@"'
             else change[1].join(text.rsplit(change[0], 1)),
-            encoding="utf-8",
         )
     done = machine.gen_shell("--check", "run.sh")
     given = ["--profile", "h100", "--", "train.py"]
@@ -162,9 +155,7 @@ def test_check_tells_whether_a_script_is_stale(machine, change, verdict):
 
 
 def test_a_profile_of_this_directory_is_named_and_a_secret_warned_of(machine):
-    (machine.cwd / "saferun.yaml").write_text(
-        "schema: 1\nname: ours\nenv: {WANDB_API_KEY: abc}\n", encoding="utf-8"
-    )
+    write(machine.cwd / "saferun.yaml", "schema: 1\nname: ours\nenv: {WANDB_API_KEY: abc}\n")
     done = machine.gen_shell("--profile", "ours", "--", "train.py")
     assert done.returncode == 0
     assert done.stderr == (

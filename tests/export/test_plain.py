@@ -3,8 +3,6 @@
 What its hooks do is in test_plain_hooks.py.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

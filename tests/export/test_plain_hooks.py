@@ -1,7 +1,5 @@
 """What the hooks of a plain script do: real torch on the CPU, started by the script itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

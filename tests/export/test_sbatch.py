@@ -1,7 +1,5 @@
 """Files for sbatch: what they contain, and what they do where Slurm's programs only record."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from cases import slow
 from helpers import until
+from sandbox import text_of, write
 from scripts import STAYS, Machine, Ran
 
 from saferun.errors import UsageError
@@ -74,7 +73,7 @@ class Cluster(Machine):
     @property
     def asked(self) -> list[str]:
         path = self.slurm / "asked"
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return text_of(path).splitlines() if path.exists() else []
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def directives(text: str) -> list[str]:
 
 def rendered(job: sbatch.Job, *args: str) -> str:
     line = torchrun_args.parse(args or ["SCRIPT"]).line
-    return sbatch.render(SMALLEST, job, line, (SHELL / "slurm.sh").read_text(encoding="utf-8"))
+    return sbatch.render(SMALLEST, job, line, text_of(SHELL / "slurm.sh"))
 
 
 OURS = ["--job-name=train", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append"]
@@ -170,21 +169,19 @@ WHOLE = ["--gpus-per-node=2", "--time=5", "--sbatch=--output=my logs/x.out", "--
 @pytest.mark.parametrize("arguments", [WHOLE, ["--", "--standalone", "t.py"]], ids=["all", "alone"])
 def test_the_file_pleases_shellcheck_and_its_header_makes_it_again(cluster, arguments):
     file = cluster.job(*arguments)
-    file.write_text(
-        shell_script.without_bundle(text := file.read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    write(file, shell_script.without_bundle(text := text_of(file)))
     tools = pathlib.Path(sys.executable).parent
     for tool in (["shellcheck"], ["shfmt", "-i", "2", "-ci", "-d"]):
         if not (tools / tool[0]).exists():
             pytest.skip(f"no {tool[0]} beside this Python")
         done = subprocess.run([tools / tool[0], *tool[1:], file], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "")
-    file.write_text(text, encoding="utf-8")
+    write(file, text)
     assert "\n#     sbatch THIS-FILE" in text
     ran = cluster.submit(file, SLURM_JOB_ID="")
     assert (ran.status, "this script is for Slurm: sbatch " in ran.err) == (2, True)
     assert cluster.command("gen-shell", "--check", str(file)).stdout == f"{file}: up to date\n"
-    file.write_text(text.replace("--nodes=2", "--nodes=3"), encoding="utf-8")
+    write(file, text.replace("--nodes=2", "--nodes=3"))
     assert (
         "would be `#SBATCH --nodes=2`" in cluster.command("gen-shell", "--check", str(file)).stdout
     )
@@ -219,7 +216,7 @@ def test_torchrun_gets_what_makes_nodes_meet_unless_the_user_gives_it(
     cluster, made, given, environ, expected
 ):
     file = cluster.job("--", "torchrun", *made) if made else cluster.job()
-    (cluster.cwd / "t.py").write_text("", encoding="utf-8")
+    write(cluster.cwd / "t.py", "")
     ran = cluster.submit(file, *given, **environ)
     assert ran.status == 0, ran.err
     assert ran.received[1].argv[1:] == expected
@@ -230,17 +227,14 @@ def test_a_job_has_a_rank_a_gpu_and_a_log_a_node_and_leaves_nothing_else(cluster
     array = {"SLURM_ARRAY_JOB_ID": "4710", "SLURM_ARRAY_TASK_ID": "1"}
     ran = cluster.submit(cluster.job("--gpus-per-node=a100:8", "--", "train.py"), **array)
     assert ran.received[1].argv[-3:] == ["--nproc-per-node", "8", "train.py"]
-    assert (
-        "--output=%x-%A_%a-%N.out"
-        in (cluster.slurm / "srun").read_text(encoding="utf-8").splitlines()
-    )
+    assert "--output=%x-%A_%a-%N.out" in text_of(cluster.slurm / "srun").splitlines()
     assert list(cluster.temporary.glob("saferun*")) == []  # the file that a node was sent
     assert list(cluster.cwd.glob("saferun-slurm*")) == []
     assert cluster.living() == {}
 
 
 def test_plain_python_gets_no_option_of_torchruns(cluster):
-    (cluster.cwd / "t.py").write_text("", encoding="utf-8")
+    write(cluster.cwd / "t.py", "")
     ran = cluster.submit(cluster.job("--set", "launcher=python", "--", "t.py"), "a b")
     assert ran.received[1].argv[-2:] == ["t.py", "a b"], ran.err
     assert not set(MET) & set(ran.received[1].argv)
@@ -299,11 +293,9 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
         until(lambda: cluster.asked == asked)
         until((records / "signals").exists)
         if not ends:  # Slurm ends what it has queued again
-            os.killpg(
-                json.loads((records / "1.json").read_text(encoding="utf-8"))["pid"], signal.SIGKILL
-            )
+            os.killpg(json.loads(text_of(records / "1.json"))["pid"], signal.SIGKILL)
         _, err = process.communicate()
-    assert (records / "signals").read_text(encoding="utf-8") == "SIGUSR2 "
+    assert text_of(records / "signals") == "SIGUSR2 "
     assert cluster.asked == asked
     # What Slurm ends may be the job first, or the script.
     killed = (128 + signal.SIGTERM, 128 + signal.SIGKILL)

@@ -1,7 +1,5 @@
 """The script of `gen-shell`, run: torchrun gets from it what it gets from saferun."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from repo import ROOT, read_yaml
-from sandbox import SAFERUN
+from sandbox import SAFERUN, text_of, write
 from scripts import NASTY, RECORDING, Machine, Received
 
 from saferun.export.bundle_main import OF_BASH
@@ -34,7 +32,7 @@ EXPORTED = {
     "saferun's": {"SAFERUN_RETRIES": "1", "SAFERUN_RUN_DIR": "runs here", "SAFERUN_PROFILE": ""},
 }
 GPUS = {
-    path.stem: read_yaml(path.read_text(encoding="utf-8")).get("match", {}).get("gpu")
+    path.stem: read_yaml(text_of(path)).get("match", {}).get("gpu")
     for path in (ROOT / "profiles").glob("*.yaml")
 }
 GPUS |= {"h100-llava": ["H100"], "h100-nanochat": ["H100"], "tf-rtx5090": ["RTX 5090"]}
@@ -97,7 +95,7 @@ def test_the_environment_is_the_callers_to_the_last_name(machine):
     """
     (machine.bin / "our-python").symlink_to(sys.executable)  # no shell on the way to it
     machine.program("torchrun", f"#!/usr/bin/env -S our-python -IB\n{RECORDING}")
-    text = (ROOT / "shell" / "run.sh").read_text(encoding="utf-8")
+    text = text_of(ROOT / "shell" / "run.sh")
     special = ("PATH", "HOME", "TMPDIR", "XDG_", "BASH", "PYTHON", "SAFERUN", "ends")
     arguments = [w for w in set(re.findall(r"[A-Za-z_]\w*", text)) if not w.startswith(special)]
     environ = dict.fromkeys((*OF_BASH, *arguments), "mine") | {"SHLVL": "7", "a.b-c": "d"}
@@ -131,9 +129,7 @@ HOW_NAMED = {  # words, exported, the text of ./saferun.yaml, and how ranks star
 def test_ranks_are_warm_where_a_shipped_gpu_profile_is_named(machine, words, exported, file, ranks):
     machine.gpus(2)
     if file:
-        (machine.cwd / "saferun.yaml").write_text(
-            f"schema: 1\nname: ours\n{file}\n", encoding="utf-8"
-        )
+        write(machine.cwd / "saferun.yaml", f"schema: 1\nname: ours\n{file}\n")
     shown = machine.command("plan", "--json", *words, "train.py", **exported).stdout
     assert json.loads(shown)["start"] == {"ranks": ranks}
     text = machine.command("plan", *words, "train.py", **exported).stdout
@@ -166,10 +162,8 @@ def test_what_was_set_beats_what_is_exported_as_under_saferun(machine):
 
 def test_what_is_edited_into_the_script_counts(machine):
     script = machine.script("--profile", "h100", "--", "train.py")
-    text = script.read_text(encoding="utf-8").replace("ORDER PCI_BUS_ID\n", "ORDER FASTEST_FIRST\n")
-    script.write_text(
-        text.replace("set -euo pipefail\n", "set -euo pipefail\nexport MINE=1\n"), encoding="utf-8"
-    )
+    text = text_of(script).replace("ORDER PCI_BUS_ID\n", "ORDER FASTEST_FIRST\n")
+    write(script, text.replace("set -euo pipefail\n", "set -euo pipefail\nexport MINE=1\n"))
     env = machine.run(["bash", script], **NO_TRIAL).received[1].env
     assert (env["CUDA_DEVICE_ORDER"], env["MINE"]) == ("FASTEST_FIRST", "1")
 
@@ -186,10 +180,8 @@ def test_what_is_edited_into_the_script_counts(machine):
 )
 def test_a_setting_that_was_edited_to_nonsense_is_refused_by_name(machine, line, message):
     script = machine.script("--profile", "cpu", "--", "train.py")
-    text = script.read_text(encoding="utf-8")
-    script.write_text(
-        text.replace("\n# --- The job", f"\n{line}\n\n# --- The job", 1), encoding="utf-8"
-    )
+    text = text_of(script)
+    write(script, text.replace("\n# --- The job", f"\n{line}\n\n# --- The job", 1))
     ran = machine.run(["bash", script])
     assert (ran.status, ran.received) == (78, {}), ran.err
     assert message in ran.err
@@ -254,7 +246,7 @@ def journals(machine: Machine) -> list[list[tuple]]:
     """What the journals say happened, without times and names."""
     found = []
     for path in sorted((machine.home / ".local/state/saferun/runs").glob("*/events.jsonl")):
-        events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        events = [json.loads(line) for line in text_of(path).splitlines()]
         keys = ("event", "attempt", "status", "kind", "fingerprint", "action", "reason", "add")
         found.append([tuple(str(event.get(key)) for key in keys) for event in events])
     return found

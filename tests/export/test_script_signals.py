@@ -4,8 +4,6 @@ What the loop does about signals and deaths is tested where it runs live, in tes
 script becomes that process by `exec`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,14 +1,12 @@
 """The script of `gen-shell` in the world: locks, odd machines, odd shells, places for the kit."""
 
-from __future__ import annotations
-
 import os
 import sys
 
 import pytest
 from cases import slow
 from rights import OTHER, needs
-from sandbox import SAFERUN, executable, python_program, shell_program
+from sandbox import SAFERUN, executable, python_program, shell_program, text_of, write
 from scripts import RECORDING, end, up
 
 WAITS = [
@@ -29,7 +27,6 @@ def test_a_script_and_a_live_run_see_each_other(machine, first, policy):
     second = "live" if first == "script" else "script"
     sets = f"locks.gpus={policy} locks.wait_s={60 if policy == 'wait' else 0}"
     other = machine.start(commands[second], "second", SAFERUN_SET=sets)
-    assert other.stderr is not None
     line = other.stderr.readline()
     assert "is in use by pid" in line
     assert "(train.py, since " in line
@@ -72,10 +69,7 @@ def test_disabled_it_is_plain_torchrun(machine):
 
 def test_the_job_begins_with_torchrun(machine):
     script = machine.script("--profile", "cpu", "--", "train.py")
-    script.write_text(
-        script.read_text(encoding="utf-8").replace("\njob torchrun ", "\njob python "),
-        encoding="utf-8",
-    )
+    write(script, text_of(script).replace("\njob torchrun ", "\njob python "))
     ran = machine.run(["bash", script])
     assert (ran.status, ran.received) == (2, {})
     assert ran.err == "saferun: the job begins with the word torchrun, not with `python`\n"

@@ -1,7 +1,5 @@
 """A profile as shell words and back: the same settings, whatever the machine."""
 
-from __future__ import annotations
-
 import pytest
 from repo import ROOT
 from shell_text import rendered_script, settings_in_bash

@@ -1,7 +1,5 @@
 """The examples of shell/, run: before and after start the same jobs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shell text: any value survives it, and nothing in it is run that is not meant."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess

@@ -1,7 +1,5 @@
 """One attempt under supervision: how it ends, what it leaves, who holds its lock."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools
@@ -247,7 +245,6 @@ def test_number_that_another_process_has_by_now_is_not_signalled():
     from saferun.keeper.process_tree import read_stat, send_signal
 
     stat = read_stat(os.getpid())
-    assert stat is not None
     send_signal(os.getpid(), stat[2] + 1, signal.SIGKILL)  # we are still here
 
 

@@ -1,7 +1,5 @@
 """Signals to an attempt: who gets which, how often, and what ends by them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A job that hangs is told of, with the rank that is elsewhere; the job is left alone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -39,13 +37,10 @@ def test_the_key_at_a_terminal_asks_where_the_ranks_are_and_ends_nothing(tmp_pat
         for _ in range(2):  # and it can be asked again
             until(lambda: len(ranks_of(machine.mark)) == 2, "both ranks run")
             before = ranks_of(machine.mark)
-            terminal.type("\x1c")
-            terminal.expect(rb"saferun: where the ranks are:")
-            terminal.expect(rb"rank 1 \(pid (\d+)\)")
+            terminal.type("\x1c", rb"saferun: where the ranks are:", rb"rank 1 \(pid (\d+)\)")
             assert ranks_of(machine.mark) == before
             assert b"may hang" not in terminal.seen
-        terminal.type("\x03")
-        terminal.expect(rb"READY\$ ")
+        terminal.type("\x03", rb"READY\$ ")
         until(lambda: len(machine.living()) == 1, "all but the shell have ended")
     terminal.end()
 

@@ -1,7 +1,5 @@
 """Hangs as they happen, each in a real torchrun job: the rank is named, and the loop decides."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import rights
 from helpers import until
-from runs import PROGRAMS, Run, program, run
+from runs import PROGRAMS, Run, program, ran, run
 
 pytestmark = pytest.mark.slow
 END = ["--profile=cpu", "--set", "watch.mode=end", "--set", "watch.silence_s=20", "--retries=1"]
@@ -102,7 +100,6 @@ def dead_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     place.mkdir()
     command = [sys.executable, str(PROGRAMS / "dead_mount.py"), str(place), request.param]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
         assert server.stdout.readline() == b"mounted\n"
         yield place / "data"
         server.kill()  # who waits for it gets an error now
@@ -124,9 +121,8 @@ def test_a_read_on_a_dead_file_system_is_named_and_tried_again(tmp_path, dead_mo
 def test_a_rank_that_the_kernel_cannot_end_stops_the_run_with_its_line(tmp_path, dead_mount):
     kept, stdin = os.pipe()
     argv = ["--nproc-per-node=2", program("hanging_rank"), "file", str(dead_mount)]
-    with run(tmp_path, *END, *argv, stdin=kept) as job:
-        assert job.end()
-        until(lambda: job.events("ended"), "the end in the journal")
+    job = ran(tmp_path, *END, *argv, stdin=kept, status=None)
+    until(lambda: job.events("ended"), "the end in the journal")
     os.close(kept)
     os.close(stdin)
     (ended,) = job.events("ended")

@@ -1,7 +1,5 @@
 """Ctrl-C, and signals that ask a run to end: answered at once, and as a shell expects it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -25,8 +23,7 @@ class Person(Terminal):
         self.folder = folder
         self.machine = Sandbox(folder, **small_torchrun(folder))
         super().__init__(self.machine.environ)
-        self.type(f"{shell('cd', folder)}\n")
-        self.expect(rb"READY\$ ")
+        self.type(f"{shell('cd', folder)}\n", rb"READY\$ ")
 
     def job(self) -> str:
         """Return the command that runs the job."""
@@ -68,24 +65,21 @@ def test_ctrl_c_is_answered_lets_the_job_end_and_stops_a_shells_loop(person, loo
         line = "bash loop.sh"
     person.type(line + "\n")
     person.sees("up")
-    person.type("\x03")
-    person.expect(ANSWER)
+    person.type("\x03", ANSWER)
     person.sees("asked")
     person.lets_it_end()
     seen = person.expect(rb"(?s)(.*)READY\$ ")[1]
     assert len(person.sees("up").splitlines()) == 1
     assert person.sees("asked") == person.sees("up")
     assert b"went-1" not in seen
-    person.type("echo status=$?\n")
-    person.expect(rb"status=130")
+    person.type("echo status=$?\n", rb"status=130")
     assert person.sees("saved") == person.sees("up")
 
 
 def test_a_second_ctrl_c_kills_the_job(person):
     person.type(person.job() + "\n")
     job = int(person.sees("up"))
-    person.type("\x03")
-    person.expect(ANSWER)
+    person.type("\x03", ANSWER)
     person.sees("asked")
     # What follows sooner than 0.1 s counts as the same keypress: the first of these is taken.
     until(lambda: not is_alive(job) or person.type("\x03"), "the job has ended")

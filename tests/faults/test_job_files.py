@@ -1,20 +1,18 @@
 """Files, devices and descriptors that a job is given are its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 
 import pytest
 from helpers import python
-from sandbox import shell
+from sandbox import shell, text_of, write
 from supervised import supervised
 
 
 @pytest.mark.parametrize("flag", [os.O_APPEND, 0], ids=["append", "from where it stands"])
 def test_regular_file_is_the_jobs_own_and_its_end_is_read_back(tmp_path, flag):
     log = tmp_path / "log"
-    log.write_text("old\n", encoding="utf-8")
+    write(log, "old\n")
     fd = os.open(log, os.O_WRONLY | flag)
     os.lseek(fd, 4, os.SEEK_SET)
     code = "stat -Lc %F /proc/self/fd/1; head -c 300000 /dev/zero; echo end"
@@ -66,6 +64,4 @@ def test_descriptors_beyond_the_three_are_the_jobs_own(tmp_path):
     prefix = ["bash", "-c", f'{opened}; "$@"', "-"]
     with supervised(tmp_path, ["sh", "-c", "echo c >&3; echo d >&4"], prefix=prefix) as run:
         assert run.ended()["exit_code"] == 0
-    assert (tmp_path / "three").read_text(encoding="utf-8") + (tmp_path / "four").read_text(
-        encoding="utf-8"
-    ) == "c\nd\n"
+    assert text_of(tmp_path / "three") + text_of(tmp_path / "four") == "c\nd\n"

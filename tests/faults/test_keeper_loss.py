@@ -1,7 +1,5 @@
 """The keeper is killed or stopped: no line that the job has written is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A training whose loss is not a number any more: said once, or ended and gone on from before."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -10,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from runs import program, run
-from sandbox import shell
+from runs import program, ran
+from sandbox import shell, text_of
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 FAST = {"command": [sys.executable, program("fast_watch")]}
@@ -38,19 +36,16 @@ def test_a_loss_that_is_no_number_is_said_once_with_the_checkpoint_before(tmp_pa
     (tmp_path / "told").mkdir()
     told = f"cat >> {shell(tmp_path / 'told' / 'events')}"
     notify = f"--set=notify.command={json.dumps(['sh', '-c', told])}"
-    with run(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]"), **FAST) as job:
-        assert job.end() == 0, job.err
-        (event,) = job.events("loss")
-        (line,) = (line for line in job.messages() if "the loss is nan" in line)
-        shown, watched = job.ask("runs", "show", "last"), job.ask("runs", "report", "last")
+    job = ran(tmp_path, *training(tmp_path, notify, "--set=notify.on=[loss]"), **FAST)
+    (event,) = job.events("loss")
+    (line,) = (line for line in job.messages() if "the loss is nan" in line)
+    shown, watched = job.ask("runs", "show", "last"), job.ask("runs", "report", "last")
     assert "the loss is nan since step 20 (1.810 at step 19); the newest checkpoint before" in line
     assert (event["value"], event["step"], event["good_step"]) == ("nan", 20, 19)
     saved = Path(event["checkpoint"])
-    assert json.loads(saved.read_text(encoding="utf-8"))["step"] <= 19
+    assert json.loads(text_of(saved))["step"] <= 19
     assert saved.name in line
-    (told,) = map(
-        json.loads, (tmp_path / "told" / "events").read_text(encoding="utf-8").splitlines()
-    )
+    (told,) = map(json.loads, text_of(tmp_path / "told" / "events").splitlines())
     assert (told["event"], told["step"], told["checkpoint"]) == ("loss", 20, str(saved))
     for page in (shown, watched):
         assert "the loss is nan since step 20" in page
@@ -64,10 +59,9 @@ def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
         make = [sys.executable, "-m", "saferun", "gen-shell", *words[:at], "-o", "run.sh", "--"]
         subprocess.run([*make, *words[at:], "--pace=0.3"], cwd=tmp_path, check=True)
         words, options = [], {"command": ["bash", "run.sh"]}
-    with run(tmp_path, *words, **options) as job:
-        assert job.end() == 0, job.err
-        first, last = job.events("ended")
-        shown = job.ask("runs", "show", "last")
+    job = ran(tmp_path, *words, **options)
+    first, last = job.events("ended")
+    shown = job.ask("runs", "show", "last")
     assert (first["kind"], first["action"], last["status"]) == ("loss-not-finite", "again", 0)
     assert (first["ended_by"], last["ended_by"]) == ("loss", "job")
     assert "end       its loss is not a number" in shown
@@ -78,14 +72,12 @@ def test_an_attempt_that_is_ended_goes_on_from_before_it(tmp_path, way):
 
 
 def test_the_same_step_again_stops_the_run(tmp_path):
-    with run(tmp_path, *training(tmp_path, *ENDED), **FAST) as job:
-        assert job.end() != 0
-        kinds = [(e["kind"], e["action"]) for e in job.events("ended")]
+    job = ran(tmp_path, *training(tmp_path, *ENDED), **FAST, status=None)
+    kinds = [(e["kind"], e["action"]) for e in job.events("ended")]
     assert kinds == [("loss-not-finite", "again"), ("loss-not-finite", "stop")]
     assert "not tried again: the loss is not a number at the same step again" in job.err
 
 
 def test_a_single_attempt_is_ended_too(tmp_path):
-    with run(tmp_path, *training(tmp_path, *ENDED, "--retries=0"), **FAST) as job:
-        assert job.end() != 0
+    job = ran(tmp_path, *training(tmp_path, *ENDED, "--retries=0"), **FAST, status=None)
     assert "(loss-not-finite" in job.err

@@ -1,7 +1,5 @@
 """A failure goes away because the loop changed the one setting that caused it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import resource
@@ -10,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import PROGRAMS, run, small_torchrun
+from runs import PROGRAMS, ran, run, small_torchrun
 
 HUNGRY = "files = [open('/dev/null') for _ in range(400)]; print('opened')\n"
 # The message is torch's; only a GPU makes torch write it by itself.
@@ -69,17 +67,14 @@ def test_mitigations_can_be_switched_off_and_the_advice_remains(tmp_path):
 
 def test_a_limit_of_open_files_is_raised_and_the_next_run_starts_with_that(tmp_path):
     script, env = written(tmp_path, HUNGRY), small_torchrun(tmp_path)
-    with run(tmp_path, script, env=env, preexec_fn=limited) as first:
-        assert first.end() == 0, first.err
-        assert first.out == "opened\n"
-        assert [e["add"] for e in first.events("ended")] == ["more-open-files", ""]
-        first.nothing_lives()
+    first = ran(tmp_path, script, env=env, preexec_fn=limited)
+    assert first.out == "opened\n"
+    assert [e["add"] for e in first.events("ended")] == ["more-open-files", ""]
     (history,) = first.home.glob(".local/state/saferun/mitigations.json")
     mitigations = json.loads(history.read_text(encoding="utf-8"))["mitigations"]
     assert [entry["mitigation"] for entry in mitigations] == ["more-open-files"]
-    with run(tmp_path, script, env=env, preexec_fn=limited) as second:
-        assert second.end() == 0, second.err
-        assert second.out == "opened\n"
+    second = ran(tmp_path, script, env=env, preexec_fn=limited)
+    assert second.out == "opened\n"
     assert "from the history: more-open-files" in second.err
     assert "attempt 1 failed" not in second.err
 
@@ -97,20 +92,16 @@ def test_a_limit_of_processes_is_raised_for_the_next_attempt(tmp_path):
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (low, hard))
 
-    with run(
-        tmp_path, written(tmp_path, script), env=small_torchrun(tmp_path), preexec_fn=limited
-    ) as job:
-        assert job.end() == 0, job.err
-        assert job.out == f"{most}\n"
-        assert [e["add"] for e in job.events("ended")] == ["more-processes", ""]
+    job = ran(tmp_path, written(tmp_path, script), env=small_torchrun(tmp_path), preexec_fn=limited)
+    assert job.out == f"{most}\n"
+    assert [e["add"] for e in job.events("ended")] == ["more-processes", ""]
 
 
 @pytest.mark.parametrize(("steps", "attempts"), [(600, 2), (5, 1)], ids=["late", "early"])
 def test_a_stray_access_is_tried_again_only_where_many_steps_went_well(tmp_path, steps, attempts):
     script = written(tmp_path, STRAY.format(steps=steps))
-    with run(tmp_path, script, env=small_torchrun(tmp_path)) as job:
-        assert job.end() == (0 if attempts == 2 else 1), job.err
-        assert len(job.events("ended")) == attempts
+    job = ran(tmp_path, script, env=small_torchrun(tmp_path), status=0 if attempts == 2 else 1)
+    assert len(job.events("ended")) == attempts
 
 
 # The message is what torch 2.11 prints of a kernel whose graph came from the cache.
@@ -135,9 +126,8 @@ def test_a_cache_that_the_attempt_has_not_filled_is_left_before_autotuning_is(tm
     if warm:
         (cache / "fxgraph" / "ab" / "of-another-run").mkdir(parents=True)
     env = {**small_torchrun(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    with run(tmp_path, written(tmp_path, COMPILED), env=env) as job:
-        assert job.end() == 0, job.err
-        first, *_ = job.events("ended")
+    job = ran(tmp_path, written(tmp_path, COMPILED), env=env)
+    first, *_ = job.events("ended")
     assert first["kind"] == "triton-launch-error"
     assert first["add"] == ("fresh-compile-cache" if warm else "autotune-off")
     # What the first attempt has compiled is old for the second one.
@@ -155,8 +145,7 @@ def test_a_mitigation_whose_hook_is_bypassed_is_not_taken_for_tried(tmp_path, si
     script = str(PROGRAMS / "past_the_hooks.py")
     # A cache of the user's that is older than the run would be suspected first.
     env = {**small_torchrun(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    with run(tmp_path, script, since, env=env) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, script, since, env=env)
     assert job.out.splitlines() == BYPASSED[since]
     past = "triton_heuristics: loaded past saferun, or changed by the script, in rank 0"
     assert job.err.count(past) == int(since == "2"), job.err

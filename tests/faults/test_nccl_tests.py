@@ -1,7 +1,5 @@
 """After a failure of NCCL's the next attempt has NCCL test its paths; the answer is evidence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ def ended(
         return made, asked, made.events("ended")
 
 
-def test_data_that_arrives_wrong_is_the_machines_fault(tmp_path: Path):
+def test_data_that_arrives_wrong_is_the_machines_fault(tmp_path):
     made, asked, (first, last) = ended(tmp_path, "wrong", "system", "internal")
     assert asked == ["attempt 1: asked None", "attempt 2: asked 1"], made.err
     assert (first["kind"], first["action"]) == ("nccl-system-error", "again")
@@ -42,7 +40,7 @@ def test_data_that_arrives_wrong_is_the_machines_fault(tmp_path: Path):
     assert "p2p: write mismatch srcRank=0" in last["root_line"]
 
 
-def test_an_answer_is_kept_where_the_rank_aborts_and_is_not_asked_for_again(tmp_path: Path):
+def test_an_answer_is_kept_where_the_rank_aborts_and_is_not_asked_for_again(tmp_path):
     made, asked, (first, second, _) = ended(tmp_path, "well", "system", "aborts", "well")
     shown = ["attempt 1: asked None", "attempt 2: asked 1", "attempt 3: asked None"]
     assert asked == shown, made.err
@@ -50,7 +48,7 @@ def test_an_answer_is_kept_where_the_rank_aborts_and_is_not_asked_for_again(tmp_
     assert second["decided_by"][-1] == "NCCL's own test: the paths between GPUs work (2 of 2)"
 
 
-def test_paths_that_fail_are_told_to_the_end_and_the_question_is_no_mitigation(tmp_path: Path):
+def test_paths_that_fail_are_told_to_the_end_and_the_question_is_no_mitigation(tmp_path):
     made, _, (_, second, third) = ended(tmp_path, "no-import", "system", "internal", "system")
     finding = (
         "NCCL's own test: peer-memory import failed from GPU 0 (rank 0) to GPU 1 (rank 1) (NVL), "
@@ -71,7 +69,7 @@ def test_paths_that_fail_are_told_to_the_end_and_the_question_is_no_mitigation(t
         pytest.param({"never": "nccl-diagnostics"}, "None", id="never"),
     ],
 )
-def test_it_is_not_asked_for(tmp_path: Path, options: dict[str, Any], had: str):
+def test_it_is_not_asked_for(tmp_path, options, had):
     made, asked, _ = ended(tmp_path, "well", "system", "well", **options)
     assert asked == [f"attempt {number}: asked {had}" for number in (1, 2)]
     assert "nccl-diagnostics" not in made.err

@@ -1,7 +1,5 @@
 """`notify`: a command gets the events of a run as JSON, and the run comes to no harm by it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from cases import slow
 from helpers import until
-from runs import program, run, small_torchrun
+from runs import program, ran, run, small_torchrun
 from user_machine import NO_SHM
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
@@ -36,12 +34,11 @@ def events(place: Path) -> list[dict[str, Any]]:
 
 def test_a_run_that_finishes_says_so_and_its_output_is_its_own(tmp_path):
     place = tmp_path / "events"
-    with run(tmp_path, *PYTHON, *told(place), "--retries=0", "-c", "print('mine')") as job:
-        assert job.end() == 0, job.err
-        (event,) = events(place)
-        assert (event["schema"], event["event"], event["status"]) == (1, "finished", 0)
-        assert (event["run"], event["journal"]) == (job.journal.name, str(job.journal))
-        assert event["host"] == os.uname().nodename
+    job = ran(tmp_path, *PYTHON, *told(place), "--retries=0", "-c", "print('mine')")
+    (event,) = events(place)
+    assert (event["schema"], event["event"], event["status"]) == (1, "finished", 0)
+    assert (event["run"], event["journal"]) == (job.journal.name, str(job.journal))
+    assert event["host"] == os.uname().nodename
     assert job.out == "mine\n"
     assert "nobody" not in job.err
 
@@ -50,8 +47,7 @@ def test_a_mitigation_and_the_end_are_two_events(tmp_path):
     place, script = tmp_path / "events", tmp_path / "train.py"
     script.write_text(CURED, encoding="utf-8")
     argv = ["--profile=cpu", PYTHON[-1], *told(place), str(script)]
-    with run(tmp_path, *argv, env=small_torchrun(tmp_path)) as job:
-        assert job.end() == 0, job.err
+    ran(tmp_path, *argv, env=small_torchrun(tmp_path))
     first, last = events(place)
     assert (first["event"], first["kind"], first["verdict"]) == (
         "mitigated",
@@ -73,9 +69,8 @@ def test_only_the_events_that_are_named_are_told_and_no_secret(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(f"raise KeyError('{SECRET}')\n", encoding="utf-8")
     argv = [*PYTHON, *told(place, on="[failed]"), str(script)]
-    with run(tmp_path, *argv, env={"HF_TOKEN": SECRET}) as job:
-        assert job.end() == 1
-        (event,) = events(place)
+    ran(tmp_path, *argv, env={"HF_TOKEN": SECRET}, status=1)
+    (event,) = events(place)
     assert (event["event"], event["kind"], event["status"]) == ("failed", "user-exception", 1)
     assert "KeyError" in event["root_line"]
     shown = event["user_frame"]
@@ -86,22 +81,17 @@ def test_only_the_events_that_are_named_are_told_and_no_secret(tmp_path):
 
 def test_a_command_that_fails_costs_one_line(tmp_path):
     for act, line in (("fail", "ended with status 1: the address is wrong"), ("leave", None)):
-        with run(tmp_path, *PYTHON, *told(tmp_path / act, act), "-c", "pass") as job:
-            assert job.end() == 0
-            job.nothing_lives()
+        job = ran(tmp_path, *PYTHON, *told(tmp_path / act, act), "-c", "pass")
         said = [one for one in job.messages() if "notify" in one]
         assert len(said) == (line is not None)
         assert line is None or line in said[0]
-    with run(tmp_path, *PYTHON, "--set=notify.command=[/no/such]", "-c", "pass") as job:
-        assert job.end() == 0
+    job = ran(tmp_path, *PYTHON, "--set=notify.command=[/no/such]", "-c", "pass")
     assert "notify: `/no/such` cannot be run: No such file" in job.err
 
 
 @pytest.mark.slow
 def test_a_command_that_does_not_end_is_ended(tmp_path):
-    with run(tmp_path, *PYTHON, *told(tmp_path / "events", "stay"), "-c", "pass") as job:
-        assert job.end() == 0
-        job.nothing_lives()
+    job = ran(tmp_path, *PYTHON, *told(tmp_path / "events", "stay"), "-c", "pass")
     assert "did not end within 10 s" in job.err
 
 
@@ -128,8 +118,7 @@ def test_who_asks_a_run_to_end_is_told_nothing(tmp_path):
 def test_several_workers_end_in_one_event(tmp_path):
     place = tmp_path / "events"
     code = "import os; raise SystemExit(int(os.environ['SAFERUN_WORKER']))"
-    with run(tmp_path, *PYTHON, "--set=workers=2", *told(place), "-c", code) as job:
-        assert job.end() == 1
+    ran(tmp_path, *PYTHON, "--set=workers=2", *told(place), "-c", code, status=1)
     (event,) = events(place)
     assert (event["event"], event["worker"]) == ("failed", None)
     assert event["reason"].startswith("worker 1: ")

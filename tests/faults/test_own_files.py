@@ -1,7 +1,5 @@
 """Files of ours that vanish while a run lives: it is tried again and explained all the same."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from fake_nvml import Nvml, gpu
 from helpers import ROOT, living, until
 from repo import source
-from runs import Run, program, run, small_torchrun
+from runs import Run, program, ran, run, small_torchrun
 from sandbox import executable
 
 KINDS = ["cuda-launch-failure", "peer-lost", "cuda-launch-failure"]
@@ -65,11 +63,9 @@ def test_a_package_that_vanishes_with_the_first_line_costs_nothing(tmp_path, pac
     here = package / "saferun"
     (tmp_path / "job.py").write_text(f"{GONE}raise ValueError('of the script')", encoding="utf-8")
     env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": str(here)}
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env) as job:
-        assert job.end() == 1, job.err
-        assert [event["kind"] for event in job.events("ended")] == ["user-exception"]
-        assert job.events("fault") == []
-        job.nothing_lives()
+    job = ran(tmp_path, "--profile=cpu", "--nproc-per-node=1", "job.py", env=env, status=1)
+    assert [event["kind"] for event in job.events("ended")] == ["user-exception"]
+    assert job.events("fault") == []
     assert "saferun's own" not in job.err
     assert not here.exists()
 
@@ -84,9 +80,8 @@ def test_a_driver_is_asked_all_the_same(tmp_path, package):
     executable(tmp_path / "bin" / "nvidia-smi", listed)
     libraries = {"LD_LIBRARY_PATH": str(nvml.folder)}
     argv = ["--profile=cuda", "--nproc-per-node=1", "--retries=1", "job.py"]
-    with run(tmp_path, *argv, env=env | libraries) as job:
-        assert job.end() == 1, job.err
-        assert [event["kind"] for event in job.events("ended")] == ["gpu-lost"], job.err
+    job = ran(tmp_path, *argv, env=env | libraries, status=1)
+    assert [event["kind"] for event in job.events("ended")] == ["gpu-lost"], job.err
 
 
 SAVES = """

@@ -1,7 +1,5 @@
 """Jobs under `launcher: python`, in real runs: each behaves as `python ARGUMENTS` does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import until
-from runs import run
+from runs import ran, run
 from sandbox import executable, frame, shell_program
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
@@ -43,20 +41,17 @@ def test_the_python_is_the_users_which_may_lack_saferun(tmp_path):
     code = "import sys, importlib.util as u; print(sys.prefix, u.find_spec('saferun'))"
     path = {"PATH": f"{place}:/usr/bin:/bin", "PYTHONPATH": ""}
     ours = {"command": ["/usr/bin/env", "-u", "PYTHONPATH", sys.executable, "-m", "saferun"]}
-    with run(tmp_path, *PYTHON, "-c", code, env=path, **ours) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *PYTHON, "-c", code, env=path, **ours)
     assert job.out == f"{place.parent} None\n"
 
 
 def test_a_killed_script_is_tried_again_and_a_mistake_is_not(tmp_path):
     code = "import os; os.environ['SAFERUN_ATTEMPT'] == '1' and os.kill(os.getpid(), 9); print(7)"
-    with run(tmp_path, *PYTHON, "-c", code) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "7\n"
+    job = ran(tmp_path, *PYTHON, "-c", code)
+    assert job.out == "7\n"
     (tmp_path / "again").mkdir()
-    with run(tmp_path / "again", *PYTHON, "-c", "1 / 0") as job:
-        assert job.end() == 1
-        assert [event["kind"] for event in job.events("ended")] == ["user-exception"]
+    job = ran(tmp_path / "again", *PYTHON, "-c", "1 / 0", status=1)
+    assert [event["kind"] for event in job.events("ended")] == ["user-exception"]
 
 
 def test_a_script_may_start_saferun_itself_as_a_notebook_does(tmp_path):
@@ -68,17 +63,14 @@ def test_a_script_may_start_saferun_itself_as_a_notebook_does(tmp_path):
         "sys.exit(ran.returncode)\n",
         encoding="utf-8",
     )
-    with run(tmp_path, str(tmp_path / "cell.py"), command=[sys.executable]) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "5\n"
-        job.nothing_lives()
+    job = ran(tmp_path, str(tmp_path / "cell.py"), command=[sys.executable])
+    assert job.out == "5\n"
 
 
 def test_a_wrapper_named_python_is_what_the_shell_would_start(tmp_path):
     place = tmp_path / "bin"
     executable(place / "python", shell_program(sys.executable, before="echo wrapped"))
-    with run(tmp_path, *PYTHON, "-c", "print(1)", env={"PATH": f"{place}:/usr/bin:/bin"}) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *PYTHON, "-c", "print(1)", env={"PATH": f"{place}:/usr/bin:/bin"})
     assert job.out == "wrapped\n1\n"
 
 
@@ -114,8 +106,7 @@ def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_pat
     """The plan says so, and it is so."""
     code = "import sys; print(1, flush=True); sys.stdin.read()"
     argv = [*PYTHON, "--retries=0", f"--set={key}", "-c", code]
-    with run(tmp_path, "plan", *argv) as plan:
-        assert plan.end() == 0, plan.err
+    plan = ran(tmp_path, "plan", *argv)
     assert ("saferun stays beside the job for" in plan.out) is stays
     assert ("the job replaces saferun" in plan.out) is not stays
     with run(tmp_path, *argv, stdin=subprocess.PIPE) as job:
@@ -133,12 +124,11 @@ def test_a_crash_in_native_code_has_its_python_stack_and_the_torch_version(tmp_p
     (tmp_path / "crash.py").write_text(
         f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n", encoding="utf-8"
     )
-    with run(tmp_path, *PYTHON, "--retries=1", "crash.py", env=rank) as job:
-        assert job.end() == 139, job.err
-        for event in job.events("ended"):
-            assert frame(tmp_path / "crash.py", "line 3 in step") in event["stack"]
-        (versions,) = {tuple(event["versions"]) for event in job.events("attempt")}
-        assert any(version.startswith("torch ") for version in versions)
+    job = ran(tmp_path, *PYTHON, "--retries=1", "crash.py", env=rank, status=139)
+    for event in job.events("ended"):
+        assert frame(tmp_path / "crash.py", "line 3 in step") in event["stack"]
+    (versions,) = {tuple(event["versions"]) for event in job.events("attempt")}
+    assert any(version.startswith("torch ") for version in versions)
 
 
 def test_the_stack_of_a_rank_that_multiprocessing_started_is_written(tmp_path):
@@ -150,6 +140,5 @@ def test_the_stack_of_a_rank_that_multiprocessing_started_is_written(tmp_path):
         "    mp.spawn(main, nprocs=1)\n",
         encoding="utf-8",
     )
-    with run(tmp_path, *PYTHON, "--set=retry.attempts=1", "spawn.py") as job:
-        assert job.end() == 1
+    job = ran(tmp_path, *PYTHON, "--set=retry.attempts=1", "spawn.py", status=1)
     assert frame(tmp_path / "spawn.py", "line 3 in main") in job.err

@@ -1,7 +1,5 @@
 """Runs with one random fault each; tools/fault_trials.py tries as many as one likes."""
 
-from __future__ import annotations
-
 import pytest
 from cases import slow
 from random_faults import Trial, try_one

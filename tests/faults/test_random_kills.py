@@ -1,7 +1,5 @@
 """Trainings whose ranks are killed at random; tools/resume_trials.py kills as often as you like."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

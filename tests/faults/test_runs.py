@@ -4,8 +4,6 @@ For each: the outcome promised, no process left, the exit status as documented. 
 example with torch; in the others the ranks need none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,15 +16,8 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import living, parent, until
-from runs import (
-    Run,
-    counting,
-    example,
-    program,
-    run,
-    small_torchrun,
-    staying,
-)
+from runs import Run, counting, example, program, ran, run, small_torchrun, staying
+from sandbox import text_of, write
 
 EVENTUALLY_S = 300
 
@@ -39,16 +30,11 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
         make = [*command, "gen-shell", *argv[:2], "-o", "run.sh", "--", *argv[2:]]
         subprocess.run(make, cwd=tmp_path, check=True)
         command, argv = ["bash", "run.sh"], []
-    with run(tmp_path, *argv, command=command) as job:
-        assert job.end() == 0, job.err
-        assert "done step=20" in job.out
-        assert "resumed at step 10" in job.out
-        assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
-        job.nothing_lives()
-    receipts = [
-        path.read_text(encoding="utf-8").splitlines()
-        for path in job.journal.glob("receipts/*.jsonl")
-    ]
+    job = ran(tmp_path, *argv, command=command)
+    assert "done step=20" in job.out
+    assert "resumed at step 10" in job.out
+    assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
+    receipts = [text_of(path).splitlines() for path in job.journal.glob("receipts/*.jsonl")]
     hooks = {json.loads(line).get("hook") for lines in receipts for line in lines}
     assert {"init", "excepthook"} <= hooks
 
@@ -66,12 +52,10 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
     ],
 )
 def test_a_rank_that_dies_of_a_signal_is_survived(tmp_path, fault, kind):
-    with run(tmp_path, *counting(tmp_path, fault)) as job:
-        assert job.end() == 0, job.err
-        assert "done step=20" in job.out
-        assert "resumed at step 10" in job.out
-        assert [e["kind"] for e in job.events("ended")] == [kind, "no-failure"]
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, fault))
+    assert "done step=20" in job.out
+    assert "resumed at step 10" in job.out
+    assert [e["kind"] for e in job.events("ended")] == [kind, "no-failure"]
     _, failed, succeeded = job.messages()
     assert "attempt 1 failed after" in failed
     assert f"{kind} on rank 1" in failed
@@ -95,10 +79,8 @@ def open_to_others(home: Path) -> list[str]:
     [*slow(("exit3", "child-failed-no-root")), ("raise", "user-exception")],
 )
 def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault, kind):
-    with run(tmp_path, *counting(tmp_path, fault)) as job:
-        assert job.end() == 1
-        (ended,) = job.events("ended")
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, fault), status=1)
+    (ended,) = job.events("ended")
     assert (ended["kind"], ended["action"]) == (kind, "stop")
     messages = job.messages()
     assert any(
@@ -112,26 +94,22 @@ def test_a_job_that_crashes_after_its_end_is_not_done_again(tmp_path):
     ends = tmp_path / "ends"
     ends.mkdir()
     script = [program("crash_at_exit"), str(ends)]
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script) as job:
-        assert job.end() == 1
-        (ended,) = job.events("ended")
+    job = ran(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script, status=1)
+    (ended,) = job.events("ended")
     assert (ended["kind"], job.out.count("saved")) == ("crash-after-the-end", 2)
 
 
 @pytest.mark.slow
 def test_a_rank_that_crashes_at_its_end_while_another_works_is_survived(tmp_path):
     script = [program("crash_at_exit"), "unless-second"]
-    with run(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script) as job:
-        assert job.end() == 0, job.err
-        assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
+    job = ran(tmp_path, "--profile=cpu", "--nproc-per-node=2", *script)
+    assert [e["kind"] for e in job.events("ended")] == ["segfault", "no-failure"]
 
 
 @pytest.mark.slow
 def test_a_failure_that_comes_again_at_the_same_age_is_not_tried_for_ever(tmp_path):
-    with run(tmp_path, *counting(tmp_path, "SIGSEGV", step=3, attempts="any")) as job:
-        assert job.end() == 1
-        assert len(job.events("ended")) == 2
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, "SIGSEGV", step=3, attempts="any"), status=1)
+    assert len(job.events("ended")) == 2
     assert "it would happen again" in job.err
 
 
@@ -188,7 +166,7 @@ def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_
         assert before <= set(living(job.mark))
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.err
-        assert (tmp_path / "saved").read_text(encoding="utf-8") == "0\n"
+        assert text_of(tmp_path / "saved") == "0\n"
         assert (len(job.events("ended")), len(job.messages())) == (1, 1)
 
 
@@ -219,7 +197,7 @@ os.kill(os.getpid(), 9)
 )
 def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
     """A full pipe on stderr holds saferun after the attempt's end, before it waits."""
-    (tmp_path / "t.py").write_text(FAILS, encoding="utf-8")
+    write(tmp_path / "t.py", FAILS)
     settings = ["--set=launcher=python", f"--set=retry.backoff_s=[{backoff}, {backoff}]"]
     argv = ["--profile=cpu", *settings, str(tmp_path / "t.py")]
     read_end, write_end = os.pipe()
@@ -261,9 +239,7 @@ def fill(write_end: int) -> None:
 
 @pytest.mark.slow
 def test_no_byte_is_lost_that_is_written_after_a_ranks_death(tmp_path):
-    with run(tmp_path, *counting(tmp_path, "orphan-output")) as job:
-        assert job.end() == 0
-        job.nothing_lives()
+    job = ran(tmp_path, *counting(tmp_path, "orphan-output"))
     assert "written after the rank's death\n" in job.out
     assert "done step=20" in job.out
 
@@ -295,11 +271,9 @@ def refusing(folder: Path, module: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_broken_hook_stops_no_job(tmp_path):
-    (tmp_path / "t.py").write_text("import torch\nprint('done')\n", encoding="utf-8")
+    write(tmp_path / "t.py", "import torch\nprint('done')\n")
     env = refusing(tmp_path, "_saferun.inject.hooks.compile.hook")
-    with run(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, "--profile=cpu", str(tmp_path / "t.py"), env=env)
     assert job.out == "done\n"
     refused = "hook compile: RuntimeError: refused by the test; the job goes on without it"
     assert refused in job.err
@@ -307,28 +281,24 @@ def test_a_broken_hook_stops_no_job(tmp_path):
 
 def test_a_fault_of_ours_beside_a_running_job_is_the_journals_alone(tmp_path):
     """What is looked at beside the job, the job does not need."""
-    (tmp_path / "t.py").write_text("print('done')\n", encoding="utf-8")
+    write(tmp_path / "t.py", "print('done')\n")
     (tmp_path / "lib").mkdir()
     shutil.copy(program("refuse_look"), tmp_path / "lib" / "sitecustomize.py")
     env = {"PYTHONPATH": str(tmp_path / "lib")} | small_torchrun(tmp_path)
-    with run(tmp_path, str(tmp_path / "t.py"), env=env) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "done\n"
-        assert "refused by the test" in job.events("fault")[0]["what"]
-        assert len(job.messages()) == 1
-        job.nothing_lives()
+    job = ran(tmp_path, str(tmp_path / "t.py"), env=env)
+    assert job.out == "done\n"
+    assert "refused by the test" in job.events("fault")[0]["what"]
+    assert len(job.messages()) == 1
 
 
 def test_a_torch_without_its_launcher_is_named(tmp_path):
     lib = tmp_path / "lib" / "torch" / "distributed"
     lib.mkdir(parents=True)
     for place in (lib, lib.parent):
-        (place / "__init__.py").write_text("__version__ = '2.13.0'\n", encoding="utf-8")
-    (tmp_path / "train.py").write_text("", encoding="utf-8")
+        write(place / "__init__.py", "__version__ = '2.13.0'\n")
+    write(tmp_path / "train.py", "")
     env = {"PYTHONPATH": str(tmp_path / "lib"), "PATH": "/usr/bin:/bin"}
-    with run(tmp_path, "train.py", env=env) as job:
-        assert job.end() != 0
-        job.nothing_lives()
+    job = ran(tmp_path, "train.py", env=env, status=None)
     assert "torch.distributed.run" in job.err or "no torchrun" in job.err
 
 

@@ -1,7 +1,5 @@
 """A rank that the others wait for is named once, and left alone; equal ones are not."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

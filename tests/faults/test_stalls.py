@@ -3,8 +3,6 @@
 All times of the watch are a tenth of the usual ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -20,6 +18,7 @@ import pytest
 from helpers import children, until
 from runs import Run, program, run
 
+pytestmark = pytest.mark.slow
 FAST = [sys.executable, program("fast_watch")]
 LOUD = "ranks wait for it in all_reduce"
 
@@ -40,7 +39,6 @@ def said(job: Run) -> list[str]:
     return [line for line in job.messages() if LOUD in line]
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_is_said_once_and_the_job_goes_on(tmp_path):
     with stalling(tmp_path, "stop", settings=[]) as job:
         job.wait_for_message(LOUD)
@@ -53,7 +51,6 @@ def test_a_stopped_rank_is_said_once_and_the_job_goes_on(tmp_path):
     assert not job.events("hang")
 
 
-@pytest.mark.slow
 def test_a_rank_that_waits_for_what_never_comes_is_said_with_its_line(tmp_path):
     with stalling(tmp_path, "take_lock", settings=[]) as job:
         job.wait_for_message(LOUD)
@@ -65,7 +62,6 @@ def test_a_rank_that_waits_for_what_never_comes_is_said_with_its_line(tmp_path):
     assert " in take_lock, 2 ranks wait for it in all_reduce (" in line
 
 
-@pytest.mark.slow
 def test_a_rank_that_sleeps_is_said_with_the_key_that_shows_more_and_next_time_later(tmp_path):
     with stalling(tmp_path, "sleep", "take_lock", settings=[]) as job:
         job.wait_for_message(f" in sleep, 2 {LOUD}")
@@ -84,7 +80,6 @@ def test_a_rank_that_sleeps_is_said_with_the_key_that_shows_more_and_next_time_l
     assert took_s[1] >= 2 * took_s[0]
 
 
-@pytest.mark.slow
 def test_the_wait_for_a_rank_that_did_nothing_is_no_work_that_is_done_again(tmp_path):
     """As where a node is gone for good: no step came after the checkpoint, but a long silence."""
     resume = ["--set", f"retry.resume.checkpoints={tmp_path}/step-*.bin"]
@@ -103,14 +98,12 @@ def test_the_wait_for_a_rank_that_did_nothing_is_no_work_that_is_done_again(tmp_
     assert f"saferun: attempt 2 goes on from {saved} (step 13)" in job.messages()
 
 
-@pytest.mark.slow
 def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     """The first evaluation has nothing to be compared with, however long it takes."""
     with stalling(tmp_path, "evaluate", "evaluate", settings=[]) as job:
         job.wait_for_event("stall")
         watch = [sys.executable, "-m", "saferun", "runs", "watch", "--json"]
         with subprocess.Popen(watch, env=job.environ, stdout=subprocess.PIPE, text=True) as shown:
-            assert shown.stdout is not None
             seen = json.loads(shown.stdout.readline())
             shown.terminate()
         asked = job.journal / "receipts"
@@ -128,7 +121,6 @@ def test_a_rank_that_works_is_said_only_where_it_never_took_so_long(tmp_path):
     assert second["line"]
 
 
-@pytest.mark.slow
 def test_a_wait_before_all_were_stopped_says_nothing_of_how_long_one_takes(tmp_path):
     """As in a container that is paused: what works on afterwards has not been waited for longer."""
     with stalling(tmp_path, "evaluate", settings=[]) as job:
@@ -155,7 +147,6 @@ def _answers(receipts: Path) -> int:
     return sum(path.read_text(encoding="utf-8").count("most recent call first") for path in found)
 
 
-@pytest.mark.slow
 def test_an_endless_loop_is_in_the_journal_at_once_and_on_stderr_as_a_hang(tmp_path):
     settings = ["--set=watch.silence_s=20", "--set=watch.mode=end"]
     with stalling(tmp_path, "loop_for_ever", settings=settings) as job:
@@ -169,7 +160,6 @@ def test_an_endless_loop_is_in_the_journal_at_once_and_on_stderr_as_a_hang(tmp_p
     assert (first["kind"], first["root_rank"]) == ("hang", 0)
 
 
-@pytest.mark.slow
 def test_a_job_that_its_own_timeout_ends_is_told_with_the_rank_that_was_waited_for(tmp_path):
     """Gloo's report is that of the ranks that waited; the stacks are from before it."""
     with stalling(tmp_path, "loop_for_ever", settings=[], GROUP_LIMIT_S="15") as job:
@@ -184,7 +174,6 @@ def test_a_job_that_its_own_timeout_ends_is_told_with_the_rank_that_was_waited_f
     assert " in loop_for_ever (not where the others are)" in report
 
 
-@pytest.mark.slow
 def test_a_killed_rank_ends_the_job_as_torchrun_ends_it(tmp_path):
     """Nobody has to look for who is missing."""
     with stalling(tmp_path, "take_lock", settings=[]) as job:

@@ -1,7 +1,5 @@
 """What a job writes arrives: every byte, in order, and not later than without us."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

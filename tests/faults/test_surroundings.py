@@ -1,7 +1,5 @@
 """What people put around a run and inside it: other sitecustomize files, debuggers, tracers."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

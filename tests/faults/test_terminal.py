@@ -1,7 +1,5 @@
 """At a terminal: a real shell with job control in a pty, and a person's keys."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -88,39 +86,32 @@ def test_interrupt_key_reaches_each_of_several_workers_once(typed, tmp_path):
 def test_job_stops_and_goes_on_as_under_torchrun(typed):
     run = typed(ticking())
     run.terminal.expect(rb"tick 3")
-    run.terminal.type("\x1a")
-    run.terminal.expect(rb"Stopped")
-    run.terminal.expect(rb"READY\$ ")
+    run.terminal.type("\x1a", rb"Stopped", rb"READY\$ ")
     run.terminal.expect(rb"tick (\d+)")  # ranks are sessions of their own: they go on meanwhile
     run.terminal.expect(rb"tick (\d+)")
     run.terminal.type("fg\n")
     until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
-    run.terminal.type("\x03")
-    run.terminal.expect(rb"READY\$ ")
+    run.terminal.type("\x03", rb"READY\$ ")
     assert run.status() == 1
 
 
 def test_plain_python_stops_with_us_and_goes_on_with_us(typed):
     run = typed(python(COMMON + "join('agent')" + TICK), launcher="python")
     run.terminal.expect(rb"tick 3")
-    run.terminal.type("\x1a")
-    run.terminal.expect(rb"Stopped")
-    run.terminal.expect(rb"READY\$ ")
+    run.terminal.type("\x1a", rb"Stopped", rb"READY\$ ")
     until(lambda: stat_of(run.pid("agent"))[0] == "T")
     run.terminal.type("fg\n")
     until(run.terminal.has_job)
     run.terminal.expect(rb"tick (\d+)")
-    run.terminal.type("\x03")
-    run.terminal.expect(rb"READY\$ ")
+    run.terminal.type("\x03", rb"READY\$ ")
     assert run.status() == 130
 
 
 def test_stopped_job_can_be_ended_by_the_shell(typed):
     run = typed(ticking())
     run.terminal.expect(rb"tick 3")
-    run.terminal.type("\x1a")
-    run.terminal.expect(rb"Stopped")
+    run.terminal.type("\x1a", rb"Stopped")
     run.terminal.type("kill %1\n")
     until(lambda: set(run.living()) == {run.terminal.pid})
 
@@ -131,12 +122,8 @@ def test_breakpoint_works(typed, launcher):
     command = agent(code, 1) if launcher == "torchrun" else python(code)
     run = typed(command, launcher=launcher)
     run.terminal.expect(rb"\(Pdb\) ")
-    run.terminal.type("p x + 1\n")
-    run.terminal.expect(rb"42")
-    run.terminal.expect(rb"\(Pdb\) ")
-    run.terminal.type("c\n")
-    run.terminal.expect(rb"after 41")
-    run.terminal.expect(rb"READY\$ ")
+    run.terminal.type("p x + 1\n", rb"42", rb"\(Pdb\) ")
+    run.terminal.type("c\n", rb"after 41", rb"READY\$ ")
     assert run.status() == 0
 
 
@@ -190,10 +177,7 @@ def test_job_under_nohup_outlives_its_terminal(typed, tmp_path, monkeypatch):
 def test_background_job_is_not_stopped_for_its_output(typed):
     run = typed(ticking(), prefix=["bash", "-c", 'stty tostop; "$@"', "-"])
     run.terminal.expect(rb"tick 3")
-    run.terminal.type("\x1a")
-    run.terminal.expect(rb"Stopped")
-    run.terminal.type("bg\n")
-    run.terminal.expect(rb"tick (\d+)")
-    run.terminal.expect(rb"tick (\d+)")
+    run.terminal.type("\x1a", rb"Stopped")
+    run.terminal.type("bg\n", rb"tick (\d+)", rb"tick (\d+)")
     run.terminal.type("kill %1\n")
     until(lambda: set(run.living()) == {run.terminal.pid})

@@ -1,22 +1,19 @@
 """Failures of which the output says nothing: what the machine shows decides, and is named."""
 
-from __future__ import annotations
-
-import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from control_groups import small_group
 from disks import small_disk
 from fake_nvml import Nvml, gpu
-from runs import Run, run, small_torchrun
+from runs import Run, ran, small_torchrun
 from sandbox import executable, shell
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
 UUID = "GPU-6a6ba0d6-0000-1111-2222-333344445555"
-CGROUPS = Path("/sys/fs/cgroup")
 SILENT = "import sys; print('odd'); sys.exit(1)"
 
 
@@ -28,8 +25,7 @@ def decided(job: Run) -> tuple[str, str, list[str]]:
 
 def test_a_signal_that_nothing_else_reports_is_known_from_the_exit_status(tmp_path):
     code = "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()"
-    with run(tmp_path, *PYTHON, code) as job:
-        assert job.end() == 142
+    job = ran(tmp_path, *PYTHON, code, status=142)
     assert decided(job) == ("ended-by-signal", "ended by SIGALRM", ["exit status 142"])
     assert "saferun: known from: exit status 142" in job.messages()
     shown = job.ask("runs", "show", "last")
@@ -37,8 +33,7 @@ def test_a_signal_that_nothing_else_reports_is_known_from_the_exit_status(tmp_pa
 
 
 def test_what_the_job_itself_said_is_named_in_the_journal_alone(tmp_path):
-    with run(tmp_path, *PYTHON, "1 / 0") as job:
-        assert job.end() == 1
+    job = ran(tmp_path, *PYTHON, "1 / 0", status=1)
     kind, _, evidence = decided(job)
     assert (kind, evidence) == ("user-exception", ["log"])
     assert not [line for line in job.messages() if "known from" in line]
@@ -46,8 +41,7 @@ def test_what_the_job_itself_said_is_named_in_the_journal_alone(tmp_path):
 
 def test_an_unknown_end_is_half_answered_in_the_last_words(tmp_path):
     code = "import sys; print('INFO NCCL Failed to open libibverbs.so'); sys.exit(1)"
-    with run(tmp_path, *PYTHON, code) as job:
-        assert job.end() == 1
+    job = ran(tmp_path, *PYTHON, code, status=1)
     assert decided(job)[0] == "unknown"
     assert any("nearest is nccl-ib-error; against it: " in line for line in job.messages())
 
@@ -61,33 +55,15 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path, full_disk):
     code = "import os\ntry: open(os.environ['TMPDIR'] + '/x', 'wb', 0).write(b'0' * 4194304)\n"
     code += f"except OSError: pass\n{SILENT}"
-    with run(tmp_path, *PYTHON, code, env={"TMPDIR": str(full_disk)}) as job:
-        assert job.end() == 1
+    job = ran(tmp_path, *PYTHON, code, env={"TMPDIR": str(full_disk)}, status=1)
     text = f"the disk of {full_disk} is full: 0 KiB free"
     assert decided(job) == ("disk-full", text, ["disk"])
 
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """A control group that may use 300 MB."""
-    place = next((p for p in (CGROUPS / "memory", CGROUPS) if p.is_dir()), CGROUPS)
-    group = place / f"saferun-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("needs the right to make a control group")
-    limits = [group / name for name in ("memory.max", "memory.limit_in_bytes")]
-    try:
-        limit = next((limit for limit in limits if limit.exists()), None)
-        if limit is None:
-            pytest.skip("needs control groups with the memory controller")
-        limit.write_text("300000000", encoding="utf-8")
-        for name, most in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", "300000000")):
-            if (group / name).exists():
-                (group / name).write_text(most, encoding="utf-8")
+    with small_group(300_000_000) as group:
         yield group
-    finally:
-        group.rmdir()
 
 
 def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
@@ -97,9 +73,7 @@ def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
     eats = "import subprocess, sys; subprocess.call([sys.executable, '-c', 'bytearray(9**9)'])"
     inside = f'echo $$ > {shell(small_memory)}/cgroup.procs; exec "$@"'
     command = ["sh", "-c", inside, "sh", sys.executable, "-m", "saferun"]
-    with run(tmp_path, *PYTHON, f"{eats}; {SILENT}", command=command) as job:
-        assert job.end() == 1
-        job.nothing_lives()
+    job = ran(tmp_path, *PYTHON, f"{eats}; {SILENT}", command=command, status=1)
     text = "kernel: 1 killed for lack of memory while it ran"
     assert decided(job) == ("host-oom-killed", text, ["kernel's count of kills"])
 
@@ -107,8 +81,7 @@ def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
 def test_what_the_kernel_killed_in_another_group_did_not_kill_the_job(tmp_path, small_memory):
     eats = f"open('{small_memory}/cgroup.procs', 'w').write('0'); bytearray(9**9)"
     code = f"import os, subprocess, sys; subprocess.call([sys.executable, '-c', {eats!r}])"
-    with run(tmp_path, *PYTHON, f"{code}; os.kill(os.getpid(), 9)") as job:
-        assert job.end() == 137
+    job = ran(tmp_path, *PYTHON, f"{code}; os.kill(os.getpid(), 9)", status=137)
     assert decided(job)[0] == "killed-from-outside"
 
 
@@ -124,8 +97,7 @@ def test_a_gpu_that_its_driver_wants_reset_is_seen(tmp_path, action, expected):
     listed = f"echo 'GPU 0: NVIDIA H100 (UUID: {UUID})'"
     executable(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{listed}\n")
     (tmp_path / "train.py").write_text(SILENT, encoding="utf-8")
-    with run(tmp_path, "--set=locks.gpus=off", "train.py", env=environ) as job:
-        assert job.end() == 1, os.fspath(tmp_path)
+    job = ran(tmp_path, "--set=locks.gpus=off", "train.py", env=environ, status=1)
     kind, line, evidence = decided(job)
     assert kind == expected, job.err
     if expected != "unknown":

@@ -1,7 +1,5 @@
 """What is started warm is as what is started now: ranks, a job of plain python, a torchrun."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 

@@ -1,7 +1,5 @@
 """A warm agent becomes what a launcher started now would be, or leaves no trace."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -23,14 +21,14 @@ from helpers import (
     until,
     warm_agent_of,
 )
-from sandbox import python_program
+from sandbox import python_program, text_of, write
 from warm_jobs import FAKE_RUN, PROGRAM, QuickLauncher, used
 
 from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec
 from saferun.supervise.ready.keeper_pool import start_keeper
 
-FACTS = (PROGRAMS / "launcher_facts.py").read_text(encoding="utf-8")
+FACTS = text_of(PROGRAMS / "launcher_facts.py")
 
 
 @pytest.fixture
@@ -58,9 +56,7 @@ def test_arguments_and_environment_are_those_of_the_handover(launcher):
 
 @pytest.mark.parametrize("flags", ["", "P"] if sys.version_info >= (3, 11) else [""])
 def test_module_launcher_becomes_what_python_m_would_be(launcher, flags):
-    (launcher.torch / "run.py").write_text(
-        FAKE_RUN + 'if __name__ == "__main__": main()\n', encoding="utf-8"
-    )
+    write(launcher.torch / "run.py", FAKE_RUN + 'if __name__ == "__main__": main()\n')
     python = [sys.executable, *(["-" + flags] if flags else [])]
     command = [*python, "-m", "torch.distributed.run", "train.py"]
     runs = []
@@ -207,7 +203,7 @@ def _has_warm_agent(keeper: int) -> bool:
     names = []
     for pid in children(keeper):
         with contextlib.suppress(OSError):
-            names.append(Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip())
+            names.append(text_of(Path(f"/proc/{pid}/comm")).strip())
     return "saferun-warm" in names
 
 
@@ -240,7 +236,7 @@ def test_modules_in_the_working_directory_shadow_nothing(launcher):
     place = launcher.folder / "cwd"
     place.mkdir()
     for name in ("random", "os", "marshal", "torch", "socket", "typing", "importlib", "posix"):
-        (place / f"{name}.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
+        write(place / f"{name}.py", "raise SystemExit('shadowed')")
     with launcher.run("print('job')", popen={"cwd": place}, warm_agent={"imports": 1}) as run:
         run.ended()
     assert used(run)
@@ -274,7 +270,4 @@ def test_window_has_the_size_that_it_has_at_the_handover(launcher):
     os.close(theirs)
     os.close(ours)
     assert used(run)
-    assert (
-        Path(f"{launcher.body}.size").read_text(encoding="utf-8")
-        == "os.terminal_size(columns=99, lines=33)"
-    )
+    assert text_of(Path(f"{launcher.body}.size")) == "os.terminal_size(columns=99, lines=33)"

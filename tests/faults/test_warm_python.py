@@ -1,7 +1,5 @@
 """A process of plain python that replaces another one: warm, beside one that is started."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 from cases import few, slow
 from helpers import children, until
-from sandbox import SAFERUN, output
+from sandbox import SAFERUN, output, text_of, write
 from warm_jobs import DIES, WAYS, Python, at_terminal, plain
 
 SAID = "saferun: start.ranks is warm, but a process is started as usual: "
@@ -31,7 +29,7 @@ def test_the_process_that_replaces_another_one_has_imported_ahead(job):
     log.unlink()
     done = job.run("warm", "job.py", "--x", LOG=str(log))
     assert (done.returncode, SAID in done.stderr) == (0, False), done.stderr
-    first, second = log.read_text(encoding="utf-8").split()
+    first, second = text_of(log).split()
     assert done.stdout == f"{second} ä ['--x']\n"
     assert first != second
     assert [start.split()[0] for start in job.starts()] == ["ahead"]
@@ -72,7 +70,7 @@ def _around_odd(job, text):
     assert done[1].stdout == done[0].stdout
     assert SAID not in done[1].stderr
     path = min(job.cache.glob("imports/*"))  # a note of `odd` comes after it
-    return path.read_text(encoding="utf-8").split("\n"), int(job.starts()[0].split()[1])
+    return text_of(path).split("\n"), int(job.starts()[0].split()[1])
 
 
 CHANGES = {
@@ -104,9 +102,7 @@ def test_what_cannot_be_equal_is_started_and_the_reason_is_said_once(job, change
 
 def test_a_variable_that_a_module_of_the_users_assigns_is_known_from_the_run_before(job):
     job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
-    (job.folder / "settings.py").write_text(
-        "import os\nos.environ['HUB' + '_HOME'] = '/data'\n", encoding="utf-8"
-    )
+    write(job.folder / "settings.py", "import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
     job.write(f"import settings, hub\n{DIES}print(hub.HOME)\n")
     job.learn()
     done = job.run("warm")

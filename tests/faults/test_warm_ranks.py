@@ -1,7 +1,5 @@
 """Ranks that are forked from a process that has imported torch, beside ranks that are started."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import time
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from sandbox import executable, python_program
+from sandbox import executable, python_program, text_of, write
 from warm_jobs import ONCE, WAYS, Ranks, plain
 
 from saferun.inject.start.imports import assigned_variables
@@ -41,12 +39,12 @@ ENDS = [(way, ending) for way in WAYS for ending in SAID_LAST]
 
 @pytest.mark.parametrize(("way", "ending"), [ENDS[0], *slow(*ENDS[1:])])
 def test_what_one_of_eight_ranks_says_as_it_exits_is_the_root_line(job, way, ending):
-    job.script.write_text(
+    write(
+        job.script,
         "import argparse, os, signal, sys\n"
         "print('begins', flush=True)\n"
         f"if os.environ['RANK'] == '5':\n    {ending}\n"
         "signal.pause()\n",
-        encoding="utf-8",
     )
     done = job.run(way, "--profile=cpu", "--nproc-per-node=8", "train.py")
     kind, said = SAID_LAST[ending]
@@ -80,7 +78,7 @@ def test_what_a_rank_says_as_it_exits_is_the_root_line_though_its_peers_died_too
 
 @pytest.mark.slow
 def test_a_syntax_error_has_no_frame_of_ours(job):
-    job.script.write_text("import torch\ndef broken(:\n", encoding="utf-8")
+    write(job.script, "import torch\ndef broken(:\n")
     words = (*ONCE, "--nproc-per-node=1", "train.py")  # two ranks may fail at once, or one after
     seen = [plain(job.run(way, *words).stderr) for way in WAYS]
     assert seen[1] == seen[0]
@@ -90,12 +88,12 @@ def test_a_syntax_error_has_no_frame_of_ours(job):
 @pytest.mark.slow
 def test_a_ctrl_c_that_comes_as_the_program_fails_leaves_its_own_error(job):
     """As rank 1 has it whose peer died of the same Ctrl-C: both in one call of C++."""
-    job.script.write_text(
+    write(
+        job.script,
         "import ctypes, itertools, operator, signal, torch\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "interrupt = getattr(ctypes.PyDLL(None), 'raise')\n"
         "list(itertools.chain(map(interrupt, [2]), map(operator.truediv, [1], [0])))\n",
-        encoding="utf-8",
     )
     done = job.run(WAYS[1], *ONCE, "--nproc-per-node=1", "train.py")
     assert 'File "<string>"' not in done.stderr
@@ -113,21 +111,20 @@ def importers(job):
     log.unlink(missing_ok=True)
     assert job.run("warm", LOG=str(log)).returncode == 0
     assert all(start.startswith("warm ") for start in job.starts())
-    return len(set(log.read_text(encoding="utf-8").split()))
+    return len(set(text_of(log).split()))
 
 
 @pytest.mark.slow
 def test_what_ranks_import_is_imported_once_from_the_second_run_on(job):
     job.package("heavy", HEAVY)
-    job.script.write_text(
-        "import torch\nimport heavy, os\nprint(os.environ['RANK'])\n", encoding="utf-8"
-    )
+    write(job.script, "import torch\nimport heavy, os\nprint(os.environ['RANK'])\n")
     assert [importers(job) for _ in range(2)] == [2, 1]
 
 
 @pytest.mark.slow
 def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooked(job):
-    job.script.write_text(
+    write(
+        job.script,
         "import os, sys, torch, torch.distributed as dist\n"
         "ahead = 'torch._dynamo' in sys.modules\n"
         "dist.init_process_group('gloo')\n"
@@ -138,7 +135,6 @@ def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooke
         "os.write(1, f'{ahead} {graphs}\\n'.encode())\n"
         "if os.fork():\n    os.wait()\n"
         "else:\n    import torch._inductor.compile_fx\n    os._exit(0)\n",
-        encoding="utf-8",
     )
     words = ("--set=hooks.compile.enabled=off", "--nproc-per-node=2", "train.py")
     runs = [((), "False 1"), ((), "True 1"), (words, "True 0")]
@@ -151,7 +147,7 @@ def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooke
 def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
     job.package("heavy", HEAVY)
     job.package("odd", "import os\nFOUND = os.environ['RANK']\n")
-    job.script.write_text("import torch, heavy, odd\nprint(odd.FOUND)\n", encoding="utf-8")
+    write(job.script, "import torch, heavy, odd\nprint(odd.FOUND)\n")
     assert [importers(job) for _ in range(3)] == [2, 2, 1]
     (note,) = (job.cache / "imports").glob("*.left")
     assert note.stat().st_mode & 0o777 == 0o600
@@ -182,10 +178,10 @@ ODD = {  # a package's text, and the number of ranks
 @pytest.mark.parametrize(("text", "ranks"), ODD.values(), ids=ODD)
 def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, ranks):
     job.package("odd", text)
-    job.script.write_text(
+    write(
+        job.script,
         "import sys, threading, torch, odd\n"
         "sys.stdout.write(f'{odd.FOUND} {threading.active_count()}\\n')\n",
-        encoding="utf-8",
     )
     words = (f"--nproc-per-node={ranks}", "train.py")
     env = {"OMP_NUM_THREADS": "2"} if ranks == 1 else {}  # OpenBLAS starts one thread then
@@ -209,16 +205,14 @@ def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, rank
 def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
     """What another module assigns is known from the run before."""
     job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
-    (job.folder / "settings.py").write_text(
-        "import os\nos.environ['HUB' + '_HOME'] = '/data'\n", encoding="utf-8"
-    )
-    job.script.write_text(
+    write(job.folder / "settings.py", "import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
+    write(
+        job.script,
         f"{first}\nimport os, pathlib, torch, hub\n"
         "parent = pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}')\n"
         "pids = (parent / 'children').read_text().split()\n"
         "states = [pathlib.Path('/proc', p, 'status').read_text() for p in pids]\n"
         "assert not any('(zombie)' in text for text in states), states\nprint(hub.HOME)\n",
-        encoding="utf-8",
     )
     for number in range(2):
         done = job.run("warm", *words)
@@ -229,7 +223,7 @@ def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
 @pytest.mark.slow
 def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(job):
     job.package("early", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nos.environ.get('RANK')\n")
-    job.script.write_text("import early, torch\nprint(torch.get_num_threads())\n", encoding="utf-8")
+    write(job.script, "import early, torch\nprint(torch.get_num_threads())\n")
     job.run("warm")  # the first start does not know the package
     done = job.run("warm")
     assert done.stdout.split() == ["2", "2"]
@@ -238,10 +232,10 @@ def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(
 
 @pytest.mark.slow
 def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
-    (job.folder / "filelock.py").write_text("MINE = True\n", encoding="utf-8")
+    write(job.folder / "filelock.py", "MINE = True\n")
     job.package("user", "import filelock_of_torch\n")
-    (job.folder / "numpy.py").write_text("MINE = True\n", encoding="utf-8")
-    job.script.write_text("import numpy\nprint(numpy.MINE)\n", encoding="utf-8")
+    write(job.folder / "numpy.py", "MINE = True\n")
+    write(job.script, "import numpy\nprint(numpy.MINE)\n")
     done = job.run("warm")
     assert done.stdout.split() == ["True", "True"]
     assert SAID in done.stderr
@@ -251,12 +245,12 @@ def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
 @pytest.mark.slow
 def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
     package = job.package("version", "NUMBER = 1\n")
-    job.script.write_text(
+    write(
+        job.script,
         "import torch, version, os, sys, time\n"
         "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "print(count, version.NUMBER, os.environ['SAFERUN_START'].split()[0], flush=True)\n"
         "if int(count) < 2: sys.exit(1)\n",
-        encoding="utf-8",
     )
     words = ("--max-restarts=2", "--monitor-interval=0.1", "train.py")
     assert job.run("warm", *words).returncode == 0
@@ -266,10 +260,10 @@ def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
         "1 1 warm",
         "2 1 warm",
     }
-    job.script.write_text(
+    write(
+        job.script,
         f"import pathlib\npathlib.Path({str(package)!r}).write_text('NUMBER = 2\\n')\n"
-        + job.script.read_text(encoding="utf-8"),
-        encoding="utf-8",
+        + text_of(job.script),
     )
     done = job.run("warm", *words)
     lines = {line for line in done.stdout.splitlines() if line}
@@ -280,14 +274,14 @@ def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
 @pytest.mark.slow
 def test_a_retry_forks_ranks_that_have_imported_all(job):
     job.package("heavy", "X = 1\n")
-    job.script.write_text(
+    write(
+        job.script,
         "import os, signal, successor\nimport torch, heavy\n"
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "if os.environ['SAFERUN_ATTEMPT'] == '1' and os.environ['RANK'] == '1':\n"
         "    successor.await_agent()\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "dist.barrier()\nos.write(1, b'done\\n')\n",
-        encoding="utf-8",
     )
     done = job.run("warm")
     assert (done.returncode, done.stdout.split()) == (0, ["done", "done"])
@@ -298,7 +292,8 @@ def test_a_retry_forks_ranks_that_have_imported_all(job):
 
 @pytest.mark.slow
 def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
-    job.script.write_text(
+    write(
+        job.script,
         "import os, signal, successor, torch, torch.distributed as dist\n"
         "attempt, rank = os.environ['SAFERUN_ATTEMPT'], os.environ['RANK']\n"
         "dist.init_process_group('gloo')\nimport torch._dynamo\n"
@@ -310,7 +305,6 @@ def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "dist.barrier()\n"
         "os.write(1, (os.environ['TORCHINDUCTOR_CACHE_DIR'] + '\\n').encode())\n",
-        encoding="utf-8",
     )
     cache = job.folder / "inductor"
     (cache / "fxgraph" / "ab" / "of-another-run").mkdir(parents=True)
@@ -324,12 +318,10 @@ def test_a_retry_is_warm_though_a_cure_gives_each_rank_a_cache(job):
 
 @pytest.mark.slow
 def test_a_user_whose_sitecustomize_reads_rank_has_ranks_started(job):
-    (job.installed / "sitecustomize.py").write_text(
-        "import os\nMINE = os.environ.get('RANK')\n", encoding="utf-8"
-    )
-    job.script.write_text(
+    write(job.installed / "sitecustomize.py", "import os\nMINE = os.environ.get('RANK')\n")
+    write(  # in one piece: torchrun gives its ranks -u
+        job.script,
         "import os, torch, sitecustomize\nos.write(1, f'{sitecustomize.MINE}\\n'.encode())\n",
-        encoding="utf-8",  # in one piece: torchrun gives its ranks -u
     )
     done = job.run("warm")
     assert sorted(done.stdout.split()) == ["0", "1"]
@@ -344,7 +336,7 @@ def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
         "-s",
     )
     torchrun = executable(job.folder / "bin" / "torchrun", text)
-    job.script.write_text("import sys, torch\nprint(sys.flags.no_user_site)\n", encoding="utf-8")
+    write(job.script, "import sys, torch\nprint(sys.flags.no_user_site)\n")
     done = job.run("warm", PATH=f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}")
     assert done.stdout.split() == ["0", "0"]
     assert SAID + "torchrun's own Python does not start them" in done.stderr
@@ -352,11 +344,11 @@ def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
 
 def test_variables_that_a_script_assigns_are_found(tmp_path):
     script = tmp_path / "t.py"
-    script.write_text(
+    write(
+        script,
         "import os\nfrom os import environ\n"
         "os.environ['A'] = '1'\nenviron.setdefault('B', '1')\n"
         "def f():\n    os.environ.update({'C': '1'}, D='2')\n    os.putenv('E', '1')\n"
         "x = os.environ['F']\n",
-        encoding="utf-8",
     )
     assert assigned_variables(str(script)) == {"A", "B", "C", "D", "E"}

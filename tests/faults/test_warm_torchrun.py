@@ -1,7 +1,5 @@
 """A warm agent of the real torchrun: its ranks, and how it waits."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -15,10 +13,10 @@ from supervised import supervised
 from saferun.supervise.ready.keeper_pool import prepare, start_keeper
 from saferun.supervise.ready.warm_start import WarmStart
 
+pytestmark = pytest.mark.slow
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["console script", "module"])
 def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path, launcher):
     pytest.importorskip("torch")
@@ -49,7 +47,6 @@ def test_ranks_of_a_warm_agent_are_guarded_as_those_of_a_fresh_torchrun(tmp_path
     assert {outcome[0] for outcome in seen[0][1]} >= {0, 1}
 
 
-@pytest.mark.slow
 def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
     pytest.importorskip("torch")
     warm = WarmStart((str(TORCHRUN), "t.py"), os.environ, sys.executable)

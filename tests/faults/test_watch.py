@@ -1,7 +1,5 @@
 """`saferun runs watch` beside real runs: it sees them, draws them, and does nothing to them."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers import is_alive, until
-from runs import Run, run
+from runs import Run, ran, run
 from terminals import Terminal
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
@@ -60,9 +58,7 @@ def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
             terminal.type(TYPED)
             terminal.expect(rb"\x1b\[\?1049h")  # the second screen
             seen = terminal.expect(rb"output[^\n]*step 7 ([^\n]*?)/bold")[1]
-            terminal.type("\x03")
-            terminal.expect(rb"\x1b\[\?1049l")
-            terminal.expect(rb"ended=130")
+            terminal.type("\x03", rb"\x1b\[\?1049l", rb"ended=130")
         assert b"?[2J" in seen
         assert b"[red]it is[/red]" in seen
         assert b"\x1b[2J" not in seen
@@ -77,26 +73,20 @@ def test_ctrl_c_ends_the_watching_and_leaves_the_run_alone(tmp_path):
 def test_q_ends_the_watching_with_status_0_and_the_terminal_is_as_before(tmp_path):
     with working(tmp_path) as job, shell_of(job) as terminal:
         before = termios.tcgetattr(terminal.fd)
-        terminal.type(TYPED)
-        terminal.expect(rb"q or Ctrl-C ends the watching")
+        terminal.type(TYPED, rb"q or Ctrl-C ends the watching")
         terminal.type("\x1a")  # Ctrl-Z
         terminal.expect(rb"(?s)\x1b\[\?1049l.*Stopped.*READY\$ ")
         assert termios.tcgetattr(terminal.fd) == before
-        terminal.type("fg\n")
-        terminal.expect(rb"q or Ctrl-C ends the watching")
-        terminal.type("xq")
-        terminal.expect(rb"\x1b\[\?1049l")
-        terminal.expect(rb"READY\$ ")
+        terminal.type("fg\n", rb"q or Ctrl-C ends the watching")
+        terminal.type("xq", rb"\x1b\[\?1049l", rb"READY\$ ")
         assert termios.tcgetattr(terminal.fd) == before
-        terminal.type("echo status=$?\n")
-        terminal.expect(rb"status=0")
+        terminal.type("echo status=$?\n", rb"status=0")
         assert is_alive(job.process.pid)
 
 
 def test_the_end_of_the_run_is_shown_and_the_status_is_0(tmp_path):
     with working(tmp_path, "fails") as job, shell_of(job) as terminal:
-        terminal.type(TYPED)
-        terminal.expect(rb"step.*\b7\b")
+        terminal.type(TYPED, rb"step.*\b7\b")
         (tmp_path / "go").touch()
         terminal.expect(rb"\x1b\[\?1049l")
         terminal.expect(rb"run .*failed: ")
@@ -107,8 +97,7 @@ def test_the_end_of_the_run_is_shown_and_the_status_is_0(tmp_path):
 
 def test_a_terminal_may_shrink_and_go_away(tmp_path):
     with working(tmp_path) as job, shell_of(job) as terminal:
-        terminal.type(TYPED)
-        terminal.expect(rb"step.*\b7\b")
+        terminal.type(TYPED, rb"step.*\b7\b")
         terminal.resize(12, 40)
         until(lambda: widest(terminal) == 40, "a frame that fits")
         (watcher,) = job.processes("--interval=0.2")
@@ -127,7 +116,6 @@ def test_on_a_pipe_there_is_a_line_for_each_change_until_the_end(tmp_path, outpu
         seen = stack.enter_context(
             subprocess.Popen(watch, env=job.environ, stdout=subprocess.PIPE, text=True)
         )
-        assert seen.stdout is not None
         found = [json.loads(seen.stdout.readline())]
         while not found[-1]["jobs"] or found[-1]["jobs"][0]["step"] != 7:
             found.append(json.loads(seen.stdout.readline()))
@@ -162,19 +150,18 @@ def test_without_a_run_that_goes_on_it_says_so_and_of_several_it_names_the_other
 
 
 def test_colour_is_for_terminals(tmp_path):
-    with run(tmp_path, *PYTHON, "-c", "print(1)") as job:
-        assert job.end() == 0
-        for words in (["list"], ["show", "last"]):
-            command = [sys.executable, "-m", "saferun", "runs", *words]
-            piped = subprocess.run(command, env=job.environ, capture_output=True, check=True).stdout
-            assert b"\x1b" not in piped
-            coloured = in_pty(command, {**job.environ, "TERM": "xterm"})
-            assert b"\x1b[" in coloured
-            assert re.sub(rb"\x1b\[[\d;]*m", b"", coloured).replace(b"\r", b"").split() == (
-                piped.split()
-            )
-        for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-            assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
+    job = ran(tmp_path, *PYTHON, "-c", "print(1)")
+    for words in (["list"], ["show", "last"]):
+        command = [sys.executable, "-m", "saferun", "runs", *words]
+        piped = subprocess.run(command, env=job.environ, capture_output=True, check=True).stdout
+        assert b"\x1b" not in piped
+        coloured = in_pty(command, {**job.environ, "TERM": "xterm"})
+        assert b"\x1b[" in coloured
+        assert re.sub(rb"\x1b\[[\d;]*m", b"", coloured).replace(b"\r", b"").split() == (
+            piped.split()
+        )
+    for quiet in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+        assert b"\x1b" not in in_pty(command, {**job.environ, **quiet})
 
 
 def widest(terminal: Terminal) -> int:

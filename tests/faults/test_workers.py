@@ -1,7 +1,5 @@
 """Several workers of one run, as real processes that fail, are killed and are asked to end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import is_alive, living, until
-from runs import Run, program, run
+from runs import Run, program, ran, run
 
 from saferun.cli.runs import runs_view
 from saferun.journal import reader, time_spent
@@ -45,21 +43,20 @@ def ends(job: Run) -> dict[int | None, int]:
 
 def test_each_worker_has_a_number_attempts_and_a_journal_of_its_own(tmp_path):
     code = "worker == attempt == 1 and os.kill(os.getpid(), 9)\nprint(f'{worker}.{attempt}')\n"
-    with run(tmp_path, *asked(3, code)) as job:
-        assert job.end() == 0, job.err
-        assert sorted(job.out.split()) == ["0.1", "1.2", "2.1"]
-        assert ends(job) == {0: 0, 1: 0, 2: 0, None: 0}
-        found = reader.named(str(job.journal.parent), "last", 0.0)
-        assert (found.outcome, found.attempts) == ("ok", 4)
-        tried = attempts(found)
-        assert [(a.worker, a.number, a.outcome.exit_code) for a in tried] == [
-            *((0, 1, 0), (1, 1, 137), (1, 2, 0), (2, 1, 0))
-        ]
-        assert Path(tried[2].tails[0][0]).read_text(encoding="utf-8") == "1.2\n"
-        shown = runs_view.as_text(
-            found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0, {}
-        )
-        assert "worker 1, attempt 2: " in shown
+    job = ran(tmp_path, *asked(3, code))
+    assert sorted(job.out.split()) == ["0.1", "1.2", "2.1"]
+    assert ends(job) == {0: 0, 1: 0, 2: 0, None: 0}
+    found = reader.named(str(job.journal.parent), "last", 0.0)
+    assert (found.outcome, found.attempts) == ("ok", 4)
+    tried = attempts(found)
+    assert [(a.worker, a.number, a.outcome.exit_code) for a in tried] == [
+        *((0, 1, 0), (1, 1, 137), (1, 2, 0), (2, 1, 0))
+    ]
+    assert Path(tried[2].tails[0][0]).read_text(encoding="utf-8") == "1.2\n"
+    shown = runs_view.as_text(
+        found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0, {}
+    )
+    assert "worker 1, attempt 2: " in shown
     retried = [line for line in job.messages() if "attempt 1 failed" in line]
     assert len(retried) == 1
     assert retried[0].startswith("saferun: worker 1: attempt 1 failed")
@@ -148,8 +145,7 @@ def test_a_killed_keeper_is_one_workers_failed_attempt(tmp_path):
 
 def test_output_of_all_workers_arrives_by_whole_lines(tmp_path):
     code = "for n in range(500): os.write(1, b'<%d %d %s>\\n' % (worker, n, b'x' * 50))\n"
-    with run(tmp_path, *asked(3, code)) as job:
-        assert job.end() == 0
+    job = ran(tmp_path, *asked(3, code))
     lines = [f"<{w} {n} {'x' * 50}>" for w in range(3) for n in range(500)]
     assert sorted(job.out.splitlines()) == sorted(lines)
 
@@ -175,17 +171,15 @@ def test_what_one_worker_writes_to_a_common_file_is_no_evidence_against_another(
 
 
 def test_several_workers_read_no_script_from_stdin(tmp_path):
-    with run(tmp_path, *WORKERS, "--set=workers=2", "-") as job:
-        assert job.end() == 2
-        assert len(job.messages()) == 1
+    job = ran(tmp_path, *WORKERS, "--set=workers=2", "-", status=2)
+    assert len(job.messages()) == 1
 
 
 def test_a_worker_for_which_there_is_no_process_is_said_and_the_others_go_on(tmp_path):
     command = [sys.executable, program("one_fork_only")]
-    with run(tmp_path, *asked(2, "print(worker)\n"), command=command) as job:
-        assert job.end() == 69
-        assert job.out == "0\n"
-        assert ends(job) == {0: 0, 1: 69, None: 69}
+    job = ran(tmp_path, *asked(2, "print(worker)\n"), command=command, status=69)
+    assert job.out == "0\n"
+    assert ends(job) == {0: 0, 1: 69, None: 69}
     assert "saferun: worker 1: it was never started: Resource temporarily unavailable" in job.err
 
 
@@ -193,17 +187,14 @@ def test_workers_run_without_a_journal_where_none_can_be_written(tmp_path):
     (tmp_path / "file").touch()
     nowhere = {"SAFERUN_RUN_DIR": str(tmp_path / "file" / "runs")}
     code = "worker == attempt == 1 and os.kill(os.getpid(), 9)\nprint(f'{worker}.{attempt}')\n"
-    with run(tmp_path, *asked(2, code), env=nowhere) as job:
-        assert job.end() == 0, job.err
-        assert sorted(job.out.split()) == ["0.1", "1.2"]
-        assert len([line for line in job.messages() if "no journal is kept" in line]) == 1
+    job = ran(tmp_path, *asked(2, code), env=nowhere)
+    assert sorted(job.out.split()) == ["0.1", "1.2"]
+    assert len([line for line in job.messages() if "no journal is kept" in line]) == 1
 
 
 def test_a_program_that_cannot_be_started_is_said_by_each_worker(tmp_path):
     (tmp_path / "bad").write_text("#!/nonexistent\n", encoding="utf-8")
     (tmp_path / "bad").chmod(0o755)
-    with run(tmp_path, *WORKERS, "--set=workers=2", "--no-python", "./bad") as job:
-        assert job.end() == 69
-        texts = sorted(line for line in job.messages() if "cannot start" in line)
-        assert [line.split(": ")[1] for line in texts] == ["worker 0", "worker 1"]
-        job.nothing_lives()
+    job = ran(tmp_path, *WORKERS, "--set=workers=2", "--no-python", "./bad", status=69)
+    texts = sorted(line for line in job.messages() if "cannot start" in line)
+    assert [line.split(": ")[1] for line in texts] == ["worker 0", "worker 1"]

@@ -3,8 +3,6 @@
 The launcher is a small one without torch, except where a test is about torchrun.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -16,7 +14,7 @@ import pytest
 from cases import slow
 from disks import small_disk
 from helpers import free_port, has_signal, living, until
-from runs import Run, run, small_torchrun
+from runs import Run, ran, run, small_torchrun
 from sandbox import SAFERUN, executable, shell
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
@@ -65,8 +63,7 @@ def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
     argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
     with run(tmp_path, *argv, env=gpu) as first:
         until(first.ranks, "the first runs", EVENTUALLY_S)
-        with run(tmp_path, "--nproc-per-node=1", "-m", "this", env=gpu) as second:
-            assert second.end() == 0, second.err
+        second = ran(tmp_path, "--nproc-per-node=1", "-m", "this", env=gpu)
         in_use = next(line for line in second.messages() if "in use by" in line)
         assert re.search(r"GPU 0 \(GPU-[0-9a-f]{8}…\) is in use by ", in_use)
         assert f"pid {first.process.pid} of user" in in_use
@@ -79,9 +76,7 @@ def test_a_second_run_may_be_turned_away(tmp_path, gpu, policy):
     with run(tmp_path, *argv, env=gpu) as first:
         until(first.ranks, "the first runs", EVENTUALLY_S)
         options = ["--set", f"locks.gpus={policy}", "--set", "locks.wait_s=0.3"]
-        with run(tmp_path, *options, *argv, env=gpu) as second:
-            assert second.end() == 75
-            assert not living(second.mark)
+        second = ran(tmp_path, *options, *argv, env=gpu, status=75)
         assert f"pid {first.process.pid}" in second.err
 
 
@@ -105,9 +100,7 @@ def test_a_nested_run_does_not_wait_for_itself(tmp_path, gpu):
     text = f"import subprocess, sys; sys.exit(subprocess.call({inner!r}))"
     options = ["--set", "locks.gpus=refuse"]
     env = {**gpu, "SAFERUN_SET": "locks.gpus=refuse"}
-    with run(tmp_path, *options, "--nproc-per-node=1", script(tmp_path, text), env=env) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, *options, "--nproc-per-node=1", script(tmp_path, text), env=env)
     assert "Beautiful is better than ugly" in job.out
 
 
@@ -117,11 +110,9 @@ def test_a_nested_run_does_not_wait_for_itself(tmp_path, gpu):
 def test_a_full_disk_under_the_journal_stops_no_job(tmp_path, small):
     text = "import sys; sys.stdout.write('x' * 200_000); print('end')"
     with small_disk(tmp_path / "small", "16k") as place:
-        with run(tmp_path, "--run-dir", str(place), script(tmp_path, text), env=small) as job:
-            assert job.end() == 0, job.err
-            assert job.out.endswith("xend\n")
-            assert len(job.out) == 200_004
-            job.nothing_lives()
+        job = ran(tmp_path, "--run-dir", str(place), script(tmp_path, text), env=small)
+        assert job.out.endswith("xend\n")
+        assert len(job.out) == 200_004
         assert len([line for line in job.messages() if "cannot write" in line]) == 1
         assert len(job.messages()) == 2
 
@@ -142,9 +133,7 @@ def test_where_receipts_find_no_room_the_hooks_are_not_reported_missing(tmp_path
 def test_a_home_that_cannot_be_written_stops_no_job(tmp_path, small):
     home = tmp_path / "a file"
     home.write_text("", encoding="utf-8")
-    with run(tmp_path, "-m", "this", env={**small, "HOME": str(home)}) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, "-m", "this", env={**small, "HOME": str(home)})
     assert len(job.messages()) == 2, job.messages()
     assert sum("the job goes on" in message for message in job.messages()) == 1
 
@@ -155,9 +144,7 @@ def test_a_journal_that_vanishes_in_the_middle_stops_no_job(tmp_path, small):
     argv = ["--run-dir", str(runs), script(tmp_path, text), str(runs)]
     # As torchrun sets it: a rank then writes a receipt at its end.
     own = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
-    with run(tmp_path, *argv, env={**small, **own}) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, *argv, env={**small, **own})
     assert job.out == "gone\n"
     assert not runs.exists()  # nor comes a half of it back
 
@@ -167,9 +154,7 @@ def test_a_journal_that_vanishes_in_the_middle_stops_no_job(tmp_path, small):
 
 def test_an_nvidia_smi_that_hangs_costs_one_line_and_stops_no_job(tmp_path):
     environ = machine(tmp_path, "exec sleep 600")
-    with run(tmp_path, "-m", "this", env=environ) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    job = ran(tmp_path, "-m", "this", env=environ)
     assert len([line for line in job.messages() if "nvidia-smi" in line]) == 1
 
 
@@ -232,9 +217,7 @@ def test_a_job_whose_reader_has_gone_is_not_started_again(tmp_path):
     text = "import itertools\nfor i in itertools.count(): print('line', i, flush=True)"
     words = shell(*SAFERUN, "--nproc-per-node=1", script(tmp_path, text))
     command = ["bash", "-c", f"set -o pipefail; {words} | head -1"]
-    with run(tmp_path, command=command, env=small_torchrun(tmp_path)) as job:
-        assert job.end() == 1
-        (ended,) = job.events("ended")
-        job.nothing_lives()
+    job = ran(tmp_path, command=command, env=small_torchrun(tmp_path), status=1)
+    (ended,) = job.events("ended")
     assert job.out == "line 0\n"
     assert ended["kind"] == "output-reader-gone", job.err

@@ -1,10 +1,8 @@
-"""Every file that a run writes, with its owner and mode, in eight worlds.
+"""Every file that a run writes, with its owner and mode, for eight starters.
 
 The job lists them while it runs, twice, live and as a bash script, and this process afterwards. A
 user other than root needs a Python that he can start.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -25,7 +23,7 @@ from helpers import ROOT
 from repo import source
 from rights import OTHER, needs
 from runs import LIMIT_S, program, small_torchrun
-from sandbox import executable, python_program
+from sandbox import captured, executable, python_program
 from users import open_place
 
 LOCKS = "/run/lock/saferun"
@@ -33,7 +31,7 @@ Entry = tuple[int, int, str]  # mode, owner and path
 PYTHON = f"/usr/bin/python3.{sys.version_info[1]}"
 
 
-class World(NamedTuple):
+class Starter(NamedTuple):
     """Who starts saferun, and where."""
 
     uid: int = OTHER
@@ -43,15 +41,15 @@ class World(NamedTuple):
     mount: str = ""  # how HOME is mounted: "full", "read-only"
 
 
-WORLDS = {
-    "umask 000": World(umask=0),
-    "umask 077": World(umask=0o077),
-    "a group's HOME": World(umask=0o002, home_mode=0o2775),
-    "root": World(uid=0, home_uid=0),
-    "root with a user's HOME": World(uid=0),
-    "a user with root's HOME": World(home_uid=0),
-    "full": World(mount="full"),
-    "read-only": World(mount="read-only"),
+STARTERS = {
+    "umask 000": Starter(umask=0),
+    "umask 077": Starter(umask=0o077),
+    "a group's HOME": Starter(umask=0o002, home_mode=0o2775),
+    "root": Starter(uid=0, home_uid=0),
+    "root with a user's HOME": Starter(uid=0),
+    "a user with root's HOME": Starter(home_uid=0),
+    "full": Starter(mount="full"),
+    "read-only": Starter(mount="read-only"),
 }
 DIRECTORY, FILE = stat.S_IFDIR, stat.S_IFREG
 # What lies where: a pattern of the path, type and mode; "umask" are modes that follow it.
@@ -87,17 +85,17 @@ def place() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def home(place: Path, world: World) -> Iterator[Path]:
-    """Make the world's HOME."""
+def home(place: Path, starter: Starter) -> Iterator[Path]:
+    """Make the HOME of who starts it."""
     path = place / "home"
-    with small_disk(path, "64k") if world.mount else contextlib.nullcontext():
+    with small_disk(path, "64k") if starter.mount else contextlib.nullcontext():
         path.mkdir(exist_ok=True)
-        os.chown(path, world.home_uid, world.home_uid)
-        path.chmod(world.home_mode)
-        if world.mount == "full":
+        os.chown(path, starter.home_uid, starter.home_uid)
+        path.chmod(starter.home_mode)
+        if starter.mount == "full":
             with contextlib.suppress(OSError), (path / "other").open("wb") as file:
                 file.write(bytes(1 << 20))
-        if world.mount == "read-only":
+        if starter.mount == "read-only":
             subprocess.run(["mount", "-o", "remount,ro", path], check=True)
         yield path
 
@@ -109,24 +107,24 @@ def listed(*places: Path | str) -> Iterator[Entry]:
             yield status.st_mode, status.st_uid, str(path)
 
 
-def wrong(entry: Entry, place: Path, world: World) -> str:
+def wrong(entry: Entry, place: Path, starter: Starter) -> str:
     """Return what is wrong with a file that was listed; "" where it is as the table says."""
     mode, uid, path = entry
     name = os.path.relpath(path, place) if Path(path).is_relative_to(place) else path
     for pattern, kind, allowed in TABLE:
         if re.fullmatch(pattern, name) and stat.S_IFMT(mode) == kind:
-            umask = world.umask if allowed.startswith("umask") else 0
+            umask = starter.umask if allowed.startswith("umask") else 0
             expected = int(allowed.split()[-1], 8) & ~umask
-            is_right = stat.S_IMODE(mode) & ~stat.S_ISGID == expected and uid == world.uid
-            return "" if is_right else f"{mode:o} {uid} {name}, not {expected:o} {world.uid}"
+            is_right = stat.S_IMODE(mode) & ~stat.S_ISGID == expected and uid == starter.uid
+            return "" if is_right else f"{mode:o} {uid} {name}, not {expected:o} {starter.uid}"
     return f"{mode:o} {uid} {name} is not in the table"
 
 
-def prepared(place: Path, number: str, world: World) -> dict[str, str]:
+def prepared(place: Path, number: str, starter: Starter) -> dict[str, str]:
     """Make what a run needs beside HOME; return its environment."""
     for name in ("work", "tmp"):
         (place / name).mkdir()
-        os.chown(place / name, world.uid, world.uid)
+        os.chown(place / name, starter.uid, starter.uid)
     environ = small_torchrun(place)
     torchrun = python_program(source("faults/small_torchrun"), python=PYTHON)
     executable(place / "bin" / "torchrun", torchrun)
@@ -143,22 +141,19 @@ def prepared(place: Path, number: str, world: World) -> dict[str, str]:
     }
 
 
-def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[Entry]:
+def seen_by_the_jobs(place: Path, starter: Starter, environ: dict[str, str]) -> set[Entry]:
     """Run the job under saferun and as a script; return what lay there while it ran."""
 
     def call(*argv: str) -> None:
-        done = subprocess.run(
-            argv,
+        done = captured(
+            *argv,
             env=environ,
             cwd=place / "work",
-            user=world.uid,
-            group=world.uid,
+            user=starter.uid,
+            group=starter.uid,
             extra_groups=[],
-            umask=world.umask,
-            capture_output=True,
-            text=True,
+            umask=starter.umask,
             timeout=LIMIT_S,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
 
@@ -176,16 +171,18 @@ def seen_by_the_jobs(place: Path, world: World, environ: dict[str, str]) -> set[
 
 @needs("become others", "mount")
 @pytest.mark.skipif(not os.access(PYTHON, os.X_OK), reason=f"there is no {PYTHON}")
-@pytest.mark.parametrize("world", [*list(WORLDS)[:1], *slow(*list(WORLDS)[1:])])
-def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, world):
-    world = WORLDS[world]
-    with home(place, world):
-        environ = prepared(place, number, world)
+@pytest.mark.parametrize("starter", [*list(STARTERS)[:1], *slow(*list(STARTERS)[1:])])
+def test_each_file_that_a_run_writes_has_its_owner_and_mode(place, number, starter):
+    starter = STARTERS[starter]
+    with home(place, starter):
+        environ = prepared(place, number, starter)
         before = set(listed(place))
-        during = seen_by_the_jobs(place, world, environ)
+        during = seen_by_the_jobs(place, starter, environ)
         after = set(listed(place, LOCKS)) - before
         ours = [e for e in during | after if Path(e[2]).is_relative_to(place) or number in e[2]]
         own = {path for _, _, path in before}
-        assert "\n".join(w for e in ours if e[2] not in own and (w := wrong(e, place, world))) == ""
+        assert (
+            "\n".join(w for e in ours if e[2] not in own and (w := wrong(e, place, starter))) == ""
+        )
         left = [path for _, _, path in after if "/tmp/saferun-kit." in path or "holder." in path]
         assert [path for path in left if number in path or str(place) in path] == []

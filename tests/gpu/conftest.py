@@ -1,8 +1,5 @@
 """Runs that take GPU locks, as fixtures."""
 
-from __future__ import annotations
-
-import contextlib
 import pathlib
 import shutil
 import tempfile
@@ -13,7 +10,7 @@ from typing import Any
 import pytest
 from fakecuda import compiled
 from gpu_runs import Machine
-from lock_runs import DEADLINE_S, Run
+from lock_runs import Run
 from recovery_host import RecoveryHost
 
 
@@ -27,25 +24,21 @@ def shared() -> Iterator[pathlib.Path]:
 
 
 @pytest.fixture
-def start(shared: pathlib.Path) -> Iterator[Callable[..., Run]]:
+def start(shared: pathlib.Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Start runs on one lock directory; all have ended when the test has."""
     runs = []
 
     def start(
         *uuids: str, mode: str = "refuse", directory: pathlib.Path | None = None, **options: Any
     ) -> Run:
-        runs.append(Run(directory or shared / "lock", uuids, mode, **options))
+        runs.append(Run(tmp_path, directory or shared / "lock", uuids, mode, **options))
         return runs[-1]
 
     shared.joinpath("lock").mkdir()
     shared.joinpath("lock").chmod(0o1777)
     yield start
     for run in runs:
-        run.process.kill()
-        run.process.wait(DEADLINE_S)
-        run.process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            run.process.stdin.close()
+        run.close()
 
 
 @pytest.fixture

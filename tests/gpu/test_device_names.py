@@ -1,7 +1,5 @@
 """How GPUs are named in files, and what a run's ancestors hold for it."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

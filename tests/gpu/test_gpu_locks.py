@@ -1,7 +1,5 @@
 """What a run locks, what it does where another run has the GPU, and when the lock is free again."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -1,7 +1,5 @@
 """What an ended run left on a GPU is ended, and nobody else: real processes and directories."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

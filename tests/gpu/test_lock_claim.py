@@ -1,7 +1,5 @@
 """Slots and MIG slices: who may share a GPU with whom."""
 
-from __future__ import annotations
-
 import pytest
 from lock_runs import CUT, SLICE_1, SLICE_2, A
 

@@ -1,7 +1,5 @@
 """The lock files: other programs that lock them, and directories that cannot be used."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Who holds a lock, as other users are told, and which records are not believed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """What NVML answers as values, and what is left of it when a GPU, the driver or the child fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -11,6 +9,7 @@ import pytest
 from fake_nvml import MIB, UNKNOWN, Nvml, asking, bus, gpu
 from fakecuda import compiled, uuid
 from helpers import is_alive, until
+from sandbox import captured
 
 from saferun.gpu import nvml
 from saferun.system.command import Answer
@@ -107,9 +106,7 @@ def test_a_question_ends_with_the_process_that_asked(library):
 
 def test_an_answer_that_is_cut_anywhere_is_said_and_has_no_gpus(library):
     library.reports(gpu(0))
-    whole = subprocess.run(
-        nvml.COMMAND, env={"LD_LIBRARY_PATH": str(library.folder)}, capture_output=True, text=True
-    ).stdout
+    whole = captured(*nvml.COMMAND, env={"LD_LIBRARY_PATH": str(library.folder)}).stdout
     assert json.loads(whole)["cards"]
     for end in range(0, len(whole), 37):
         answer = nvml.read(Answer(whole[:end], "", 0, ""))

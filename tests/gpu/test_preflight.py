@@ -4,8 +4,6 @@ The driver is a small library of C (fakes/libcuda.c) that is loaded as the real 
 everything else is real.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

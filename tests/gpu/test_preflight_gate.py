@@ -1,7 +1,5 @@
 """The test of the GPUs before a job: what it asks of the machine, and whole launches."""
 
-from __future__ import annotations
-
 import json
 import signal
 
@@ -166,11 +164,8 @@ ECC = "import sys; sys.exit('RuntimeError: CUDA error: uncorrectable ECC error e
 
 def failed_twice(machine):
     for _ in range(2):
-        with machine.start(
-            "--profile", "h100", *PYTHON, "-c", ECC, CUDA_VISIBLE_DEVICES="1"
-        ) as job:
-            assert job.end() == 1
-            assert "failed in 2" not in job.err
+        job = machine.run("--profile", "h100", *PYTHON, "-c", ECC, CUDA_VISIBLE_DEVICES="1")
+        assert (job.status, "failed in 2" in job.err) == (1, False)
 
 
 @pytest.mark.parametrize("way", few(WAYS, "supervised"))
@@ -195,19 +190,16 @@ def test_a_gpu_that_fails_again_and_again_is_named_and_may_be_refused(machine, j
 
 def test_parts_are_listed_and_forgotten(machine, job):
     failed_twice(machine)
-    with machine.start("runs", "parts", "list") as shown:
-        assert shown.end() == 0
+    shown = machine.run("runs", "parts", "list")
+    assert shown.status == 0
     assert f"{B} of " in shown.out
     assert "2 of its last 2 runs; named before a job begins" in shown.out
-    with machine.start("runs", "parts", "list", "--json") as shown:
-        assert shown.end() == 0
+    shown = machine.run("runs", "parts", "list", "--json")
     first = json.loads(shown.out)["parts"][0]
     assert (first["gpu"], first["named"], len(first["failures"])) == (B, True, 2)
     (machine.folder / "torch.py").write_text("raise ImportError", encoding="utf-8")
-    with machine.start("doctor", PYTHONPATH=str(machine.folder)) as seen:
-        seen.end()
+    seen = machine.run("doctor", PYTHONPATH=str(machine.folder))
     assert "failed in 2 of its last 2 runs" in " ".join(seen.out.split())
-    with machine.start("runs", "parts", "clear", B) as cleared:
-        assert cleared.end() == 0
+    cleared = machine.run("runs", "parts", "clear", B)
     assert cleared.out == "2 runs with such failures forgotten\n"
     assert len(machine.run("--profile", "h100", *PYTHON, job).messages) == 1

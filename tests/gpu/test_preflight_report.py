@@ -1,7 +1,5 @@
 """What is made of the test of the GPUs: findings, fixes, and the value that leaves bad ones out."""
 
-from __future__ import annotations
-
 import pytest
 from fakecuda import THREE, A, B, C, problems, uuid
 

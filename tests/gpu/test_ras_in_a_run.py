@@ -1,7 +1,5 @@
 """A whole run whose ranks are silent asks the RAS that they have, and says what it counts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Bringing GPUs back: memory, caches, the reset and all that forbids it; never a real GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recovery between the attempts of a run, and on its own."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Slots of a GPU for the workers of whole runs, with an NVML that says what it is told."""
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid

@@ -1,7 +1,5 @@
 """A whole run says of a slow rank what NVML says of its GPU beside the others'."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

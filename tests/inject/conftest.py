@@ -1,7 +1,5 @@
 """Fixtures of the tests that run real interpreters."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Iterator

@@ -1,11 +1,8 @@
 """What hooks meet that is odd: the job does what it does without them, plus one line at most."""
 
-from __future__ import annotations
-
 import pytest
 from cases import few
-from interpreters import SITE, Interpreters
-from ranks import RunRanks
+from interpreters import SITE
 from repo import source
 
 from saferun.inject.targets import TARGETS
@@ -26,8 +23,8 @@ ALL = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_release_that_lacks_all_patched_names_costs_a_line_for_a_hook_at_most(
-    interpreters: Interpreters, target: str
-) -> None:
+    interpreters, target
+):
     parts = target.split(".")
     for depth in range(1, len(parts)):
         package = interpreters.folder.joinpath(*parts[:depth])
@@ -59,9 +56,7 @@ CASES = {  # what a rank prints, and the lines of saferun's in the whole job
 @pytest.mark.parametrize(
     "case", few({case: case for case in CASES}, "batches_of_generators", "store_went_away")
 )
-def test_odd_loaders_batches_and_stores_are_the_jobs_own_affair(
-    run_ranks: RunRanks, case: str
-) -> None:
+def test_odd_loaders_batches_and_stores_are_the_jobs_own_affair(run_ranks, case):
     said, lines = CASES[case]
     job = run_ranks(source("inject/odd_loaders"), environ={"CASE": case}, shards="warn")
     assert job.code == 0, job.err

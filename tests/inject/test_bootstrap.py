@@ -1,7 +1,5 @@
 """The injected bootstrap: inert, light and honest, in real interpreters."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -9,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from cases import check_cases
-from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
+from interpreters import NEUTRAL, SITE, both, fake_torch, other_pythons
 from repo import source
-from sandbox import executable, shell
+from sandbox import executable, shell, text_of, write
 from users import open_place
 
 from saferun.inject import bootstrap
@@ -22,15 +20,13 @@ print("armed" if "saferun" in _frozen_importlib._find_spec.__module__ else "not 
 """
 
 
-def test_without_a_contract_nothing_is_armed(interpreters: Interpreters) -> None:
+def test_without_a_contract_nothing_is_armed(interpreters):
     ran = interpreters.run(ARMED + "print([m for m in sys.modules if 'saferun' in m])")
     assert ran.out.split("\n")[:2] == ["not armed", "[]"]
 
 
 @pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
-def test_every_python_from_3_9_on_is_armed_without_saferun(
-    interpreters: Interpreters, python: Path
-) -> None:
+def test_every_python_from_3_9_on_is_armed_without_saferun(interpreters, python):
     fake = fake_torch(interpreters.folder)
     ran = interpreters.run(
         ARMED + "import torch; print(torch.__spec__.loader is torch.__loader__)",
@@ -41,7 +37,7 @@ def test_every_python_from_3_9_on_is_armed_without_saferun(
     assert (ran.code, ran.out.split(), ran.err) == (0, ["armed", "True"], "")
 
 
-def test_the_site_directory_twice_on_the_path_arms_once(interpreters: Interpreters) -> None:
+def test_the_site_directory_twice_on_the_path_arms_once(interpreters):
     ran = interpreters.run(
         "import _frozen_importlib as i; first = i._find_spec\n"
         "print(sum(c.cell_contents.__name__ == '_find_spec' for c in first.__closure__ "
@@ -59,7 +55,7 @@ print(*sorted(sys.modules))
 """
 
 
-def test_arming_changes_nothing_that_a_script_sees(interpreters: Interpreters) -> None:
+def test_arming_changes_nothing_that_a_script_sees(interpreters):
     """Threads, paths, finders; of modules there are ours, and one that is built in."""
     bare = interpreters.run(SHOW, PYTHONPATH="relative").out.splitlines()
     with open_place() as place:  # a path in ASCII is read without json
@@ -72,14 +68,12 @@ def test_arming_changes_nothing_that_a_script_sees(interpreters: Interpreters) -
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_a_python_that_ignores_its_environment_leaves_no_receipt(
-    interpreters: Interpreters, flag: str
-) -> None:
+def test_a_python_that_ignores_its_environment_leaves_no_receipt(interpreters, flag):
     ran = interpreters.run(ARMED, hooks=NEUTRAL, flags=(flag,), RANK="0")
     assert (ran.out, ran.receipts) == ("not armed\n", [])
 
 
-def test_spawned_children_are_armed(interpreters: Interpreters) -> None:
+def test_spawned_children_are_armed(interpreters):
     assert interpreters.run(source("inject/spawned_child"), hooks=NEUTRAL).out == "True\n"
 
 
@@ -102,16 +96,14 @@ COMMAND_LINES = [
 ]
 
 
-def test_a_command_line_tells_jobs_from_agents_and_helpers() -> None:
+def test_a_command_line_tells_jobs_from_agents_and_helpers():
     def check(argv: list[str], kind: str) -> None:
         assert bootstrap.kind_of(argv) == kind
 
     check_cases(COMMAND_LINES, check)
 
 
-def test_the_first_python_of_a_rank_is_marked_and_its_helpers_are_not(
-    interpreters: Interpreters,
-) -> None:
+def test_the_first_python_of_a_rank_is_marked_and_its_helpers_are_not(interpreters):
     child = "import os; print(os.environ['SAFERUN_RANK_PID'] == str(os.getpid()))"
     script = (
         f"{child}\nimport subprocess, sys; sys.stdout.flush()\n"
@@ -120,11 +112,9 @@ def test_the_first_python_of_a_rank_is_marked_and_its_helpers_are_not(
     assert interpreters.run(script, hooks=NEUTRAL, RANK="1").out == "True\nFalse\n"
 
 
-def test_an_agent_forgets_the_rank_mark_that_it_inherited(interpreters: Interpreters) -> None:
+def test_an_agent_forgets_the_rank_mark_that_it_inherited(interpreters):
     agent = interpreters.folder / "torchrun"
-    agent.write_text(
-        ARMED + "import os; print(os.environ.get('SAFERUN_RANK_PID'))", encoding="utf-8"
-    )
+    write(agent, ARMED + "import os; print(os.environ.get('SAFERUN_RANK_PID'))")
     ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent),), RANK="0", SAFERUN_RANK_PID="1")
     assert ran.out == "not armed\nNone\n"
 
@@ -132,7 +122,7 @@ def test_an_agent_forgets_the_rank_mark_that_it_inherited(interpreters: Interpre
 # honesty
 
 
-def test_an_unreadable_contract_is_one_line_and_the_job_runs(interpreters: Interpreters) -> None:
+def test_an_unreadable_contract_is_one_line_and_the_job_runs(interpreters):
     fake = fake_torch(interpreters.folder)
     environ = interpreters.environ(None, SAFERUN_INJECT="{broken", PYTHONPATH=both(SITE, fake))
     ran = interpreters.run("import torch; print('ran')", environ=environ)
@@ -142,9 +132,7 @@ def test_an_unreadable_contract_is_one_line_and_the_job_runs(interpreters: Inter
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_hook_that_cannot_be_applied_ends_the_job_only_where_required(
-    interpreters: Interpreters, required: bool
-) -> None:
+def test_a_hook_that_cannot_be_applied_ends_the_job_only_where_required(interpreters, required):
     fake = fake_torch(interpreters.folder, "del compile\n")
     ran = interpreters.run(
         "print('first', end='')\n"
@@ -161,9 +149,7 @@ def test_a_hook_that_cannot_be_applied_ends_the_job_only_where_required(
         assert [line["error"][:14] for line in ran.by("compile", "failed")] == ["AttributeError"]
 
 
-def test_a_script_may_clear_its_environment_before_it_imports_torch(
-    interpreters: Interpreters,
-) -> None:
+def test_a_script_may_clear_its_environment_before_it_imports_torch(interpreters):
     fake = fake_torch(interpreters.folder)
     ran = interpreters.run(
         "import os; os.environ.clear(); import torch; print(torch.compile is len)",
@@ -173,13 +159,11 @@ def test_a_script_may_clear_its_environment_before_it_imports_torch(
     assert (ran.out, ran.err) == ("False\n", "")
 
 
-def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
-    interpreters: Interpreters, torchrun: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(interpreters, torchrun, tmp_path):
     """Under --no-python the shell is the rank, until it execs."""
     reported = tmp_path / "reported"
     mark = "import os; print(os.environ.get('SAFERUN_RANK_PID') == str(os.getpid()))"
-    (tmp_path / "mark.py").write_text(mark, encoding="utf-8")
+    write(tmp_path / "mark.py", mark)
     words = shell(sys.executable, tmp_path / "mark.py")
     to = shell(reported)
     text = f"#!/bin/bash\n{words} >{to}.1\nexec {words} >{to}.2\n"
@@ -187,13 +171,13 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(
     environ = interpreters.environ(NEUTRAL)
     arguments = [*torchrun, "--standalone", "--no-python", str(program)]
     subprocess.run(arguments, env=environ, check=True, capture_output=True, timeout=500)
-    assert [Path(f"{reported}.{n}").read_text(encoding="utf-8") for n in (1, 2)] == [
+    assert [text_of(Path(f"{reported}.{n}")) for n in (1, 2)] == [
         "False\n",
         "True\n",
     ]
 
 
-def test_an_older_python_is_left_alone(interpreters: Interpreters, tmp_path: Path) -> None:
+def test_an_older_python_is_left_alone(interpreters, tmp_path):
     old = sorted(Path("~/.pyenv/versions").expanduser().glob("2.7*/bin/python"))
     if not old:
         pytest.skip("no Python 2.7 on this machine")
@@ -202,21 +186,21 @@ def test_an_older_python_is_left_alone(interpreters: Interpreters, tmp_path: Pat
     assert (ran.code, ran.out, ran.err) == (0, "fine\n", "")
 
 
-def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters: Interpreters) -> None:
+def test_an_agent_does_not_look_for_garbage_when_it_ends(interpreters):
     """Its status and what it registered for its end stay as they are."""
     folder = interpreters.folder / "torch" / "distributed"
     folder.mkdir(parents=True)
     for place in (folder, folder.parent):
-        (place / "__init__.py").write_text("", encoding="utf-8")
-    (folder / "run.py").write_text(source("inject/agent_with_a_cycle"), encoding="utf-8")
+        write(place / "__init__.py", "")
+    write(folder / "run.py", source("inject/agent_with_a_cycle"))
     ran = interpreters.run(argv=("-m", "torch.distributed.run"), hooks={})
     assert (ran.code, ran.out) == (3, "registered, frozen 0\n")
 
 
 @pytest.mark.parametrize(("then", "status"), [("print('done')", 0), ("raise KeyError('x')", 1)])
 def test_hooks_that_vanish_while_a_rank_runs_cost_lines_and_nothing_else(
-    interpreters: Interpreters, then: str, status: int
-) -> None:
+    interpreters, then, status
+):
     hooks, fake = interpreters.folder / "inject", fake_torch(interpreters.folder)
     shutil.copytree(Path(SITE).parent, hooks)
     script = f"import shutil; shutil.rmtree({str(hooks)!r}); import torch; " + then

@@ -1,7 +1,5 @@
 """What ranks write down about their hooks: which process does, when, and where it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -11,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch, other_pythons
+from interpreters import NEUTRAL, SITE, both, fake_torch, other_pythons
 from repo import source
 from sandbox import shell
 from users import open_place
@@ -44,9 +42,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(("script", "state"), STATES.values(), ids=STATES)
-def test_a_receipt_tells_what_became_of_each_target(
-    interpreters: Interpreters, script: str, state: str
-) -> None:
+def test_a_receipt_tells_what_became_of_each_target(interpreters, script, state):
     fake = fake_torch(interpreters.folder)
     hooks = {"compile": {"enabled": "off"}}
     ran = interpreters.run(script, hooks=hooks, PYTHONPATH=both(SITE, fake), RANK="0")
@@ -60,9 +56,7 @@ def test_a_receipt_tells_what_became_of_each_target(
 WRITES = source("inject/write_receipts")
 
 
-def test_the_receipts_of_hooks_wait_until_the_process_is_active(
-    interpreters: Interpreters,
-) -> None:
+def test_the_receipts_of_hooks_wait_until_the_process_is_active(interpreters):
     fake = fake_torch(interpreters.folder)
     path = both(SITE, fake)
     idle = interpreters.run("import torch", hooks=NEUTRAL, PYTHONPATH=path, RANK="3")
@@ -79,7 +73,7 @@ def test_the_receipts_of_hooks_wait_until_the_process_is_active(
     assert stat.S_IMODE(interpreters.receipts.stat().st_mode) == 0o700
 
 
-def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreters) -> None:
+def test_receipts_are_appended_and_never_follow_a_link(interpreters):
     fake = fake_torch(interpreters.folder)
     interpreters.receipts.mkdir()
     target = interpreters.folder / "precious"
@@ -103,7 +97,7 @@ def test_receipts_are_appended_and_never_follow_a_link(interpreters: Interpreter
 
 
 @pytest.mark.parametrize("where", ["/dev/full/x", "/proc/nowhere", "/dev/null/x"])
-def test_an_unwritable_receipt_stops_no_job(interpreters: Interpreters, where: str) -> None:
+def test_an_unwritable_receipt_stops_no_job(interpreters, where):
     fake = fake_torch(interpreters.folder)
     interpreters.receipts = Path(where)
     ran = interpreters.run(
@@ -112,7 +106,7 @@ def test_an_unwritable_receipt_stops_no_job(interpreters: Interpreters, where: s
     assert (ran.code, ran.out.splitlines()[-1], ran.err) == (0, "done", "")
 
 
-def test_a_forked_helper_of_an_active_rank_leaves_no_receipt(interpreters: Interpreters) -> None:
+def test_a_forked_helper_of_an_active_rank_leaves_no_receipt(interpreters):
     fake = fake_torch(interpreters.folder)
     script = WRITES + (
         "import os\n"
@@ -128,9 +122,7 @@ def test_a_forked_helper_of_an_active_rank_leaves_no_receipt(interpreters: Inter
 
 
 @pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
-def test_a_rank_says_at_its_start_that_the_hooks_run(
-    interpreters: Interpreters, python: Path
-) -> None:
+def test_a_rank_says_at_its_start_that_the_hooks_run(interpreters, python):
     before = time.time()
     script = "import os; print(os.getpid())"
     facts = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -161,9 +153,7 @@ def test_a_rank_says_at_its_start_that_the_hooks_run(
     [{}, {"RANK": "0", "SAFERUN_RANK_PID": "1"}, {"RANK": "0", "SAFERUN_AGENT_PID": "1"}],
     ids=["no rank", "a helper of a rank", "not the agent's child"],
 )
-def test_a_process_that_is_no_rank_leaves_none(
-    interpreters: Interpreters, extra: dict[str, str]
-) -> None:
+def test_a_process_that_is_no_rank_leaves_none(interpreters, extra):
     assert interpreters.run(hooks=NEUTRAL, **extra).receipts == []
 
 
@@ -179,15 +169,13 @@ ERROR_FILES = ['/a"b/e', "/a\\b/e", "/a\nb/e", os.fsdecode(b"/\xff/e")]  # json 
     ],
     ids=range(7),
 )
-def test_odd_values_in_the_environment_make_no_odd_line(
-    interpreters: Interpreters, variable: str, odd: str, key: str
-) -> None:
+def test_odd_values_in_the_environment_make_no_odd_line(interpreters, variable, odd, key):
     ran = interpreters.run(hooks=NEUTRAL, **{"RANK": "3", variable: odd})
     assert (ran.receipts[0]["outcome"], ran.receipts[0].get(key)) == ("applied", None)
     assert ran.messages() == []
 
 
-def test_a_ranks_start_needs_neither_json_nor_re(interpreters: Interpreters) -> None:
+def test_a_ranks_start_needs_neither_json_nor_re(interpreters):
     show = "import sys; print(' '.join(sorted(sys.modules)))"
     bare = set(interpreters.run(show).out.split())
     environ = interpreters.environ(
@@ -211,9 +199,7 @@ def test_a_ranks_start_needs_neither_json_nor_re(interpreters: Interpreters) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_only_the_process_that_compiled_leaves_a_receipt(
-    interpreters: Interpreters, start: str
-) -> None:
+def test_only_the_process_that_compiled_leaves_a_receipt(interpreters, start):
     rank = {"RANK": "0", "LOCAL_RANK": "0", "START": start}
     ran = interpreters.run(source("inject/compile_beside_workers"), hooks=NEUTRAL, **rank)
     assert ran.code == 0, ran.err

@@ -1,19 +1,14 @@
 """The lock of a C++ extension's build goes with its owner, also where that was killed."""
 
-from __future__ import annotations
-
 import json
 
 import rights
-from interpreters import Interpreters
 from repo import ROOT
 
 PROGRAM = str(ROOT / "tests" / "programs" / "inject" / "build_locks.py")
 
 
-def test_a_lock_is_taken_from_an_owner_that_was_killed_and_from_no_other(
-    interpreters: Interpreters,
-) -> None:
+def test_a_lock_is_taken_from_an_owner_that_was_killed_and_from_no_other(interpreters):
     ran = interpreters.run(argv=(PROGRAM,), hooks={})
     wanted = {
         "died": [9, True],

@@ -1,11 +1,9 @@
 """Ranks write the times of their collectives when a signal asks, and compute on as before."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 
-from ranks import ForkServers, Job, RunRanks
+from ranks import Job
 from releases import torch_before
 from repo import source
 
@@ -14,9 +12,7 @@ from saferun.diagnosis import slow_rank
 PROGRAM = source("inject/asked_for_times")
 
 
-def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(
-    forks: ForkServers, tmp_path: Path
-) -> None:
+def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(forks, tmp_path):
     def printed(folder: Path, *, watched: bool) -> list[str]:
         folder.mkdir()
         job: Job = forks.run(folder, PROGRAM, watched=watched)
@@ -40,9 +36,7 @@ def test_a_rank_that_is_asked_writes_its_times_and_dynamo_compiles_nothing_more(
             assert {call.name for call in calls.values()} == {"all_reduce"}
 
 
-def test_a_script_that_uses_the_signal_keeps_its_handler(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_a_script_that_uses_the_signal_keeps_its_handler(run_ranks, tmp_path):
     own = "ASK = 54\nsignal.signal(ASK, lambda *_: os.write(1, b'mine\\n'))\n"
     job = run_ranks(PROGRAM.replace("ASK = 54\n", own), watched=True)
     assert job.code == 0, job.err
@@ -50,7 +44,7 @@ def test_a_script_that_uses_the_signal_keeps_its_handler(
     assert not list((tmp_path / "receipts").glob("*.times"))
 
 
-def test_a_rank_whose_record_cannot_be_had_says_so_once_and_computes_on(run_ranks: RunRanks):
+def test_a_rank_whose_record_cannot_be_had_says_so_once_and_computes_on(run_ranks):
     broken = (
         "ASK = 54\n"
         "def broken(*args): raise RuntimeError('no record')\n"

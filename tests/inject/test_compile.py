@@ -4,8 +4,6 @@ Every script probes inductor itself, where a graph is lowered (`GraphLowering.ru
 backward. The same scripts without the hook show the opposite, so that these tests can fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 from cases import slow
 from compile_ways import ALL_WAYS, COMPILED, COUNT, EAGER, KEYS, PROBE, WAYS
-from interpreters import Interpreters
 from ranks import WHEN_DISTRIBUTED, ForkServers, Job, runner
 from releases import torch_before
 from repo import source
@@ -38,7 +35,7 @@ def run(forks: ForkServers, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
 
 
-def test_autotune_and_graphs_are_off_in_forward_and_backward_however_asked_for(run: Run) -> None:
+def test_autotune_and_graphs_are_off_in_forward_and_backward_however_asked_for(run):
     """The receipt tells the values in force, for both directions."""
     held, job = lowered(run, ALL_WAYS, OFF)
     found = {way: [{key: graph[key] for key in KEYS} for graph in held[way]] for way in WAYS}
@@ -52,7 +49,7 @@ def test_autotune_and_graphs_are_off_in_forward_and_backward_however_asked_for(r
 
 
 @pytest.mark.slow
-def test_without_the_policy_the_same_script_does_autotune(run: Run) -> None:
+def test_without_the_policy_the_same_script_does_autotune(run):
     free, job = lowered(run, ALL_WAYS, KEEP)
     graphs = [graph for way in WAYS for graph in free[way]]
     assert all(graph["max_autotune"] and graph["triton.autotune_pointwise"] for graph in graphs)
@@ -62,9 +59,7 @@ def test_without_the_policy_the_same_script_does_autotune(run: Run) -> None:
 
 @pytest.mark.slow  # the variable is where the configuration starts; "assignment" is the same later
 @pytest.mark.parametrize(("settings", "value"), [(OFF, False), (KEEP, True)])
-def test_the_policy_beats_the_environment(
-    interpreters: Interpreters, settings: dict[str, str], value: bool
-) -> None:
+def test_the_policy_beats_the_environment(interpreters, settings, value):
     script = PROBE + "torch.compile(body)(x).backward(dx); show(lowered)"
     ran = interpreters.run(
         script,
@@ -97,16 +92,14 @@ show(lowered)
     ],
     ids=["alone", "in a group", "a rank of two", "a rank of one", "no rank"],
 )
-def test_graphs_go_off_when_distributed_and_only_then(
-    run: Run, before: str, extra: dict[str, str], graphs: bool
-) -> None:
+def test_graphs_go_off_when_distributed_and_only_then(run, before, extra, graphs):
     found, _ = lowered(run, before + GRAPHS, WHEN_DISTRIBUTED, **extra)
     assert [graph["triton.cudagraphs"] for graph in found] == [graphs, graphs]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("setting", "skips"), [(KEEP, True), (OFF, False)])
-def test_the_cudagraphs_backend_is_held_too(run: Run, setting: dict[str, str], skips: bool) -> None:
+def test_the_cudagraphs_backend_is_held_too(run, setting, skips):
     script = """
 import torch
 from torch._dynamo.utils import counters
@@ -133,7 +126,7 @@ show(lowered)
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch_before("2.7"), reason="fully_shard of torch 2.6 needs a GPU")
-def test_the_policy_holds_for_each_block_of_a_sharded_model(run: Run) -> None:
+def test_the_policy_holds_for_each_block_of_a_sharded_model(run):
     found, _ = lowered(run, GROUP + SHARDED, {**WHEN_DISTRIBUTED, "autotune": "off"})
     assert {graph["backward"] for graph in found} == {False, True}
     values = {(graph["max_autotune"], graph["triton.cudagraphs"]) for graph in found}
@@ -160,9 +153,7 @@ show([seen, exported, lowered])
     [(OFF, 1), *slow((NOT_AT_ALL, 0), (KEEP, 1))],
     ids=["off", "not at all", "keep"],
 )
-def test_export_and_backends_of_the_scripts_own_are_left_alone(
-    run: Run, setting: dict[str, str], backends: int
-) -> None:
+def test_export_and_backends_of_the_scripts_own_are_left_alone(run, setting, backends):
     (seen, exported, compiled), _ = lowered(run, LEFT_ALONE, setting)
     assert len(seen) == backends
     assert any("matmul" in target for target in exported)
@@ -177,9 +168,7 @@ def test_export_and_backends_of_the_scripts_own_are_left_alone(
     [(OFF, False, 1), *slow((KEEP, False, 3)), (OFF, True, 3)],
     ids=["off", "keep", "a user's own kernel"],
 )
-def test_a_generated_kernel_has_one_launcher(
-    run: Run, setting: dict[str, str], custom: bool, left: int
-) -> None:
+def test_a_generated_kernel_has_one_launcher(run, setting, custom, left):
     active = "import os; from _saferun.inject.hook_runner import current; current('').activate()\n"
     ran = run(active + source("inject/make_launchers"), setting, CUSTOM=str(custom))
     assert ran.out == f"{left} {left} True\n", ran.err
@@ -191,9 +180,7 @@ def test_a_generated_kernel_has_one_launcher(
     [(OFF, False, "len"), *slow((KEEP, False, "min")), (OFF, True, "min")],
     ids=["off", "keep", "a user's own kernel"],
 )
-def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(
-    run: Run, setting: dict[str, str], custom: bool, left: str
-) -> None:
+def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(run, setting, custom, left):
     ran = run(source("inject/time_launchers"), setting, CUSTOM=str(custom))
     assert ran.out == f"['{left}']\n", ran.err
 
@@ -202,9 +189,7 @@ def test_a_kernel_that_was_made_before_the_hook_is_not_timed_either(
 
 
 @pytest.mark.parametrize(("setting", "compiles"), [*slow((KEEP, True)), (NOT_AT_ALL, False)])
-def test_with_compilation_off_nothing_is_compiled_however_asked_for(
-    run: Run, setting: dict[str, str], compiles: bool
-) -> None:
+def test_with_compilation_off_nothing_is_compiled_however_asked_for(run, setting, compiles):
     ran = run(EAGER + COUNT, setting)
     assert ran.out.splitlines() == [f"{way} = {compiles}" for way in COMPILED], ran.err
 
@@ -216,16 +201,16 @@ SHAPE = EAGER + (
 WRAPPED = "OptimizedModule _orig_mod.w.bias _orig_mod.w.weight True\n"
 
 
-def test_an_uncompiled_module_has_the_shape_that_torchs_own_switch_gives_it(run: Run) -> None:
+def test_an_uncompiled_module_has_the_shape_that_torchs_own_switch_gives_it(run):
     assert run(SHAPE, NOT_AT_ALL).out == WRAPPED
 
 
 @pytest.mark.slow
-def test_torchs_own_switch_gives_that_shape(interpreters: Interpreters) -> None:
+def test_torchs_own_switch_gives_that_shape(interpreters):
     assert interpreters.run(SHAPE, hooks=None, TORCH_COMPILE_DISABLE="1").out == WRAPPED
 
 
-def test_with_compilation_off_torchs_own_uses_still_compile(run: Run) -> None:
+def test_with_compilation_off_torchs_own_uses_still_compile(run):
     script = """
 import torch
 from torch._dynamo.utils import counters
@@ -240,7 +225,7 @@ print(counters["stats"]["unique_graphs"] > 0)
 @pytest.mark.slow
 @pytest.mark.skipif(torch_before("2.9"), reason="torch 2.8's fails on a CPU without our hooks, too")
 @pytest.mark.parametrize("name", ["flex_attention", "create_block_mask"])
-def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> None:
+def test_flex_attention_stays_compiled_when_asked_for(run, name):
     ran = run(source("inject/compile_flex_attention"), NOT_AT_ALL, NAME=name)
     assert ran.out == "True\n", ran.err
 
@@ -261,9 +246,7 @@ def test_flex_attention_stays_compiled_when_asked_for(run: Run, name: str) -> No
         ),
     ],
 )
-def test_fallback_runs_eagerly_what_fails_to_compile(
-    run: Run, setting: str, full: bool, works: bool, backward: bool
-) -> None:
+def test_fallback_runs_eagerly_what_fails_to_compile(run, setting, full, works, backward):
     if backward and works and torch_before("2.10"):
         pytest.skip("torch compiles a backward when it runs: too late to fall back")
     asked = {"BACKWARD": str(backward), "FULL": str(full)}

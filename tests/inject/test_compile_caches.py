@@ -1,7 +1,5 @@
 """The compile hook's policy where graphs come from a cache."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from repo import source
 
 Run = Callable[..., Job]
 
+pytestmark = pytest.mark.slow
 PROBE = source("inject/lowered_graphs")
 OFF = {"autotune": "off", "cudagraphs": "off"}
 KEEP: dict[str, str] = {}
@@ -24,9 +23,8 @@ def run(forks: ForkServers, tmp_path: Path) -> Run:
     return runner(forks, tmp_path)
 
 
-@pytest.mark.slow
 @needs_torch("2.8", "a cache of whole graphs that is on")
-def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(run: Run) -> None:
+def test_a_second_run_finds_its_graphs_in_the_cache_and_still_tells(run):
     script = f"{PROBE}torch.compile(body, mode='max-autotune')(x).backward(dx)" + (
         "\nfrom torch._dynamo.utils import counters"
         "\nprint(counters['aot_autograd']['autograd_cache_hit'])"
@@ -50,11 +48,8 @@ show([[graph["max_autotune"] for graph in lowered], hits > 0])
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("autograd", ["0", "1"], ids=["inductor's cache", "autograd's cache"])
-def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
-    run: Run, autograd: str
-) -> None:
+def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(run, autograd):
     expected = [
         (KEEP, [[True, True], False]),
         (OFF, [[False, False], False]),
@@ -68,8 +63,7 @@ def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(
     assert sorted(entry["max_autotune"] for entry in entries) == [False, False, True, True]
 
 
-@pytest.mark.slow
-def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path: Path) -> None:
+def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
     """Under the mitigation fresh-compile-cache, below the directories that the launcher made."""
     base = tmp_path / "fresh"
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -1,13 +1,10 @@
 """A rank cuts two values out of its contract as the whole reading of it would."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreters import Interpreters
 
 from saferun.inject import contract
 
@@ -15,7 +12,7 @@ NAMES = ("receipts", "attempt")
 
 
 @pytest.mark.parametrize("text", ["", "{broken", "[]", '{"v":2,"attempt":"x"}', "null"])
-def test_what_is_no_contract_has_no_directory(interpreters: Interpreters, text: str) -> None:
+def test_what_is_no_contract_has_no_directory(interpreters, text):
     with pytest.raises(ValueError):
         contract.receipt_location(text)
     environ = interpreters.environ(None, RANK="0", SAFERUN_INJECT=text)
@@ -30,7 +27,7 @@ def test_what_is_no_contract_has_no_directory(interpreters: Interpreters, text: 
     hooks=st.dictionaries(st.text() | st.sampled_from(NAMES), st.text() | st.integers()),
     mitigations=st.lists(st.text('"\\:,{}receiptsattempt')),
 )
-def test_cutting_a_contract_agrees_with_reading_it(**whole: object) -> None:
+def test_cutting_a_contract_agrees_with_reading_it(**whole: object):
     text = contract.encode(**whole)
     read = contract.decode(text)
     for written in (text, json.dumps(read)):

@@ -1,7 +1,5 @@
 """Step markers do what the profile says, measured on the step counter that cudagraph trees read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,8 +24,8 @@ def marked(forks: ForkServers, folder: Path, setting: str, ranks: int, group: st
 )
 @pytest.mark.slow
 def test_markers_count_steps_only_where_the_profile_lets_them(
-    forks: ForkServers, tmp_path: Path, setting: str, ranks: int, steps: int
-) -> None:
+    forks, tmp_path, setting, ranks, steps
+):
     job = marked(forks, tmp_path, setting, ranks, "made" if ranks else "")
     assert re.findall(r"steps=(\d+);", job.out) == [str(steps)] * max(1, ranks), job.err
     observed = [line for line in job.hook("cudagraph_markers") if line["outcome"] == "observed"]
@@ -37,6 +35,6 @@ def test_markers_count_steps_only_where_the_profile_lets_them(
     assert all(line["effective"] == {"marks": steps > 0} for line in observed)
 
 
-def test_markers_come_back_when_the_group_is_gone(forks: ForkServers, tmp_path: Path) -> None:
+def test_markers_come_back_when_the_group_is_gone(forks, tmp_path):
     """And this process is no rank of several."""
     assert marked(forks, tmp_path, "off-when-distributed", 1, "gone").out == "steps=4;\n"

@@ -1,7 +1,5 @@
 """A rank ends with torchrun's agent, whatever ended that; a rank's helpers do not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,7 +13,7 @@ from helpers import until
 from interpreters import Interpreters, other_pythons
 from ranks import TORCHRUN, launch
 from repo import source
-from sandbox import Sandbox
+from sandbox import Sandbox, text_of, write
 
 NEUTRAL = {"excepthook": "on"}
 
@@ -48,7 +46,7 @@ class Agent(Sandbox):
         self.ready = interpreters.folder / "ready"
         self.ready.mkdir()
         path = interpreters.folder / "train.py"
-        path.write_text(script, encoding="utf-8")
+        write(path, script)
         environ = interpreters.environ(NEUTRAL if injected else None, READY=str(self.ready))
         super().__init__(interpreters.folder, **environ)
         self.argv = [TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(path)]
@@ -84,7 +82,7 @@ def agents(interpreters: Interpreters) -> Iterator[Callable[..., Agent]]:
 # the agent is killed
 
 
-def test_ranks_end_with_their_agent_whatever_they_do(agents: Callable[..., Agent]) -> None:
+def test_ranks_end_with_their_agent_whatever_they_do(agents):
     ways = f"exec({list(SIT.values())!r}[int(os.environ['RANK'])])"
     agent = agents(READY + ways, ranks=len(SIT))
     agent.start()
@@ -94,7 +92,7 @@ def test_ranks_end_with_their_agent_whatever_they_do(agents: Callable[..., Agent
 
 
 @pytest.mark.slow
-def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., Agent]) -> None:
+def test_without_the_injection_ranks_outlive_their_agent(agents):
     """What torchrun does by itself, and how the test above would fail."""
     agent = agents(READY + SIT["waiting"], ranks=2, injected=False)
     agent.start()
@@ -105,9 +103,7 @@ def test_without_the_injection_ranks_outlive_their_agent(agents: Callable[..., A
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(
-    agents: Callable[..., Agent],
-) -> None:
+def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(agents):
     agent = agents(READY + SIT["waiting"], ranks=1)
     agent.start(TORCHRUN, "--standalone", "--nproc-per-node=1", "--no-python")
     assert len(agent.left()) == 2
@@ -118,13 +114,13 @@ def test_a_rank_that_is_an_agent_itself_takes_its_ranks_along(
 # whom it must not touch
 
 
-def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Path) -> None:
+def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path):
     answers = tmp_path / "answers"
     done = launch(
         tmp_path, source("inject/tied_and_helpers"), ranks=1, environ={"ANSWERS": str(answers)}
     )
     assert done.code == 0, done.err
-    assert json.loads(answers.read_text(encoding="utf-8")) == {
+    assert json.loads(text_of(answers)) == {
         "rank": signal.SIGKILL,
         "helper": 0,
         "later": "still here",
@@ -132,14 +128,14 @@ def test_only_the_rank_itself_is_tied_and_no_process_that_it_starts(tmp_path: Pa
     }
 
 
-def test_a_rank_without_a_torchrun_of_ours_is_not_tied(interpreters: Interpreters) -> None:
+def test_a_rank_without_a_torchrun_of_ours_is_not_tied(interpreters):
     """Under srun or mpirun the parent may be a thread, or end early."""
     ran = interpreters.run(ASK + "print(asked())", hooks=NEUTRAL, RANK="0")
     assert ran.out == "0\n"
 
 
 @pytest.mark.slow
-def test_torchruns_own_restarts_go_on_as_before(tmp_path: Path) -> None:
+def test_torchruns_own_restarts_go_on_as_before(tmp_path):
     launcher = (TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     variable = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = launch(tmp_path, source("inject/segv_then_sum"), launcher=launcher, environ=variable)
@@ -158,9 +154,9 @@ print("inner", subprocess.run(inner).returncode, flush=True)
 
 
 @pytest.mark.slow
-def test_a_torchrun_inside_a_rank_runs_its_own_ranks(tmp_path: Path) -> None:
+def test_a_torchrun_inside_a_rank_runs_its_own_ranks(tmp_path):
     inner = tmp_path / "inner.py"
-    inner.write_text(ASK + "import os; os.write(1, b'tied by %d\\n' % asked())", encoding="utf-8")
+    write(inner, ASK + "import os; os.write(1, b'tied by %d\\n' % asked())")
     done = launch(tmp_path, NESTED, TORCHRUN, str(inner), ranks=1)
     assert (done.code, done.orphans) == (0, []), done.err
     assert sorted(done.out.splitlines()) == ["inner 0", "tied by 9", "tied by 9"]
@@ -188,8 +184,8 @@ GONE = {  # what the rank is told of its agent, whether it is a session, and whe
 
 @pytest.mark.parametrize(("agent", "session", "extra", "ends"), GONE.values(), ids=GONE)
 def test_a_rank_that_finds_its_agent_dead_ends_as_the_kernel_would_have_ended_it(
-    interpreters: Interpreters, agent: str, session: bool, extra: dict[str, str], ends: bool
-) -> None:
+    interpreters, agent, session, extra, ends
+):
     dead, zombie = (subprocess.Popen(["true"]) for _ in range(2))
     dead.wait()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
@@ -215,20 +211,16 @@ def test_a_rank_that_finds_its_agent_dead_ends_as_the_kernel_would_have_ended_it
     ids=["bare", "options", "--no-python", "--no_p", "PYTHON_EXEC", "PET_NO_PYTHON"],
 )
 def test_an_agent_says_where_it_lives_if_all_its_ranks_are_pythons(
-    interpreters: Interpreters, arguments: tuple[str, ...], extra: dict[str, str], sure: bool
-) -> None:
+    interpreters, arguments, extra, sure
+):
     agent = interpreters.folder / "torchrun"
-    agent.write_text(
-        "import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])", encoding="utf-8"
-    )
+    write(agent, "import os; print(os.getpid(), os.environ['SAFERUN_AGENT_PID'])")
     ran = interpreters.run(hooks=NEUTRAL, argv=(str(agent), *arguments), **extra)
     pid, messages = ran.out.strip().split(" ", 1)
     assert messages == (f"{pid} {namespace()}" if sure else pid)
 
 
-def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(
-    interpreters: Interpreters,
-) -> None:
+def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(interpreters):
     ran = interpreters.run(source("inject/orphaned_while_tying"), hooks=NEUTRAL, RANK="0")
     assert ran.code == -signal.SIGKILL
 
@@ -237,9 +229,7 @@ def test_an_agent_that_dies_just_before_the_kernel_knows_takes_the_rank_along(
 
 
 @pytest.mark.parametrize("python", other_pythons(), ids=lambda p: p.parts[-3])
-def test_a_child_of_the_agent_is_tied_under_every_python(
-    interpreters: Interpreters, python: Path
-) -> None:
+def test_a_child_of_the_agent_is_tied_under_every_python(interpreters, python):
     ran = interpreters.run(
         ASK + "print(asked())",
         hooks=NEUTRAL,
@@ -268,9 +258,7 @@ prctl.die_with_parent()
     ],
     ids=["only the long way", "no ctypes", "no C library", "a kernel that refuses"],
 )
-def test_a_machine_that_cannot_costs_the_tie_only(
-    interpreters: Interpreters, breaking: str
-) -> None:
+def test_a_machine_that_cannot_costs_the_tie_only(interpreters, breaking):
     long = "del" in breaking
     script = TIE.format(breaking) + (ASK + "print(asked())" if long else "print('ran')")
     ran = interpreters.run(script, hooks=NEUTRAL)

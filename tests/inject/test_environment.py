@@ -1,9 +1,5 @@
 """What the call of init_process_group and torchrun's variables say about the group."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from saferun.inject.hooks import environment
@@ -41,9 +37,7 @@ DEVICES = {
 
 
 @pytest.mark.parametrize(("backend", "local_rank", "cuda", "index"), DEVICES.values(), ids=DEVICES)
-def test_the_device_is_set_only_where_it_is_certain(
-    backend: str, local_rank: str | None, cuda: Any, index: int | None
-) -> None:
+def test_the_device_is_set_only_where_it_is_certain(backend, local_rank, cuda, index):
     assert hook.device_to_set(backend, local_rank, cuda) == index
 
 
@@ -65,9 +59,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("arguments", "environ", "world"), CALLS.values(), ids=CALLS)
-def test_only_the_environments_world_checks_in_before(
-    arguments: dict[str, object], environ: dict[str, str], world: tuple[int, int] | None
-) -> None:
+def test_only_the_environments_world_checks_in_before(arguments, environ, world):
     assert environment.world_of(arguments, environ) == world
 
 
@@ -86,13 +78,11 @@ AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "h", "MASTER_POR
     ],
     ids=["agent", "rank-0-hosts", "no-port", "nodes", "nodes-restarting", "node-restarting"],
 )
-def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(
-    more: dict[str, str], shared: bool
-) -> None:
+def test_nodes_that_count_restarts_apart_do_not_meet_in_the_agents_store(more, shared):
     assert environment.shares_agent_store({**AGENT, **more}) is shared
 
 
-def test_a_restart_in_the_same_agent_uses_other_keys() -> None:
+def test_a_restart_in_the_same_agent_uses_other_keys():
     """The agent's store outlives the ranks: a meeting must not read the keys of an earlier one."""
     first = hook.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "0"})
     assert hook.agent_prefix("check-in", {"TORCHELASTIC_RESTART_COUNT": "1"}) != first

@@ -1,15 +1,13 @@
 """A rank's first uncaught exception is in torch elastic's error file, even without @record."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from cases import slow
 from interpreters import SITE, Interpreters, Ran, fake_torch
 from repo import source
+from sandbox import text_of, write
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
@@ -27,16 +25,15 @@ def rank(interpreters: Interpreters, script: str, hooks: dict | None = None, **e
 
 def recorded(interpreters: Interpreters) -> dict | None:
     path = interpreters.folder / "error.json"
-    return json.loads(path.read_text(encoding="utf-8"))["message"] if path.exists() else None
+    return json.loads(text_of(path))["message"] if path.exists() else None
 
 
 FAIL = "def step(): raise ValueError('the root cause')\nstep()\n"
 
 
-def test_an_exception_before_torch_is_imported_is_recorded(interpreters: Interpreters) -> None:
+def test_an_exception_before_torch_is_imported_is_recorded(interpreters):
     rank(interpreters, FAIL)
     message = recorded(interpreters)
-    assert message is not None
     assert message["message"] == "ValueError: the root cause"
     assert message["extraInfo"]["type"] == "ValueError"
     assert "in step" in message["extraInfo"]["py_callstack"]
@@ -55,23 +52,21 @@ def test_an_exception_before_torch_is_imported_is_recorded(interpreters: Interpr
     ],
     ids=["none", "replaced", "chained", "put back"],
 )
-def test_what_is_printed_is_what_the_users_own_hook_prints(
-    interpreters: Interpreters, before: str
-) -> None:
+def test_what_is_printed_is_what_the_users_own_hook_prints(interpreters, before):
     bare = interpreters.run(before + FAIL, hooks=None)
     ours = rank(interpreters, before + FAIL)
     assert (ours.code, ours.out, ours.err) == (bare.code, bare.out, bare.err)
     assert recorded(interpreters) is not None
 
 
-def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters: Interpreters) -> None:
+def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters):
     users = interpreters.folder / "users"
     users.mkdir()
-    (users / "sitecustomize.py").write_text(
+    write(
+        users / "sitecustomize.py",
         "import os, sys\n"
         "def mine(*a): print('recorded', os.path.exists(os.environ['TORCHELASTIC_ERROR_FILE']))\n"
         "sys.excepthook = mine\n",
-        encoding="utf-8",
     )
     ran = rank(interpreters, FAIL, PYTHONPATH=f"{SITE}:{users}")
     assert (ran.out, ran.err) == ("recorded True\n", ""), "a slow one would make it a late failure"
@@ -107,8 +102,8 @@ ENDINGS = {  # a script, the message that is recorded, and whether the rank says
 
 @pytest.mark.parametrize(("script", "expected", "finished"), ENDINGS.values(), ids=ENDINGS)
 def test_failures_of_the_main_program_are_recorded_and_its_end_is_said_last(
-    interpreters: Interpreters, script: str, expected: str | None, finished: bool
-) -> None:
+    interpreters, script, expected, finished
+):
     ran = rank(interpreters, script)
     message = recorded(interpreters)
     assert message is None if expected is None else message["message"].startswith(expected)
@@ -116,14 +111,14 @@ def test_failures_of_the_main_program_are_recorded_and_its_end_is_said_last(
     assert outcomes == ["applied", *["finished"] * finished]
 
 
-def test_an_existing_error_file_is_never_overwritten(interpreters: Interpreters) -> None:
+def test_an_existing_error_file_is_never_overwritten(interpreters):
     path = interpreters.folder / "error.json"
-    path.write_text("kept", encoding="utf-8")
+    write(path, "kept")
     ran = rank(interpreters, FAIL)
-    assert (path.read_text(encoding="utf-8"), ran.messages()) == ("kept", [])
+    assert (text_of(path), ran.messages()) == ("kept", [])
 
 
-def test_an_unwritable_error_file_is_one_line(interpreters: Interpreters) -> None:
+def test_an_unwritable_error_file_is_one_line(interpreters):
     ran = rank(interpreters, FAIL, TORCHELASTIC_ERROR_FILE="/proc/nowhere/error.json")
     assert ran.err.count("saferun: ") == 1
     assert ran.err.rstrip().endswith("ValueError: the root cause")
@@ -139,14 +134,12 @@ def test_an_unwritable_error_file_is_one_line(interpreters: Interpreters) -> Non
     ],
     ids=["a Python of its own", "a fork", "a spawned process"],
 )
-def test_a_failing_helper_of_the_rank_records_nothing(
-    interpreters: Interpreters, helper: str
-) -> None:
+def test_a_failing_helper_of_the_rank_records_nothing(interpreters, helper):
     ran = rank(interpreters, helper)
     assert (ran.code, "ZeroDivisionError" in ran.err, recorded(interpreters)) == (0, True, None)
 
 
-def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) -> None:
+def test_outside_a_rank_sys_excepthook_is_untouched(interpreters):
     script = "import sys; print(sys.excepthook is sys.__excepthook__)"
     assert interpreters.run(script, hooks=ON).out == "True\n"
 
@@ -154,9 +147,7 @@ def test_outside_a_rank_sys_excepthook_is_untouched(interpreters: Interpreters) 
 @pytest.mark.parametrize(
     ("hooks", "enabled"), [(ON, True), ({"excepthook": "off"}, False)], ids=["on", "off"]
 )
-def test_faulthandler_is_on_in_a_rank_and_off_is_off(
-    interpreters: Interpreters, hooks: dict, enabled: bool
-) -> None:
+def test_faulthandler_is_on_in_a_rank_and_off_is_off(interpreters, hooks, enabled):
     fake = fake_torch(interpreters.folder)
     script = "import torch, faulthandler; print(faulthandler.is_enabled())"
     ran = rank(interpreters, script + "; raise KeyError", hooks, PYTHONPATH=f"{SITE}:{fake}")
@@ -180,9 +171,7 @@ if __name__ == "__main__":
     ("hooks", "how"),
     [(ON, "fork"), *slow((ON, "spawn"), ({"excepthook": "off"}, "fork"))],
 )
-def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(
-    interpreters: Interpreters, hooks: dict, how: str
-) -> None:
+def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(interpreters, hooks, how):
     script = WORKERS.replace("HOW", how)
     ran = rank(interpreters, script, hooks)
     assert ran.code == 1  # the signal, or the socket that the worker has left: whichever came first
@@ -194,10 +183,9 @@ GROUP = "raise ExceptionGroup('two', [ExceptionGroup('in', [ValueError('leaf')])
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11, for exception groups")
-def test_the_message_of_a_group_has_its_first_exception(interpreters: Interpreters) -> None:
+def test_the_message_of_a_group_has_its_first_exception(interpreters):
     ran = rank(interpreters, GROUP)
     message = recorded(interpreters)
-    assert message is not None
     assert message["message"].startswith("ExceptionGroup: two (2 sub-exceptions): ")
     assert message["message"].endswith(": ValueError: leaf")
     assert "OSError: b" in message["extraInfo"]["py_callstack"]
@@ -214,9 +202,7 @@ mine.start(); mine.join()
 """
 
 
-def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
-    interpreters: Interpreters,
-) -> None:
+def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(interpreters):
     fake = fake_torch(interpreters.folder)
     ran = rank(interpreters, THREAD, ON, PYTHONPATH=f"{SITE}:{fake}")
     assert ran.err.count("Exception in thread loader-3:") == 1
@@ -232,11 +218,9 @@ def test_what_ends_a_thread_is_in_the_receipt_and_printed_as_without_us(
 @pytest.mark.parametrize(
     ("record", "hooks"), [("", ON), *slow(("yes", ON), ("", {"excepthook": "off"}))]
 )
-def test_torchruns_own_summary_names_the_root_cause(
-    interpreters: Interpreters, torchrun: tuple[str, ...], record: str, hooks: dict
-) -> None:
+def test_torchruns_own_summary_names_the_root_cause(interpreters, torchrun, record, hooks):
     script = interpreters.folder / "two.py"
-    script.write_text(source("inject/root_cause"), encoding="utf-8")
+    write(script, source("inject/root_cause"))
     argv = (*torchrun, "--standalone", "--nproc-per-node=2", str(script))
     ran = interpreters.run(hooks=hooks, argv=argv, RECORD=record)
     assert ran.code == 1
@@ -250,9 +234,7 @@ def test_torchruns_own_summary_names_the_root_cause(
 
 
 @pytest.mark.slow
-def test_a_stderr_without_a_descriptor_is_no_fault(
-    interpreters: Interpreters, tmp_path: Path
-) -> None:
+def test_a_stderr_without_a_descriptor_is_no_fault(interpreters, tmp_path):
     """Scripts put a Tee there before they import torch."""
     ran = interpreters.run(
         source("inject/tee_without_descriptor"),
@@ -264,24 +246,20 @@ def test_a_stderr_without_a_descriptor_is_no_fault(
     assert (ran.code, ran.out, ran.err) == (0, "True\n", "")
 
 
-def test_an_error_file_appears_whole_or_not_at_all(interpreters: Interpreters) -> None:
+def test_an_error_file_appears_whole_or_not_at_all(interpreters):
     """torchrun ends ranks in the middle of this, and its own parser breaks on half a file."""
     seen = interpreters.folder / "seen"
     rank(interpreters, source("inject/slow_error_file"), SEEN=str(seen))
     assert recorded(interpreters)["message"] == "ValueError: " + "x" * 50
     copies = list(interpreters.receipts.glob("a1-r0-rank*.error.json"))
-    assert [json.loads(copy.read_text(encoding="utf-8"))["message"] for copy in copies] == [
-        recorded(interpreters)
-    ]
+    assert [json.loads(text_of(copy))["message"] for copy in copies] == [recorded(interpreters)]
     file = interpreters.folder / "error.json"
-    before_it, _, _ = seen.read_text(encoding="utf-8").partition(
-        "y"
-    )  # then comes the supervisor's copy
+    before_it, _, _ = text_of(seen).partition("y")  # then comes the supervisor's copy
     assert len(before_it) > 10
     assert [p.name for p in file.parent.glob("error.json*")] == ["error.json"]
 
 
-def test_what_the_cuda_context_says_is_recorded_and_diagnosed(interpreters: Interpreters) -> None:
+def test_what_the_cuda_context_says_is_recorded_and_diagnosed(interpreters):
     """cuBLAS meets the assert of another line by words of its own; nobody waits for the GPU."""
     script = """
 import sys, types

@@ -1,12 +1,9 @@
 """Ranks that train from different steps are refused, whatever led to it."""
 
-from __future__ import annotations
-
 import re
 import sys
 
 import pytest
-from ranks import RunRanks
 from repo import source
 
 
@@ -22,9 +19,7 @@ from repo import source
         ("0 0", {"OPTIMIZER": "SGD"}, ()),
     ],
 )
-def test_ranks_that_train_from_different_steps_are_refused(
-    run_ranks: RunRanks, loaded: str, environ: dict[str, str], refused: tuple[str, ...]
-) -> None:
+def test_ranks_that_train_from_different_steps_are_refused(run_ranks, loaded, environ, refused):
     job = run_ranks(source("inject/steps_of_ranks"), environ={"LOADED": loaded, **environ})
     if not refused:
         idle = "idle" in loaded or "OPTIMIZER" in environ
@@ -43,9 +38,7 @@ def test_ranks_that_train_from_different_steps_are_refused(
 
 
 @pytest.mark.parametrize(("agree", "said"), [("warn", 1), ("off", 0)])
-def test_where_ranks_need_not_agree_they_train_on(
-    run_ranks: RunRanks, agree: str, said: int
-) -> None:
+def test_where_ranks_need_not_agree_they_train_on(run_ranks, agree, said):
     environ = {"LOADED": "20 0"}
     job = run_ranks(source("inject/steps_of_ranks"), environ=environ, init={"agree": agree})
     assert (job.code, job.out.count("trained Optimizer.")) == (0, 2)

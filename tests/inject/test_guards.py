@@ -1,13 +1,10 @@
 """What the guards promise: an error of Python's at the user's line, and nothing else changes."""
 
-from __future__ import annotations
-
 import json
 import sys
 
 import pytest
 from cases import slow
-from interpreters import Interpreters
 from repo import source
 
 ALL = {"labels": "on", "logits": "on", "embeddings": "on"}
@@ -66,9 +63,7 @@ def script(cases: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("setting", ["on", *slow("off")])
-def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(
-    interpreters: Interpreters, setting: str
-) -> None:
+def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(interpreters, setting):
     cases = {name: code for name, (code, _) in WRONG.items()}
     guards = {**dict.fromkeys(ALL, setting)}
     ran = interpreters.run(script(cases) + "show()", hooks={"guards": guards}, RANK="3")
@@ -83,9 +78,7 @@ def test_wrong_labels_and_indices_are_an_error_of_python_that_names_them(
 
 
 @pytest.mark.slow
-def test_what_is_right_or_cannot_be_looked_at_passes_with_the_same_results(
-    interpreters: Interpreters,
-) -> None:
+def test_what_is_right_or_cannot_be_looked_at_passes_with_the_same_results(interpreters):
     code = script(RIGHT) + "train()\nshow()"
     on = interpreters.run(code, hooks={"guards": ALL}, RANK="0")
     off = interpreters.run(code, hooks={"guards": dict.fromkeys(ALL, "off")}, RANK="0")
@@ -104,14 +97,12 @@ print(told.graph_break_count, told.graph_count)
 
 
 @pytest.mark.slow
-def test_compiled_code_has_no_graph_break_and_no_check(interpreters: Interpreters) -> None:
+def test_compiled_code_has_no_graph_break_and_no_check(interpreters):
     ran = interpreters.run(COMPILED, hooks={"guards": ALL}, RANK="0")
     assert ran.out == "0 1\n", ran.err
 
 
-def test_after_a_failure_of_the_gpu_no_check_touches_it_and_the_error_is_the_scripts(
-    interpreters: Interpreters,
-) -> None:
+def test_after_a_failure_of_the_gpu_no_check_touches_it_and_the_error_is_the_scripts(interpreters):
     script = """
 touched = []
 def broken(*_):

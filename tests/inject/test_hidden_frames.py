@@ -1,13 +1,10 @@
 """No frame of ours stands in a traceback that a user sees."""
 
-from __future__ import annotations
-
 import json
 import sys
 
 import pytest
-from interpreters import SITE, Interpreters, fake_torch
-from ranks import RunRanks
+from interpreters import SITE, fake_torch
 from repo import source
 
 FAULTS = {
@@ -24,7 +21,7 @@ OLDER = pytest.mark.skipif(sys.version_info < (3, 11), reason="older: Python put
 
 
 @OLDER
-def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
+def test_what_torch_raises_has_no_frame_of_ours(run_ranks):
     job = run_ranks(
         source("inject/raise_in_torch"), environ={"FAULTS": json.dumps([*FAULTS.values()])}
     )
@@ -34,9 +31,7 @@ def test_what_torch_raises_has_no_frame_of_ours(run_ranks: RunRanks) -> None:
 
 
 @OLDER
-def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(
-    interpreters: Interpreters,
-) -> None:
+def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(interpreters):
     fake = fake_torch(interpreters.folder, "raise OSError('broken torch')")
     script = "import torch"
     bare = interpreters.run(script, PYTHONPATH=str(fake))
@@ -45,9 +40,7 @@ def test_an_import_that_fails_has_the_traceback_that_it_has_without_us(
 
 
 @pytest.mark.parametrize("cause", ["", " from ValueError('first')"], ids=["alone", "caused"])
-def test_what_ends_a_rank_is_printed_without_our_frames_in_every_python(
-    interpreters: Interpreters, cause: str
-) -> None:
+def test_what_ends_a_rank_is_printed_without_our_frames_in_every_python(interpreters, cause):
     """A wrapper stands for all: 3.9 and 3.10 have its frame until it is printed."""
     script = f"""
 import _saferun.inject.hidden_frames as trace

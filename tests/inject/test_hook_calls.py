@@ -1,7 +1,5 @@
 """What a step of training costs is counted: calls of functions of the hooks, not milliseconds."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,6 +7,7 @@ import pytest
 from ranks import RunRanks
 from repo import source
 
+pytestmark = pytest.mark.slow
 STEPS = 10  # of count_hook_calls.py, in which it counts
 OTHERS = {  # hooks that act while a program is set up or compiled, or between trials
     "compile": {"enabled": "keep", "autotune": "off", "cudagraphs": "off", "fallback": "on"},
@@ -30,22 +29,15 @@ def calls_of(run_ranks: RunRanks, wrap: str, mode: str, **more: Any) -> dict[str
     ("wrap", "mode"),
     [("ddp", "eager"), ("fsdp2", "eager"), ("ddp", "inductor"), ("fsdp2", "inductor")],
 )
-@pytest.mark.slow
-def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(
-    run_ranks: RunRanks, wrap: str, mode: str
-) -> None:
+def test_a_step_under_default_hooks_and_shards_calls_no_function_of_theirs(run_ranks, wrap, mode):
     assert calls_of(run_ranks, wrap, mode, excepthook="on", shards="warn") == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
-def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(
-    run_ranks: RunRanks, mode: str
-) -> None:
+def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(run_ranks, mode):
     assert calls_of(run_ranks, "ddp", mode, order={"mode": "fix"}, **OTHERS) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "function", "calls"),
     [
@@ -55,7 +47,7 @@ def test_a_step_under_the_hooks_that_hold_settings_calls_no_function_of_theirs(
     ],
 )
 def test_a_step_with_guards_has_one_check_for_each_loss_and_look_up(
-    run_ranks: RunRanks, mode: str, function: str, calls: int
-) -> None:
+    run_ranks, mode, function, calls
+):
     found = calls_of(run_ranks, "ddp", mode, guards=GUARDS)
     assert found.get(function, 0) == calls * STEPS

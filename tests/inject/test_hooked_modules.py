@@ -1,18 +1,14 @@
 """A module that hooks wait for is found, loaded and seen as it would be without us."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
-from interpreters import NEUTRAL, SITE, Interpreters, both, fake_torch
+from interpreters import NEUTRAL, SITE, both, fake_torch
 from repo import source
 
 
-def test_a_hooked_module_keeps_its_own_loader_already_while_it_executes(
-    interpreters: Interpreters,
-) -> None:
+def test_a_hooked_module_keeps_its_own_loader_already_while_it_executes(interpreters):
     fake = fake_torch(interpreters.folder)
     script = """
 import torch, inspect, importlib, pickle, pkgutil, importlib.util
@@ -30,9 +26,7 @@ print(type(torch.__spec__.loader).__name__)
     ], ran.err
 
 
-def test_a_hooked_package_may_come_from_a_zip(
-    interpreters: Interpreters,
-) -> None:
+def test_a_hooked_package_may_come_from_a_zip(interpreters):
     fake = fake_torch(interpreters.folder)
     packed = interpreters.folder / "packed.zip"
     subprocess.run([sys.executable, "-m", "zipfile", "-c", packed, "torch"], cwd=fake, check=True)
@@ -47,9 +41,7 @@ def test_a_hooked_package_may_come_from_a_zip(
 @pytest.mark.parametrize(
     "body", ["raise OSError('broken torch')", "import not_there"], ids=["error", "import error"]
 )
-def test_an_error_in_a_hooked_module_passes_unchanged(
-    interpreters: Interpreters, body: str
-) -> None:
+def test_an_error_in_a_hooked_module_passes_unchanged(interpreters, body):
     fake = fake_torch(interpreters.folder, body)
     script = """
 import sys
@@ -73,8 +65,8 @@ except Exception as error:
     ],
 )
 def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
-    interpreters: Interpreters, finder: str, how: str
-) -> None:
+    interpreters, finder, how
+):
     ran = interpreters.run(
         source("inject/other_finder"),
         hooks={"compile": {"enabled": "off"}},
@@ -85,9 +77,7 @@ def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
     assert ran.out == "True SourceFileLoader False\nFalse\n", ran.err
 
 
-def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_it(
-    interpreters: Interpreters,
-) -> None:
+def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_it(interpreters):
     fake = fake_torch(interpreters.folder, "def compile(model): return 'compiled'\n")
     (interpreters.folder / "taker.py").write_text(
         "from torch import compile as taken", encoding="utf-8"
@@ -118,7 +108,7 @@ print(" ".join(sorted(m for m in sys.modules if m.split(".")[0] == "torch")))
 
 
 @pytest.mark.slow
-def test_torch_imports_what_it_imports_without_us(interpreters: Interpreters) -> None:
+def test_torch_imports_what_it_imports_without_us(interpreters):
     bare = interpreters.run(IMPORT_TORCH, PYTHONPATH="").out
     hooks = {
         "compile": {"enabled": "off", "autotune": "off", "cudagraphs": "off", "fallback": "on"},

@@ -1,17 +1,14 @@
 """What `init` promises: ranks check in, agree, and set off together, or it is said who did not."""
 
-from __future__ import annotations
-
 import runpy
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
 from cases import few, slow, with_limits
 from helpers import free_port
-from ranks import Job, RunRanks, launch
+from ranks import Job, launch
 from releases import needs_torch
 from repo import installed_torch, source
 
@@ -25,9 +22,7 @@ def applied(job: Job) -> list[dict[str, Any]]:
 # Who is missing
 
 
-def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(
-    run_ranks: RunRanks,
-) -> None:
+def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(run_ranks):
     once = "os.write(2, f'{kind.__name__}: {error}\\n'.encode())"  # two ranks' prints interleave
     script = f"import os, sys\nsys.excepthook = lambda kind, error, trace: {once}\n"
     script += "if os.environ['RANK'] in '13': sys.exit(0)\n" + PLAIN
@@ -44,7 +39,7 @@ def test_ranks_that_never_arrive_are_named_within_the_timeout_in_one_line(
 
 
 @pytest.mark.parametrize("agree", ["error", "off"])
-def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks, agree: str) -> None:
+def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks, agree):
     """By one line of ours, without the store's own; the receipt has it, too."""
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n" + PLAIN
     job = with_limits(
@@ -57,7 +52,7 @@ def test_a_rank_that_hangs_before_init_is_named_and_ended(run_ranks: RunRanks, a
 
 
 @pytest.mark.slow
-def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
+def test_a_longer_timeout_of_the_script_wins(run_ranks):
     script = PLAIN.replace('("gloo")', '("gloo", timeout=datetime.timedelta(seconds=60))')
     late = "import os, time\nif os.environ['RANK'] == '1': time.sleep(1)\n"  # longer than our limit
     script = late + script
@@ -65,12 +60,12 @@ def test_a_longer_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
     assert (job.code, job.messages(), job.out.count("sum 2.0")) == (0, [], 2)
 
 
-def test_a_timeout_of_the_script_wins(run_ranks: RunRanks) -> None:
+def test_a_timeout_of_the_script_wins(run_ranks):
     job = run_ranks(source("inject/init_alone"), init={"timeout_s": 600})
     assert (job.code, job.out) == (0, "alone\n"), job.err
 
 
-def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks: RunRanks) -> None:
+def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks):
     script = PLAIN.replace(
         'dist.init_process_group("gloo")',
         "try:\n    dist.init_process_group('gloo', no_such_word=1)\n"
@@ -80,7 +75,7 @@ def test_a_call_that_torch_refuses_is_torchs_affair(run_ranks: RunRanks) -> None
     assert (job.code, job.messages()) == (0, [])
 
 
-def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks: RunRanks) -> None:
+def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks):
     """A middle rank keeps its number: it must not wait for the others, who changed theirs."""
     script = PLAIN.replace(
         'dist.init_process_group("gloo")',
@@ -92,7 +87,7 @@ def test_ranks_that_a_script_numbers_anew_meet_all_the_same(run_ranks: RunRanks)
 
 
 @needs_torch("2.8", "TORCH_GLOO_LAZY_INIT")
-def test_an_init_that_waits_for_nobody_stays_so(run_ranks: RunRanks) -> None:
+def test_an_init_that_waits_for_nobody_stays_so(run_ranks):
     """With lazy gloo rank 1 may depend on what rank 0 does after its init."""
     lazy = {"TORCH_GLOO_LAZY_INIT": "1"}
     job = run_ranks(source("inject/late_for_init"), init={"timeout_s": 60}, environ=lazy)
@@ -105,7 +100,7 @@ WITHOUT_CUDA = "import os, torch\ntorch.version.cuda = None\n"  # whatever build
 LIE = WITHOUT_CUDA + "if os.environ['RANK'] == '2':\n    {}\n" + PLAIN
 
 
-def test_every_rank_is_refused_when_ranks_differ(run_ranks: RunRanks) -> None:
+def test_every_rank_is_refused_when_ranks_differ(run_ranks):
     refused = PLAIN.replace(
         'dist.init_process_group("gloo")',
         """
@@ -124,30 +119,28 @@ except RuntimeError as error:
     assert job.out.count(f"refused ranks differ: {said}. Give all ranks the same") == 3
 
 
-def test_a_rank_that_sees_no_gpu_and_takes_gloo_is_named(run_ranks: RunRanks) -> None:
+def test_a_rank_that_sees_no_gpu_and_takes_gloo_is_named(run_ranks):
     script = PLAIN.replace('"gloo"', '"gloo" if os.environ["RANK"] == "1" else "nccl"')
     job = run_ranks("import os\n" + script, ranks=3)
     assert job.code == 1
     assert "ranks differ: rank 1 has backend gloo, ranks 0, 2 have nccl. Give" in job.err
 
 
-def test_on_gloo_no_gpu_is_asked_for(run_ranks: RunRanks) -> None:
+def test_on_gloo_no_gpu_is_asked_for(run_ranks):
     lie = "torch.cuda.is_initialized = lambda: True; torch.cuda.device_count = lambda: 0"
     lie += "; torch.cuda.get_device_name = lambda: 'NVIDIA B200'"
     job = run_ranks(LIE.replace("{}", lie, 1), ranks=3)
     assert (job.code, job.messages()) == (0, [])
 
 
-def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks: RunRanks) -> None:
+def test_gpu_types_and_nccl_versions_that_differ_are_named(run_ranks):
     job = run_ranks(source("inject/differing_gpus"), ranks=3)
     assert job.code == 1
     assert "rank 1 has NCCL 2.27.6, ranks 0, 2 have 2.27.5" in job.err
     assert "rank 2 has GPU NVIDIA A100, ranks 0-1 have NVIDIA H100" in job.err
 
 
-def test_each_rank_writes_which_nccl_it_has_and_how_many_ranks_there_are(
-    run_ranks: RunRanks,
-) -> None:
+def test_each_rank_writes_which_nccl_it_has_and_how_many_ranks_there_are(run_ranks):
     fake = "torch.cuda.is_available = lambda: True\ntorch.cuda.nccl.version = lambda: (2, 32, 3)\n"
     fake += "torch.distributed.Backend.default_device_backend_map.update(cuda='gloo')\n"
     job = run_ranks(f"import torch\n{fake}" + PLAIN.replace('"gloo"', ""))
@@ -157,7 +150,7 @@ def test_each_rank_writes_which_nccl_it_has_and_how_many_ranks_there_are(
 
 
 @pytest.mark.parametrize("agree", ["warn", "off"])
-def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks: RunRanks, agree: str) -> None:
+def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks, agree):
     script = LIE.replace("{}", "torch.version.cuda = '11.8'", 1)
     job = run_ranks(script, ranks=3, init={"agree": agree})
     said = "saferun: ranks differ: rank 2 has CUDA 11.8, ranks 0-1 have none"
@@ -165,7 +158,7 @@ def test_warn_reports_the_difference_once_and_the_job_runs(run_ranks: RunRanks, 
     assert (job.code, job.out.count("sum 3.0")) == (0, 3)
 
 
-def test_other_arguments_only_warn_in_one_line(run_ranks: RunRanks) -> None:
+def test_other_arguments_only_warn_in_one_line(run_ranks):
     script = "import os, sys\nif os.environ['RANK'] == '0': sys.argv[2] = '0.2'\n" + PLAIN
     job = run_ranks(script, "--lr", "0.1")
     warning = "saferun: rank 1 was started with other arguments than rank 0: 0.1 against 0.2"
@@ -192,7 +185,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("call", few(NAMES, "from-import", "init_device_mesh", "mesh-by-keyword"))
-def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, call: str) -> None:
+def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks, call):
     if "accelerate" in call:
         pytest.importorskip("accelerate")
     check = "import torch.distributed as x; assert x.is_initialized() and x.get_world_size() == 2\n"
@@ -202,7 +195,7 @@ def test_all_ranks_get_through_in_silence_by_whatever_name(run_ranks: RunRanks, 
     assert all(line["world_size"] == 2 and line["check_in_s"] is not None for line in applied(job))
 
 
-def test_signature_and_docstring_are_torchs_own(run_ranks: RunRanks) -> None:
+def test_signature_and_docstring_are_torchs_own(run_ranks):
     script = """
 import inspect
 from torch.distributed import init_process_group as ours
@@ -221,9 +214,7 @@ print(ours.__doc__ == torchs.__doc__, ours.__module__ == torchs.__module__)
 @pytest.mark.parametrize(
     "place", ["file", "custom-store", "store-in-rank-0", *slow("torch.multiprocessing.spawn")]
 )
-def test_without_an_agents_store_ranks_agree_afterwards(
-    run_ranks: RunRanks, tmp_path: Path, place: str, cuda: str
-) -> None:
+def test_without_an_agents_store_ranks_agree_afterwards(run_ranks, tmp_path, place, cuda):
     environ = {"PLACE": place, "MASTER_PORT": str(free_port()), **({"CUDA": cuda} if cuda else {})}
     if place == "store-in-rank-0":
         environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
@@ -240,7 +231,7 @@ def test_without_an_agents_store_ranks_agree_afterwards(
         assert sorted(line["rank"] for line in applied(job)) == [0, 1]
 
 
-def test_a_second_init_after_destroy_works(run_ranks: RunRanks) -> None:
+def test_a_second_init_after_destroy_works(run_ranks):
     # Through a file: torch's own second init through one store meets stale addresses at times.
     script = PLAIN + PLAIN.replace(
         'init_process_group("gloo")',
@@ -252,7 +243,7 @@ def test_a_second_init_after_destroy_works(run_ranks: RunRanks) -> None:
     assert sorted(line["rank"] for line in applied(job)) == [0, 0, 1, 1]
 
 
-def test_a_group_smaller_than_the_world_is_the_scripts_own_affair(run_ranks: RunRanks) -> None:
+def test_a_group_smaller_than_the_world_is_the_scripts_own_affair(run_ranks):
     script = """
 import os
 import torch.distributed as dist
@@ -264,13 +255,13 @@ if os.environ["RANK"] != "2":
     assert (job.code, job.messages()) == (0, [])
 
 
-def test_torchs_own_complaints_are_unchanged(run_ranks: RunRanks) -> None:
+def test_torchs_own_complaints_are_unchanged(run_ranks):
     same, first, twice, text = run_ranks(source("inject/wrong_calls"), ranks=1).out.splitlines()
     assert (same, first, twice) == ("True", "None", "True")
     assert "twice" in text
 
 
-def test_a_fake_backend_meets_nobody(run_ranks: RunRanks) -> None:
+def test_a_fake_backend_meets_nobody(run_ranks):
     script = """
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -285,7 +276,7 @@ print(dist.get_world_size())
 # Barrier, faults, and the in-agent restart
 
 
-def test_no_rank_gets_through_before_all_are_in(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_no_rank_gets_through_before_all_are_in(run_ranks, tmp_path):
     """Rank 1 ends its init only when rank 0 is through, which a barrier makes impossible."""
     script = source("inject/slow_group")
     assert run_ranks(script, environ={"WAIT": "1"}).out == "rank 0 is through False\n"
@@ -295,12 +286,12 @@ def test_no_rank_gets_through_before_all_are_in(run_ranks: RunRanks, tmp_path: P
     assert job.out == "rank 0 is through True\n", "the barrier is what held rank 0"
 
 
-def test_a_collective_barrier_calls_torchs_own(run_ranks: RunRanks) -> None:
+def test_a_collective_barrier_calls_torchs_own(run_ranks):
     job = run_ranks(source("inject/printed_barrier"), init={"barrier": "collective"})
     assert (job.code, job.out) == (0, "barrier {}\nbarrier {}\n")
 
 
-def test_a_fault_of_ours_is_one_line_and_the_original_runs(run_ranks: RunRanks) -> None:
+def test_a_fault_of_ours_is_one_line_and_the_original_runs(run_ranks):
     script = (
         """
 import torch.distributed as dist
@@ -314,7 +305,7 @@ dist.TCPStore = None
 
 
 @pytest.mark.slow
-def test_a_restart_in_the_same_agent_meets_afresh(tmp_path: Path) -> None:
+def test_a_restart_in_the_same_agent_meets_afresh(tmp_path):
     launcher = (ranks.TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     job = launch(
         tmp_path,
@@ -326,7 +317,7 @@ def test_a_restart_in_the_same_agent_meets_afresh(tmp_path: Path) -> None:
     assert job.messages() == ["saferun: rank 1 of 2 did not reach init_process_group within 20 s"]
 
 
-def test_all_off_leaves_torch_alone(run_ranks: RunRanks) -> None:
+def test_all_off_leaves_torch_alone(run_ranks):
     script = "import os, torch\ntorch.version.cuda = os.environ['RANK']\n" + PLAIN
     off = {"barrier": "off", "agree": "off", "set_device": False}
     job = run_ranks(script, init=off)

@@ -53,7 +53,7 @@ def results(
     return list(found.values())
 
 
-def test_one_rank_compares_and_all_read_the_same() -> None:
+def test_one_rank_compares_and_all_read_the_same():
     compared = []
 
     def compare(facts: dict[int, Any]) -> int:
@@ -81,9 +81,7 @@ class Clock:
         time.sleep(min(seconds, 0.01))
 
 
-def test_all_who_wait_learn_who_is_missing_when_the_first_runs_out_of_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_who_wait_learn_who_is_missing_when_the_first_runs_out_of_time(monkeypatch):
     """Nobody waits for a time-out of its own: those that wait longer would compare once more."""
     host = store_host()
     monkeypatch.setattr(meeting, "time", Clock(host, 3))

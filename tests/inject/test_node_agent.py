@@ -1,7 +1,5 @@
 """A fault of ours in torchrun's agent is one line, and the job goes on as without us."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

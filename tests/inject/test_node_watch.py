@@ -1,13 +1,11 @@
 """When a node counts as silent: by the observer's own clock, whatever the counters are."""
 
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 
 import pytest
 from repo import ROOT
+from sandbox import captured
 
 from saferun.inject.node.node_watch import LOST_S, Beats, every_s, first_beat_s
 
@@ -21,7 +19,7 @@ def test_a_node_whose_counter_stands_still_is_silent():
 
 
 @pytest.mark.parametrize("size", [20, 200, 1000])
-def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
+def test_the_beats_of_many_nodes_come_one_after_the_other(size):
     """They have all just met; in each tenth of the time comes a tenth of them."""
     firsts = [first_beat_s(node, size) for node in range(size)]
     tenths = [
@@ -34,13 +32,12 @@ def test_the_beats_of_many_nodes_come_one_after_the_other(size: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 1])
-def test_a_beat_that_is_inside_torch_as_the_agent_ends_changes_no_exit_status(status: int):
+def test_a_beat_that_is_inside_torch_as_the_agent_ends_changes_no_exit_status(status):
     program = ROOT / "tests" / "programs" / "nodes" / "late_beat.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(status)],
+    done = captured(
+        sys.executable,
+        str(program),
+        str(status),
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == status, done.stderr

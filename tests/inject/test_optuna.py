@@ -1,18 +1,15 @@
 """The `optuna` and `memory` hooks in one process: errors, attributes, who may be replaced."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from cases import check_cases, slow
-from interpreters import SITE, Interpreters
+from interpreters import SITE
 from repo import PROGRAMS, RECORDS, read_yaml, source, tool
 
 from saferun.diagnosis import signatures
@@ -33,8 +30,8 @@ MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB." + " and more" * 100
 
 @pytest.mark.parametrize("catch", ["()", "(RuntimeError,)"])
 def test_a_trial_out_of_memory_is_pruned_with_its_error_and_the_cache_cleared_around_gc(
-    interpreters: Interpreters, catch: str
-) -> None:
+    interpreters, catch
+):
     script = f"""
 def objective(trial):
     if trial.number == 0:
@@ -56,14 +53,12 @@ show(study)
     assert called == "['sync', 'empty', 'gc', 'empty', 'sync']"
 
 
-def test_nothing_of_a_trial_out_of_memory_is_alive_when_the_cache_is_cleared(
-    interpreters: Interpreters,
-) -> None:
+def test_nothing_of_a_trial_out_of_memory_is_alive_when_the_cache_is_cleared(interpreters):
     ran = interpreters.run(source("inject/freed_trial"), hooks=ON, PYTHONPATH=PATH)
     assert ran.out == "True\nTrue\n", ran.err
 
 
-def test_an_exception_that_is_no_cuda_error_is_the_scripts_own(interpreters: Interpreters) -> None:
+def test_an_exception_that_is_no_cuda_error_is_the_scripts_own(interpreters):
     script = """
 def objective(trial):
     raise RuntimeError("there is no device-side assert triggered in this sentence")
@@ -80,9 +75,7 @@ study.optimize(objective, n_trials=1)
     assert ran.err.rstrip().endswith("there is no device-side assert triggered in this sentence")
 
 
-def test_a_trial_whose_labels_a_guard_refuses_is_pruned_as_one_whose_kernel_asserts(
-    interpreters: Interpreters,
-) -> None:
+def test_a_trial_whose_labels_a_guard_refuses_is_pruned_as_one_whose_kernel_asserts(interpreters):
     script = """
 import optuna, torch
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -105,8 +98,8 @@ print([trial.state.name for trial in study.trials])
     ],
 )
 def test_where_the_process_cannot_be_replaced_one_line_says_why_and_the_error_is_the_scripts(
-    interpreters: Interpreters, storage: str, why: str
-) -> None:
+    interpreters, storage, why
+):
     script = f"""
 def objective(trial):
     if trial.number == 3:
@@ -130,7 +123,7 @@ finally:
     assert "\nAcceleratorError: CUDA error: device-side" in states[3][1]["cuda_error_msg"]
 
 
-def test_without_the_hook_optuna_is_as_it_is(interpreters: Interpreters) -> None:
+def test_without_the_hook_optuna_is_as_it_is(interpreters):
     script = """
 def objective(trial):
     raise OutOfMemoryError("CUDA out of memory")
@@ -141,9 +134,7 @@ optuna.create_study().optimize(objective, n_trials=2)
     assert "CUDA out of memory" in ran.err
 
 
-def test_between_trials_the_cache_is_cleared_where_the_profile_says_so(
-    interpreters: Interpreters,
-) -> None:
+def test_between_trials_the_cache_is_cleared_where_the_profile_says_so(interpreters):
     script = """
 seen = []
 study = optuna.create_study()
@@ -159,8 +150,8 @@ print(calls)
 
 @pytest.mark.parametrize("on", [True, *slow(False)])
 def test_the_scripts_own_clearing_collects_garbage_and_the_receipt_tells_what_it_freed(
-    interpreters: Interpreters, on: bool
-) -> None:
+    interpreters, on
+):
     hooks = {"memory": {"clear_between_trials": on}}
     ran = interpreters.run(source("inject/empty_own_cache"), hooks=hooks, RANK="0")
     calls = json.loads(ran.out)
@@ -171,8 +162,8 @@ def test_the_scripts_own_clearing_collects_garbage_and_the_receipt_tells_what_it
 
 
 def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
-    interpreters: Interpreters, tmp_path: Path
-) -> None:
+    interpreters, tmp_path
+):
     text = json.loads(interpreters.contract(ON))
     text["state"] = str(tmp_path)
     environ = interpreters.environ(None, SAFERUN_INJECT=json.dumps(text), PYTHONPATH=PATH)
@@ -185,8 +176,8 @@ def test_a_trial_of_a_helper_process_is_pruned_and_the_helper_is_not_replaced(
 
 @pytest.mark.parametrize(("hooks", "made"), [(ON, "made\n"), *slow(({}, ""))])
 def test_tables_that_another_process_makes_at_the_same_time_are_no_failure(
-    interpreters: Interpreters, hooks: dict[str, object], made: str
-) -> None:
+    interpreters, hooks, made
+):
     """The other process makes them when this one has seen that there are none."""
     script = """
 import os, subprocess, sys, sqlalchemy
@@ -209,7 +200,7 @@ def by_position(function: Callable[..., Any], *names: str) -> Callable[..., Any]
 
 # Python 3.13 says that nobody closed what optuna has given back to its pool.
 @pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
-def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path: Path) -> None:
+def test_calls_by_position_as_before_optuna_5_are_not_made_again(tmp_path):
     import optuna
 
     kept: dict[str, Any] = {}
@@ -240,7 +231,7 @@ NO_ENGINE = "GET was unable to find an engine to execute this computation"
 HANDLE = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
 
-def test_the_words_of_the_hook_are_those_of_the_knowledge() -> None:
+def test_the_words_of_the_hook_are_those_of_the_knowledge():
     words = tool("cuda_words")
     assert words.FILE.read_text(encoding="utf-8") == words.text(), "run tools/cuda_words.py"
 
@@ -262,7 +253,7 @@ def out_of_memory_texts() -> list[str]:
     return [*lines, *(f"RuntimeError: {text}" for text in says)]
 
 
-def test_whatever_diagnoses_as_out_of_memory_is_out_of_memory_for_the_hook() -> None:
+def test_whatever_diagnoses_as_out_of_memory_is_out_of_memory_for_the_hook():
     texts = out_of_memory_texts()
     assert len(texts) > 60
     for text in texts:
@@ -301,9 +292,7 @@ JUDGED = [  # on a context that works; GiB that are free, and that torch keeps o
 ]
 
 
-def test_on_a_context_that_works_the_text_and_the_free_memory_decide(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_context_that_works_the_text_and_the_free_memory_decide(monkeypatch):
     def check(error: Exception, free_gib: int, cached_gib: int, expected: str) -> None:
         cuda = SimpleNamespace(
             is_initialized=lambda: True,
@@ -323,14 +312,14 @@ def test_on_a_context_that_works_the_text_and_the_free_memory_decide(
     check_cases(JUDGED, check)
 
 
-def test_without_a_context_of_torchs_the_text_tells_what_is_hidden() -> None:
+def test_without_a_context_of_torchs_the_text_tells_what_is_hidden():
     hidden = ValueError("this trial is not good")
     hidden.__context__ = RuntimeError("CUDA error: misaligned address")
     assert cuda_failures.judged(hidden) == (cuda_failures.UNUSABLE, "cuda-launch-failure")
 
 
 @pytest.mark.slow
-def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
+def test_a_rank_that_the_objective_spawned_counts_as_its_own():
     """What torch.multiprocessing.spawn raises has the rank's traceback as its text."""
     spawn = pytest.importorskip("torch.multiprocessing.spawn")
     text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
@@ -342,9 +331,7 @@ def test_a_rank_that_the_objective_spawned_counts_as_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["RandomSampler", "TPESampler", "NSGAIISampler"])
-def test_a_fresh_process_has_a_seed_of_its_own_which_the_given_one_and_the_trials_make(
-    name: str,
-) -> None:
+def test_a_fresh_process_has_a_seed_of_its_own_which_the_given_one_and_the_trials_make(name):
     import optuna
 
     drawn = []

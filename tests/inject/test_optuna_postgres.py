@@ -3,8 +3,6 @@
 Needs a PostgreSQL (Debian: `apt-get install postgresql`) and `psycopg` beside Optuna.
 """
 
-from __future__ import annotations
-
 import json
 import pwd
 import shutil
@@ -19,6 +17,7 @@ import rights
 from helpers import free_port
 from repo import PROGRAMS
 from runs import run
+from sandbox import text_of
 from studies import check_account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -79,9 +78,7 @@ def server() -> Iterator[Server]:
         one.stop()
 
 
-def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
-    tmp_path: Path, server: Server
-) -> None:
+def test_a_search_in_postgresql_through_all_faults_loses_no_trial(tmp_path, server):
     """Three workers cover the grid of 504 points."""
     argv = ("--set=workers=3", str(SEARCH), server.address, "grid", "600", ALL)
     with run(tmp_path, *HPO, *argv) as job:
@@ -90,11 +87,7 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
         kinds = {event.get("kind") for event in job.events("ended")}
     assert {"study-storage-locked", "study-storage-unreachable"} <= kinds
     trials = server.trials()
-    records = [
-        json.loads(line)
-        for place in places
-        for line in place.read_text(encoding="utf-8").splitlines()
-    ]
+    records = [json.loads(line) for place in places for line in text_of(place).splitlines()]
     check_account(trials, records)
     points = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"]
     failed = [json.dumps(t.params, sort_keys=True) for t in trials if t.state.name == "FAIL"]
@@ -102,14 +95,11 @@ def test_a_search_in_postgresql_through_all_faults_loses_no_trial(
     assert len({*points, *failed}) == 504
 
 
-def test_a_server_that_is_restarted_in_a_trial_loses_nothing(
-    tmp_path: Path, server: Server
-) -> None:
+def test_a_server_that_is_restarted_in_a_trial_loses_nothing(tmp_path, server):
     with run(tmp_path, *HPO, str(STAY), server.address, stdin=subprocess.PIPE) as job:
         assert job.process.stdout.readline() == b"here\n"
         server.stop()
         server.start()
-        assert job.process.stdin is not None
         job.process.stdin.write(b"\n")
         job.process.stdin.close()
         job.process.stdin = None

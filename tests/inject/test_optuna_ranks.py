@@ -1,25 +1,20 @@
 """A study that rank 0 of a distributed job has, as whole runs; the launcher needs no torch."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from repo import PROGRAMS
-from runs import run, small_torchrun
+from runs import ran, small_torchrun
 from studies import stored
 
 SHARED = str(PROGRAMS / "optuna" / "rank_zero.py")
 
 
 @pytest.mark.parametrize("argv", [[], pytest.param(["always"], marks=pytest.mark.slow)])
-def test_a_rank_killed_in_a_trial_leaves_none_running(tmp_path: Path, argv: list[str]) -> None:
+def test_a_rank_killed_in_a_trial_leaves_none_running(tmp_path, argv):
     """The next attempt loads the study, and its sampler proposes the same parameters again."""
     options = ["--profile=cpu", "--set=hooks.optuna.mode=on", "--set=retry.backoff_s=[0, 0]"]
     options += ["--nproc-per-node=2", "--set=retry.attempts_total=3"]
     environ = {**small_torchrun(tmp_path), "SMALL_TORCHRUN_REPORTS": "1"}
-    with run(tmp_path, *options, SHARED, *argv, env=environ) as job:
-        assert job.end() == bool(argv), job.err
+    ran(tmp_path, *options, SHARED, *argv, env=environ, status=bool(argv))
     trials = stored(tmp_path, "sqlite")
     states = [trial.state.name for trial in trials]
     assert states == ["COMPLETE", *(["FAIL"] * 3 if argv else ["FAIL", "COMPLETE", "COMPLETE"])]

@@ -1,7 +1,5 @@
 """Searches whose processes are replaced or killed, as whole runs: the storage has the truth."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json
@@ -18,6 +16,7 @@ import pytest
 from cases import slow
 from repo import PROGRAMS
 from runs import run
+from sandbox import text_of, write
 from studies import check_account, recorded, stored
 
 SEARCH = str(PROGRAMS / "optuna" / "search.py")
@@ -53,7 +52,7 @@ def hpo(folder: Path, *argv: str, every: int = 0, **options: Any) -> Iterator[An
 
 def script(folder: Path, text: str) -> str:
     path = folder / "tune.py"
-    path.write_text(QUIET + text, encoding="utf-8")
+    write(path, QUIET + text)
     return str(path)
 
 
@@ -66,8 +65,8 @@ def script(folder: Path, text: str) -> str:
     ],
 )
 def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
-    folder: Path, kind: str, sampler: str, trials: int, every: int
-) -> None:
+    folder, kind, sampler, trials, every
+):
     with hpo(folder, SEARCH, kind, sampler, str(trials), ALL, every=every) as job:
         assert job.end(3500) == 0, job.err
         assert job.events("recycled")
@@ -85,7 +84,7 @@ def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
     assert len(set(proposed)) > 0.85 * expected
 
 
-def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: Path) -> None:
+def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder):
     """Whatever words a poisoned context has; a library's own error is tried again once."""
     path = {"PYTHONPATH": str(PROGRAMS / "inject")}
     with hpo(folder, str(PROGRAMS / "optuna" / "failing_gpu.py"), env=path) as job:
@@ -129,9 +128,7 @@ def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder: P
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 @pytest.mark.parametrize(("runs", "workers"), [(3, 1), (1, 3)])
-def test_three_processes_that_share_a_study_cover_its_grid(
-    folder: Path, kind: str, runs: int, workers: int
-) -> None:
+def test_three_processes_that_share_a_study_cover_its_grid(folder, kind, runs, workers):
     """The grid has 504 points; each process may take all, and stops when there are no more."""
     argv = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
     with contextlib.ExitStack() as stack:
@@ -140,11 +137,7 @@ def test_three_processes_that_share_a_study_cover_its_grid(
             statuses = list(readers.map(lambda job: job.end(3500), jobs))
         assert statuses == [0] * runs, "\n".join(job.err for job in jobs)
         journals = sorted((folder / "home").rglob("trials.jsonl"))
-    records = [
-        json.loads(line)
-        for path in journals
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
+    records = [json.loads(line) for path in journals for line in text_of(path).splitlines()]
     trials = stored(folder, kind)
     check_account(trials, records)
     points = {json.dumps(t.params, sort_keys=True) for t in trials if t.state.name != "FAIL"}
@@ -153,7 +146,7 @@ def test_three_processes_that_share_a_study_cover_its_grid(
     assert len(points | crashed) == 504
 
 
-def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> None:
+def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder):
     with hpo(folder, str(PROGRAMS / "optuna" / "two_takers.py")) as job:
         assert job.end() == 0, job.err
         check_account(trials := stored(folder, "sqlite"), recorded(job))
@@ -162,9 +155,7 @@ def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder: Path) -> N
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("deaths", [2, *slow(50)])
-def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(
-    folder: Path, deaths: int
-) -> None:
+def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(folder, deaths):
     found, starts = [], []
     for way in ("spawn", "warm"):
         (folder / way).mkdir()
@@ -175,7 +166,7 @@ def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(
             check_account(stored(folder / way, "journal"), recorded(job))
             assert "started as usual" not in job.err
         found.append([(t.state, t.params) for t in stored(folder / way, "journal")])
-        lines = (folder / way / "starts").read_text(encoding="utf-8").splitlines()
+        lines = text_of(folder / way / "starts").splitlines()
         starts.append([line.split()[0] for line in lines])
     assert found[1] == found[0]
     assert starts == [["first"] * (deaths + 1), ["first"] + ["ahead"] * deaths]
@@ -189,9 +180,7 @@ QUEUE = {  # which trials end their process, by what; their states, by the point
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("which", "how", "states"), QUEUE.values(), ids=QUEUE)
-def test_a_trial_that_ends_its_process_is_run_again_once(
-    folder: Path, which: str, how: str, states: list[list[str]]
-) -> None:
+def test_a_trial_that_ends_its_process_is_run_again_once(folder, which, how, states):
     with hpo(folder, QUEUED, which, how, "3") as job:
         assert job.end() == 0, job.err
         check_account(trials := stored(folder, "sqlite"), recorded(job))
@@ -201,7 +190,7 @@ def test_a_trial_that_ends_its_process_is_run_again_once(
 
 
 @pytest.mark.slow
-def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder: Path) -> None:
+def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder):
     with hpo(folder, QUEUED, "True", "SIGKILL", "99") as job:
         assert job.end() == 128 + 9
     assert len(stored(folder, "sqlite")) < 20
@@ -209,9 +198,7 @@ def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mine", ["len(s.trials)", "sum(t.state.is_finished() for t in s.trials)"])
-def test_a_script_that_takes_off_finished_trials_by_itself_makes_all(
-    folder: Path, mine: str
-) -> None:
+def test_a_script_that_takes_off_finished_trials_by_itself_makes_all(folder, mine):
     text = f"""
 s = optuna.create_study(study_name="s", storage="sqlite:///{folder}/study.db", load_if_exists=True)
 def f(t):
@@ -226,7 +213,7 @@ s.optimize(f, n_trials=12 - {mine})
 
 
 @pytest.mark.slow
-def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
+def test_what_a_script_does_once_is_not_done_again(folder):
     """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
     with hpo(folder, ONCE) as job:
         assert job.end() == 0, job.err
@@ -245,7 +232,7 @@ def test_what_a_script_does_once_is_not_done_again(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [[], ["catch"]])
-def test_threads_end_before_their_process_is_replaced(folder: Path, argv: list[str]) -> None:
+def test_threads_end_before_their_process_is_replaced(folder, argv):
     with hpo(folder, THREADS, *argv) as job:
         assert job.end() == 0, job.err
         assert job.out == "7\n"
@@ -258,7 +245,7 @@ def test_threads_end_before_their_process_is_replaced(folder: Path, argv: list[s
 
 
 @pytest.mark.slow
-def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder: Path) -> None:
+def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder):
     """For the sampler a failed trial is one that was made: it stops the study at the next."""
     with hpo(folder, str(PROGRAMS / "optuna" / "last_points.py")) as job:
         assert job.end() == 0, job.err
@@ -269,7 +256,7 @@ def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_loop_of_ask_and_tell_leaves_no_trial_running(folder: Path) -> None:
+def test_a_loop_of_ask_and_tell_leaves_no_trial_running(folder):
     text = f"""
 study = optuna.create_study(study_name="s", storage="sqlite:///study.db",
                             sampler=optuna.samplers.RandomSampler(3))
@@ -290,7 +277,7 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
 
 
 @pytest.mark.parametrize("place", ["journal", *slow("sqlite")])
-def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -> None:
+def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder, place):
     address = "sqlite:///study.db" if place == "sqlite" else place
     with hpo(folder, STAY, address) as job:
         assert job.process.stdout.readline() == b"here\n"
@@ -309,9 +296,7 @@ def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder: Path, place: str) -
         ("raise SIGTERMException", ["COMPLETE", "FAIL", "COMPLETE"]),
     ],
 )
-def test_a_trial_whose_process_ends_with_status_0_is_not_left_running(
-    folder: Path, raised: str, states: list[str]
-) -> None:
+def test_a_trial_whose_process_ends_with_status_0_is_not_left_running(folder, raised, states):
     text = f"""
 class SIGTERMException(SystemExit):
     pass
@@ -330,9 +315,7 @@ study.optimize(objective, n_trials=2)
 
 
 @pytest.mark.slow
-def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(
-    folder: Path,
-) -> None:
+def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(folder):
     """The script's callback puts the killed trial into the queue, and all else stays the same."""
     with hpo(folder, HEARTBEAT) as job:
         assert job.end() == 0, job.err
@@ -346,9 +329,7 @@ def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_
     assert len({trials[number].params["x"] for number in (0, 1, 4, 5)}) == 4
 
 
-def test_a_study_whose_database_is_deleted_in_a_trial_is_said_and_none_is_made(
-    folder: Path,
-) -> None:
+def test_a_study_whose_database_is_deleted_in_a_trial_is_said_and_none_is_made(folder):
     text = """
 study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
 def objective(trial):
@@ -366,7 +347,7 @@ study.optimize(objective, n_trials=4)
 
 
 @pytest.mark.slow
-def test_timeout_counts_from_the_first_process(folder: Path) -> None:
+def test_timeout_counts_from_the_first_process(folder):
     """The only trial lasts longer than `timeout`; its process is killed, and no other begins."""
     text = f"""
 import time
@@ -382,7 +363,7 @@ print("end", [trial.state.name for trial in study.trials])
         assert job.out == "end ['FAIL']\n"
 
 
-def test_a_script_without_a_study_is_as_without_us(folder: Path) -> None:
+def test_a_script_without_a_study_is_as_without_us(folder):
     with hpo(folder, script(folder, "print('none')")) as job:
         assert job.end() == 0
         assert job.out == "none\n"
@@ -390,7 +371,7 @@ def test_a_script_without_a_study_is_as_without_us(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder: Path) -> None:
+def test_a_script_that_deletes_its_storage_begins_anew_and_is_not_replaced(folder):
     text = """
 if os.path.exists("study.db"):
     os.unlink("study.db")
@@ -406,7 +387,7 @@ print(len(study.trials))
 
 
 @pytest.mark.slow
-def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder: Path) -> None:
+def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder):
     with hpo(folder, REGION) as job:
         assert job.end() == 0, job.err
         options = ((), ("--json",), ("--csv",))

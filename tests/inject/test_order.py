@@ -1,12 +1,8 @@
 """What `order` promises: things made in a harmful order are said once, with the user's line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from cases import few, slow
-from ranks import RunRanks, line_of
+from ranks import line_of
 from repo import source
 
 from saferun.inject.hooks.order import order_findings
@@ -23,9 +19,7 @@ late = make_loader()
 {TAIL}"""
 
 
-def test_a_loader_made_before_the_group_is_reported_once_with_the_users_line(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_a_loader_made_before_the_group_is_reported_once_with_the_users_line(run_ranks, tmp_path):
     job = run_ranks(EARLY)
     place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
     assert [
@@ -35,9 +29,7 @@ def test_a_loader_made_before_the_group_is_reported_once_with_the_users_line(
     assert (job.code, job.out.count("done")) == (0, 2)
 
 
-def test_under_error_the_same_finding_is_raised_where_the_group_is_made(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_under_error_the_same_finding_is_raised_where_the_group_is_made(run_ranks, tmp_path):
     job = run_ranks(EARLY, order={"mode": "error"})
     place = f"{tmp_path}/train.py:{line_of(EARLY, '# here')}"
     assert f"RuntimeError: {place}: DataLoader made before init_process_group" in job.err
@@ -45,16 +37,12 @@ def test_under_error_the_same_finding_is_raised_where_the_group_is_made(
 
 
 @pytest.mark.parametrize(("mode", "ranks"), [("warn", 1), *slow(("off", 2))])
-def test_one_rank_alone_gets_no_message_and_off_is_off(
-    run_ranks: RunRanks, mode: str, ranks: int
-) -> None:
+def test_one_rank_alone_gets_no_message_and_off_is_off(run_ranks, mode, ranks):
     job = run_ranks(EARLY, ranks=ranks, order={"mode": mode})
     assert (job.code, job.messages()) == (0, [])
 
 
-def test_a_shuffling_sampler_made_before_and_used_after_is_reported_with_its_line(
-    run_ranks: RunRanks,
-) -> None:
+def test_a_shuffling_sampler_made_before_and_used_after_is_reported_with_its_line(run_ranks):
     script = HEAD + (
         "sampler = RandomSampler(data)  # here\n"
         "dist.init_process_group('gloo')\n"
@@ -132,14 +120,12 @@ SILENT = {
 
 
 @pytest.mark.parametrize("body", few(SILENT, "loader-after-the-group", "loader-with-its-own-ranks"))
-def test_no_other_is_reported(run_ranks: RunRanks, body: str) -> None:
+def test_no_other_is_reported(run_ranks, body):
     job = run_ranks(HEAD + body + "\n" + TAIL)
     assert (job.code, job.out.count("done"), job.messages()) == (0, 2, [])
 
 
-def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(
-    run_ranks: RunRanks, tmp_path: Path
-) -> None:
+def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(run_ranks, tmp_path):
     library = tmp_path / "site-packages"
     library.mkdir()
     (library / "trainer.py").write_text(
@@ -155,7 +141,7 @@ def test_a_group_that_a_library_makes_may_shard_loaders_afterwards(
 # DDP
 
 
-def test_a_compiled_model_in_ddp_is_reported_once_with_the_line(run_ranks: RunRanks) -> None:
+def test_a_compiled_model_in_ddp_is_reported_once_with_the_line(run_ranks):
     script = HEAD + (
         "dist.init_process_group('gloo')\n"
         "net = torch.compile(torch.nn.Linear(2, 2), backend='eager')\n"
@@ -168,7 +154,7 @@ def test_a_compiled_model_in_ddp_is_reported_once_with_the_line(run_ranks: RunRa
     assert job.code == 0
 
 
-def test_a_model_on_the_first_gpu_under_another_local_rank_is_wrong() -> None:
+def test_a_model_on_the_first_gpu_under_another_local_rank_is_wrong():
     wrong = order_findings.on_wrong_device
     assert wrong("nccl", "1", 2, {"cuda:0"})
     assert wrong("cpu:gloo,cuda:nccl", "3", 8, {"cuda:0"})
@@ -193,7 +179,7 @@ WRAP_HEAD = HEAD + source("inject/wrap_and_meet")
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks: RunRanks, wrap: str) -> None:
+def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks, wrap):
     script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
     if "FSDP(" in wrap or "shard_all" in wrap:
         script += "mesh = init_device_mesh('cpu', (size,))\n"
@@ -205,7 +191,7 @@ def test_no_rank_leaves_the_wrap_before_all_have_wrapped(run_ranks: RunRanks, wr
     assert waits == ["rank 0 has wrapped: False"]
 
 
-def test_wrap_barrier_off_meets_nobody(run_ranks: RunRanks) -> None:
+def test_wrap_barrier_off_meets_nobody(run_ranks):
     script = WRAP_HEAD + "dist.init_process_group('gloo')\n"
     script += f"slowly(lambda: {WRAPS['ddp']})\n" + TAIL
     job = run_ranks(script, order={"wrap_barrier": False})
@@ -213,7 +199,7 @@ def test_wrap_barrier_off_meets_nobody(run_ranks: RunRanks) -> None:
     assert "rank 0 has wrapped" not in job.out
 
 
-def test_only_the_ranks_of_the_models_own_group_meet(run_ranks: RunRanks) -> None:
+def test_only_the_ranks_of_the_models_own_group_meet(run_ranks):
     script = HEAD + (
         "dist.init_process_group('gloo')\n"
         "group = dist.new_group([1, 2])\n"
@@ -223,7 +209,7 @@ def test_only_the_ranks_of_the_models_own_group_meet(run_ranks: RunRanks) -> Non
     assert (job.code, job.messages()) == (0, [])
 
 
-def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks: RunRanks) -> None:
+def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks):
     """As torchft makes them: torch's own tables do not know such a group."""
     script = HEAD + source("inject/own_group")
     script += (
@@ -234,9 +220,7 @@ def test_a_group_of_the_scripts_own_making_is_left_alone(run_ranks: RunRanks) ->
     assert (job.code, job.messages(), job.out.count("done")) == (0, [], 2)
 
 
-def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_message(
-    run_ranks: RunRanks,
-) -> None:
+def test_a_rank_that_never_shards_costs_one_bounded_wait_and_no_message(run_ranks):
     """Nor does torch say anything: fully_shard needs no other rank."""
     script = WRAP_HEAD + (
         "barriers.TIMEOUT_S = 1\n"
@@ -268,26 +252,26 @@ dist.all_reduce(torch.ones(1))
 FIX = ASKS + TAIL
 
 
-def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks: RunRanks) -> None:
+def test_fix_makes_the_group_when_it_is_first_asked_for(run_ranks):
     job = run_ranks(FIX, order={"mode": "fix"})
     assert (job.code, job.messages()) == (0, [])
     assert (job.out.count("asked True"), job.out.count("batches 4")) == (2, 2)
 
 
-def test_without_fix_the_same_script_reads_all_data_on_every_rank(run_ranks: RunRanks) -> None:
+def test_without_fix_the_same_script_reads_all_data_on_every_rank(run_ranks):
     job = run_ranks(FIX)
     assert (job.out.count("asked False"), job.out.count("batches 8")) == (2, 2)
     assert len(job.messages("DataLoader made before")) == 1
 
 
-def test_fix_makes_the_group_at_the_first_loader_too(run_ranks: RunRanks) -> None:
+def test_fix_makes_the_group_at_the_first_loader_too(run_ranks):
     script = HEAD + "loader = DataLoader(data)\nassert dist.GroupMember.WORLD is not None\n" + TAIL
     script = script.replace("dist.GroupMember", "dist.distributed_c10d.GroupMember")
     job = run_ranks(script, order={"mode": "fix"})
     assert (job.code, job.messages()) == (0, [])
 
 
-def test_fix_accepts_the_scripts_own_init_once(run_ranks: RunRanks) -> None:
+def test_fix_accepts_the_scripts_own_init_once(run_ranks):
     script = ASKS + "dist.init_process_group('gloo')\n" + TAIL
     job = run_ranks(script, order={"mode": "fix"})
     assert job.code == 1
@@ -298,7 +282,7 @@ OTHERS = {"world": "'gloo', rank=1 - rank, world_size=3", "backend": "'mpi'"}
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_fix_refuses_another_group_than_the_one_it_made(run_ranks: RunRanks, other: str) -> None:
+def test_fix_refuses_another_group_than_the_one_it_made(run_ranks, other):
     script = FIX.replace('("gloo")', f"({other})")
     job = run_ranks(script, order={"mode": "fix"})
     assert job.code == 1
@@ -306,7 +290,7 @@ def test_fix_refuses_another_group_than_the_one_it_made(run_ranks: RunRanks, oth
     assert "set it to warn for this script" in job.err
 
 
-def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks: RunRanks) -> None:
+def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks):
     script = HEAD + (
         "import subprocess, sys\n"
         "code = 'import torch.distributed as d; print(f\"helper {d.is_initialized()}\")'\n"
@@ -316,7 +300,7 @@ def test_fix_makes_no_group_in_helpers_of_a_rank(run_ranks: RunRanks) -> None:
     assert (job.code, job.out.count("helper False")) == (0, 1)
 
 
-def test_fix_makes_no_group_for_a_single_process(run_ranks: RunRanks) -> None:
+def test_fix_makes_no_group_for_a_single_process(run_ranks):
     script = HEAD + "loader = DataLoader(data)\nprint('asked', dist.is_initialized())\n"
     alone = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     job = run_ranks(script, ranks=1, environ=alone, order={"mode": "fix"})

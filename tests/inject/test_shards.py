@@ -1,7 +1,5 @@
 """Ranks that train on the same data are named with the loader's line; others hear nothing."""
 
-from __future__ import annotations
-
 import pytest
 from ranks import Job, RunRanks, line_of
 from shard_program import Program
@@ -30,8 +28,8 @@ def train(run_ranks: RunRanks, program: Program, **setting: str) -> Job:
 
 @pytest.mark.parametrize("program", CASES)
 def test_ranks_with_the_same_data_are_named_once_with_the_loaders_line_and_no_others(
-    run_ranks: RunRanks, program: Program
-) -> None:
+    run_ranks, program
+):
     job = train(run_ranks, program)
     assert (job.code, job.out.count("done")) == (0, program.ranks), job.err
     if program.warns is bool(program.known):  # RESULTS.md has those that are known to be wrong
@@ -44,7 +42,7 @@ def test_ranks_with_the_same_data_are_named_once_with_the_loaders_line_and_no_ot
 
 
 @pytest.mark.slow
-def test_under_error_the_job_ends_at_the_users_line(run_ranks: RunRanks) -> None:
+def test_under_error_the_job_ends_at_the_users_line(run_ranks):
     program = next(program for program in PROGRAMS if program.case == "no sampler")
     job = train(run_ranks, program, shards="error")
     assert job.code == 1
@@ -72,14 +70,12 @@ def fingerprints(*letters: str) -> dict[int, str]:
         ("abcd", [0, 1, 2, 3], (None,), []),
     ],
 )
-def test_ranks_that_differ_in_model_dimensions_alone_may_share(
-    letters: str, ranks: list, names: tuple, expected: list[int]
-) -> None:
+def test_ranks_that_differ_in_model_dimensions_alone_may_share(letters, ranks, names, expected):
     found = shard_findings.mesh(ranks, names)
     assert shard_findings.same(fingerprints(*letters), [found], []) == expected
 
 
-def test_in_a_large_job_a_rank_looks_at_few_others() -> None:
+def test_in_a_large_job_a_rank_looks_at_few_others():
     assert shard_findings.peers(3, 8) == list(range(8))
     assert len(shard_findings.peers(3, 4096)) < 16
     assert 4 in shard_findings.peers(3, 4096)

@@ -1,7 +1,5 @@
 """Which reduction a MirroredStrategy gets. What it then does is tried in tests/tensorflow."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.inject.hooks.tensorflow import watch

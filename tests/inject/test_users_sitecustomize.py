@@ -1,13 +1,11 @@
 """The user's own sitecustomize runs as it would without ours."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from interpreters import NEUTRAL, SITE, Interpreters, both
+from interpreters import NEUTRAL, SITE, both
 
 
 def user_site(folder: Path, text: str) -> Path:
@@ -24,9 +22,7 @@ print("user", __name__, __file__ == {path!r}, __spec__.origin == {path!r})
 
 
 @pytest.mark.parametrize("hooks", [None, NEUTRAL], ids=["inert", "armed"])
-def test_the_users_sitecustomize_runs_once_under_its_own_name(
-    interpreters: Interpreters, hooks: dict | None
-) -> None:
+def test_the_users_sitecustomize_runs_once_under_its_own_name(interpreters, hooks):
     path = str(interpreters.folder / "users" / "sitecustomize.py")
     site = user_site(interpreters.folder, CHAIN.format(path=path))
     script = "import sitecustomize, importlib; print(sitecustomize.__file__)"
@@ -48,9 +44,7 @@ def test_the_users_sitecustomize_runs_once_under_its_own_name(
     ],
     ids=["error", "exit", "import error", "interrupt", "hard exit", "syntax", "removes itself"],
 )
-def test_a_failing_sitecustomize_of_the_users_ends_as_it_would_without_us(
-    interpreters: Interpreters, body: str
-) -> None:
+def test_a_failing_sitecustomize_of_the_users_ends_as_it_would_without_us(interpreters, body):
     site = user_site(interpreters.folder, body)
     after = "import sys; print('ran', 'sitecustomize' in sys.modules)"
     bare = interpreters.run(after, PYTHONPATH=str(site))
@@ -63,7 +57,7 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def test_without_one_sitecustomize_is_as_absent_as_before(interpreters: Interpreters) -> None:
+def test_without_one_sitecustomize_is_as_absent_as_before(interpreters):
     script = """
 try:
     import sitecustomize
@@ -75,7 +69,7 @@ except ImportError as error:
     assert interpreters.run(script, hooks=NEUTRAL).out == bare.out
 
 
-def test_reloading_the_users_sitecustomize_reloads_the_users(interpreters: Interpreters) -> None:
+def test_reloading_the_users_sitecustomize_reloads_the_users(interpreters):
     site = user_site(interpreters.folder, "print('user')")
     script = "import importlib, sitecustomize; importlib.reload(sitecustomize)"
     ran = interpreters.run(script, hooks=NEUTRAL, PYTHONPATH=both(SITE, site))
@@ -89,9 +83,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(["/another", os.environ["PYTHONPATH"]
 AGENT = "import os, torch.distributed.elastic.agent.server.api; print(os.environ['PYTHONPATH'])"
 
 
-def test_an_agent_hands_its_ranks_our_directory_first_after_a_usercustomize(
-    interpreters: Interpreters,
-) -> None:
+def test_an_agent_hands_its_ranks_our_directory_first_after_a_usercustomize(interpreters):
     site = user_site(interpreters.folder, "")
     (site / "usercustomize.py").write_text(LATE, encoding="utf-8")
     folder = interpreters.folder / "torch"

@@ -1,7 +1,5 @@
 """Fixtures of the tests that write journals."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """No disk, however bad, stops the job: real file systems, full, closed, gone or dead."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

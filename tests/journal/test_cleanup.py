@@ -1,7 +1,5 @@
 """A run that lives is spared by cleaning, whatever its journal says: two real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

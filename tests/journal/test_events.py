@@ -1,7 +1,5 @@
 """Events are read as they were written, and whatever was cut."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -13,7 +11,7 @@ from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.places import Place
 from saferun.diagnosis.work_lost import Saved, WorkLost
 from saferun.journal import events
-from saferun.journal.event_types import EventFacts, HangSeen, Preflight, RunEnded
+from saferun.journal.event_types import HangSeen, Preflight, RunEnded
 from saferun.journal.events import read_raw as read_events
 from saferun.model import Finding
 
@@ -87,7 +85,7 @@ LINE = (  # others read these lines: names and order are fixed
     ],
     ids=lambda facts: type(facts).__name__,
 )
-def test_an_event_is_read_as_it_was_written(begin, facts: EventFacts):
+def test_an_event_is_read_as_it_was_written(begin, facts):
     journal = begin()
     journal.event(facts)
     (found,) = events.read(journal.path)

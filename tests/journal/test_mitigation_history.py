@@ -1,7 +1,5 @@
 """Mitigations that helped are found again, for the same script on the same machine only."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

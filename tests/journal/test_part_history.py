@@ -1,7 +1,5 @@
 """Which GPUs and hosts are named since they failed in two of their last five runs."""
 
-from __future__ import annotations
-
 import os
 import stat
 

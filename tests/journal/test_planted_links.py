@@ -1,7 +1,5 @@
 """No journal is written through a link that somebody planted."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

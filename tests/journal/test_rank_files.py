@@ -1,13 +1,11 @@
 """What ranks wrote holds no secrets after an attempt, and nothing is concluded before."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
 
 import pytest
-from runs import run, small_torchrun
+from runs import ran, small_torchrun
 
 from saferun.journal import rank_files
 from saferun.system.redact import Masker
@@ -116,14 +114,13 @@ def test_no_file_of_a_run_holds_a_secret_of_its_ranks(tmp_path):
     group.write_text("is_initialized = lambda: True\nget_rank = lambda: 0\n", encoding="utf-8")
     errors = str(tmp_path / "error.json")  # as the real torchrun sets it
     environ = {**small_torchrun(tmp_path), "HF_TOKEN": TOKEN, "TORCHELASTIC_ERROR_FILE": errors}
-    with run(tmp_path, "--profile=./p.yaml", "job.py", env=environ) as one:
-        assert one.end() == 1
-        assert TOKEN in one.err  # the job's own bytes pass
-        written = {p: p.read_bytes() for p in one.journal.rglob("*") if p.is_file()}
-        assert any(path.name.endswith(".error.json") for path in written)
-        (ended,) = one.events("ended")
-        lines = [text for path, text in written.items() if path.suffix == ".jsonl"]
-        assert b"OSError: no login with ***" in b"".join(lines)
+    one = ran(tmp_path, "--profile=./p.yaml", "job.py", env=environ, status=1)
+    assert TOKEN in one.err  # the job's own bytes pass
+    written = {p: p.read_bytes() for p in one.journal.rglob("*") if p.is_file()}
+    assert any(path.name.endswith(".error.json") for path in written)
+    (ended,) = one.events("ended")
+    lines = [text for path, text in written.items() if path.suffix == ".jsonl"]
+    assert b"OSError: no login with ***" in b"".join(lines)
     assert "RuntimeError: login failed with ***" in ended["root_line"]
     for path, content in written.items():
         for secret in (TOKEN, TOKEN[::-1]):

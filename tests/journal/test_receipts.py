@@ -1,7 +1,5 @@
 """What ranks leave behind, read back and judged; with real interpreters and a real torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -51,7 +49,7 @@ def left(rank: int | None, hook: str, outcome: str = "applied", **facts: object)
 READ = ((None, 9), (2, 5), (10, 6))
 
 
-def test_lines_come_back_by_restart_and_rank_with_what_the_hook_added(tmp_path: Path) -> None:
+def test_lines_come_back_by_restart_and_rank_with_what_the_hook_added(tmp_path):
     put(tmp_path, "a1-r1-rank0-pid10.jsonl", line() + line(hook="init", missing=[3]))
     for rank, pid in ((10, 6), (2, 5), (None, 9)):
         name = f"a1-r0-rank{'none' if rank is None else rank}-pid{pid}.jsonl"
@@ -63,7 +61,7 @@ def test_lines_come_back_by_restart_and_rank_with_what_the_hook_added(tmp_path: 
     )
 
 
-def test_other_files_are_not_read(tmp_path: Path) -> None:
+def test_other_files_are_not_read(tmp_path):
     for name in (
         "a2-r0-rank0-pid10.jsonl",
         "a11-r0-rank0-pid10.jsonl",
@@ -87,7 +85,7 @@ BAD: list[str | bytes] = [
 ]
 
 
-def test_what_is_no_receipt_is_left_out_and_its_neighbours_are_read(tmp_path: Path) -> None:
+def test_what_is_no_receipt_is_left_out_and_its_neighbours_are_read(tmp_path):
     for bad in BAD:
         text = bad.encode() if isinstance(bad, str) else bad
         whole = line().encode() + text + line(hook="init").encode()
@@ -95,7 +93,7 @@ def test_what_is_no_receipt_is_left_out_and_its_neighbours_are_read(tmp_path: Pa
         assert [r.hook for r in read(str(tmp_path), 1)] == ["bootstrap", "init"], bad[:40]
 
 
-def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
+def test_links_pipes_and_folders_are_not_followed(tmp_path):
     target = put(tmp_path, "elsewhere", line())
     folder = tmp_path / "receipts"
     folder.mkdir()
@@ -110,9 +108,7 @@ def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [1, 200], ids=["one file", "many files"])
-def test_a_hundred_thousand_lines_are_read_up_to_a_bound_and_in_bounded_memory(
-    tmp_path: Path, files: int
-) -> None:
+def test_a_hundred_thousand_lines_are_read_up_to_a_bound_and_in_bounded_memory(tmp_path, files):
     text = line(hook="order", text="x" * 100) * (100_000 // files)
     for pid in range(files):
         put(tmp_path, f"a1-r0-rank0-pid{pid}.jsonl", line(pid=pid) + text)
@@ -134,7 +130,7 @@ def ended(rank: int, **more: int) -> Receipt:
     return started(rank, **more)._replace(outcome="finished")
 
 
-def test_a_job_has_finished_when_each_of_its_ranks_has() -> None:
+def test_a_job_has_finished_when_each_of_its_ranks_has():
     both = (started(0, size=2), started(1, size=2))
     for reported, finished in (
         ((), False),
@@ -177,7 +173,7 @@ TOLD = {
 }
 
 
-def test_ranks_without_a_word_are_told() -> None:
+def test_ranks_without_a_word_are_told():
     def check(given: list[Receipt], known: dict[str, bool], messages: list[str]) -> None:
         lines = judge(given, **{**KNOWN, **known})
         assert [t[: len(begin)] for t, begin in zip(lines, messages, strict=True)] == messages
@@ -185,7 +181,7 @@ def test_ranks_without_a_word_are_told() -> None:
     check_cases(TOLD, check)
 
 
-def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error() -> None:
+def test_a_failed_hook_is_told_once_with_its_ranks_and_its_error():
     failures = [left(r, "compile", "failed", error=f"ValueError: {r}\n\x1b[31m") for r in (3, 1, 2)]
     given = [*(started(r) for r in range(4)), *failures]
     (messages,) = judge(given, **KNOWN)
@@ -215,7 +211,7 @@ def python_exec(tmp_path: Path, body: str) -> str:
     return str(wrapper)
 
 
-def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
+def test_both_ranks_of_a_real_job_leave_their_word(tmp_path):
     found = torchrun(tmp_path)
     assert [(r.rank, r.hook, r.outcome) for r in found] == [
         (rank, "bootstrap", outcome) for rank in (0, 1) for outcome in ("applied", "finished")
@@ -225,14 +221,14 @@ def test_both_ranks_of_a_real_job_leave_their_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_python_dash_i_in_every_rank_is_found_out(tmp_path: Path) -> None:
+def test_python_dash_i_in_every_rank_is_found_out(tmp_path):
     isolated = python_exec(tmp_path, f'exec {shell(sys.executable)} -I "$@"')
     found = torchrun(tmp_path, PYTHON_EXEC=isolated)
     (messages,) = judge(found, **KNOWN)
     assert messages.startswith(NOWHERE)
 
 
-def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path: Path) -> None:
+def test_python_dash_i_in_one_rank_is_found_out_by_name(tmp_path):
     body = f'if [ "$RANK" = 1 ]; then set -- -I "$@"; fi; exec {shell(sys.executable)} "$@"'
     found = torchrun(tmp_path, PYTHON_EXEC=python_exec(tmp_path, body))
     (messages,) = judge(found, **KNOWN)
@@ -261,7 +257,7 @@ MISSED = {
 }
 
 
-def test_a_module_that_was_missed_is_reported_where_a_setting_needs_it() -> None:
+def test_a_module_that_was_missed_is_reported_where_a_setting_needs_it():
     def check(given: list[Receipt], expected: dict[str, set[int]]) -> None:
         assert receipts.missed(given) == expected
 
@@ -279,7 +275,7 @@ def nccl(rank: int, version: str = "2.32.3", size: int = 2) -> Receipt:
     return left(rank, "init", "observed", nccl=version, world_size=size)
 
 
-def test_the_version_of_nccl_is_known_where_all_ranks_of_the_job_are_here() -> None:
+def test_the_version_of_nccl_is_known_where_all_ranks_of_the_job_are_here():
     both = [nccl(0), nccl(1), left(0, "init"), left(1, "init")]
     assert receipts.nccl(both) == ("2.32.3", 2)
     assert receipts.nccl([*both, nccl(0)]) == ("2.32.3", 2), "a group that was made again"

@@ -1,13 +1,12 @@
 """A run as one value: what it cost, what it lost, and what is left out of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
 import re
 
 import pytest
+from sandbox import write
 from user_machine import NOW, event, journal
 
 from saferun.cli.runs import report_html, report_text, run_facts, runs_view, trials_view
@@ -189,12 +188,8 @@ def test_a_bar_has_the_three_parts_in_their_order_and_the_steps(tmp_path):
     events = [*attempt(1, 0, 100, first_step=5, lost_work=lost), *ok(2, 150, 50, first_step=45)]
     events[2]["checkpoint"] = "ck/step-40.pt"
     place = journal(tmp_path, "r", *events, end(200), plan=PLAN)
-    (place / "attempt-1.stdout").write_text(
-        "".join(f"step {n} loss 2\n" for n in range(5, 46, 5)), encoding="utf-8"
-    )
-    (place / "attempt-2.stdout").write_text(
-        "".join(f"step {n} loss 1\n" for n in range(45, 76, 5)), encoding="utf-8"
-    )
+    write(place / "attempt-1.stdout", "".join(f"step {n} loss 2\n" for n in range(5, 46, 5)))
+    write(place / "attempt-2.stdout", "".join(f"step {n} loss 1\n" for n in range(45, 76, 5)))
     run = read(tmp_path)
     text = report_html.page(run)
     first, second = text.partition('class="timeline"')[2].split("<li ")[1:]
@@ -208,9 +203,7 @@ def test_a_bar_has_the_three_parts_in_their_order_and_the_steps(tmp_path):
     assert text.count("<polyline") == 4  # steps and losses of two attempts
     assert text.count('<line class="saved"') == text.count('<line class="fails"') == 1
     events[1]["saved"] = saved
-    (place / "events.jsonl").write_text(
-        "".join(json.dumps(one) + "\n" for one in events), encoding="utf-8"
-    )
+    write(place / "events.jsonl", "".join(json.dumps(one) + "\n" for one in events))
     run = read(tmp_path)
     assert [point.step for point in run.attempts[0].saved] == [20, 30, 40]
     assert report_html.page(run).count('<line class="saved"') == 3
@@ -222,7 +215,7 @@ def test_only_the_last_failure_of_a_run_that_failed_is_open(tmp_path, status, op
     events = [*attempt(1, 0, 9, root_line=ERROR), *attempt(2, 9, 9, **last), end(18, status)]
     place = journal(tmp_path, "r", *events, plan=PLAN)
     for number, line in ((1, ERROR), (2, "segfault")):
-        (place / f"attempt-{number}.stderr").write_text(f"{line}\n", encoding="utf-8")
+        write(place / f"attempt-{number}.stderr", f"{line}\n")
     text = report_html.page(read(tmp_path))
     assert text.count("<details open>") == opened
     assert "<details open>" not in text.partition('id="attempt-2"')[0]
@@ -238,9 +231,7 @@ def test_steps_of_an_attempt_that_went_on_tell_what_was_done_again(tmp_path, ste
         end(150),
         plan=PLAN,
     )
-    (place / "attempt-1.stdout").write_text(
-        "".join(f"step {n} loss: 2.5\n" for n in steps), encoding="utf-8"
-    )
+    write(place / "attempt-1.stdout", "".join(f"step {n} loss: 2.5\n" for n in steps))
     run = read(tmp_path)
     assert run.attempts[0].spent.done_again_s == pytest.approx(again_s)
     assert (run.attempts[0].last_step, run.attempts[0].loss) == (
@@ -325,7 +316,7 @@ def test_a_killed_saferun_lived_until_its_last_note(tmp_path):
     by = {"pid": 1, "start": 5_000, "host": "h", "boot": "b", "pids": "p"}
     place = journal(tmp_path, "r", event("attempt", attempt=1, by=by), plan=PLAN)
     ticks = 5_000 + 60 * os.sysconf("SC_CLK_TCK")
-    (place / "alive").write_text(f"{ticks:020d}\n", encoding="utf-8")
+    write(place / "alive", f"{ticks:020d}\n")
     assert reader.named(str(tmp_path), "r", NOW + 1e6).last_at == NOW + 60
 
 
@@ -360,7 +351,7 @@ def test_the_line_that_decided_is_marked_in_its_tail(tmp_path):
     place = journal(tmp_path, "r", *attempt(1, 0, 1, root_line=ERROR, action="stop"), plan=PLAN)
     lines = [f"line {n}" for n in range(200)]
     lines[100] = ERROR
-    (place / "attempt-1.stderr").write_text("\n".join(lines), encoding="utf-8")
+    write(place / "attempt-1.stderr", "\n".join(lines))
     ((tail,),) = (one.tails for one in read(tmp_path).attempts)
     assert [row.text for row in tail.rows if row.decides] == [ERROR]
     assert sum(row.skipped for row in tail.rows) + len(tail.rows) == tail.lines == 200
@@ -382,7 +373,7 @@ def receipt(place: pathlib.Path, rank: int, *outcomes: tuple[str, str], at: floa
     head = {"v": 1, "at": at, "pid": 100 + rank, "rank": rank}
     lines = [json.dumps({**head, "hook": hook, "outcome": done}) for hook, done in outcomes]
     path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write(path, "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(("count", "rows"), [(4, 4), (1600, 2)])
@@ -391,9 +382,7 @@ def test_ranks_that_are_alike_share_a_row_where_there_are_many(tmp_path, count, 
     for rank in range(count):
         receipt(place, rank, ("bootstrap", "applied"), ("init", "applied"))
     error = {"message": {"message": "ValueError: x", "extraInfo": {}}}
-    (place / "receipts" / "a1-r0-rank2-pid102.error.json").write_text(
-        json.dumps(error), encoding="utf-8"
-    )
+    write(place / "receipts" / "a1-r0-rank2-pid102.error.json", json.dumps(error))
     ranks = read(tmp_path).attempts[0].ranks
     assert (ranks.count, len(ranks.rows)) == (count, rows)
     assert (ranks.rows[0].ranks, ranks.rows[0].error) == ("rank 2", "ValueError: x")
@@ -401,7 +390,7 @@ def test_ranks_that_are_alike_share_a_row_where_there_are_many(tmp_path, count, 
 
 
 def test_stacks_of_the_ranks_of_a_hang_are_there_the_odd_one_first(tmp_path):
-    (tmp_path / "secret").write_text("SECRET", encoding="utf-8")
+    write(tmp_path / "secret", "SECRET")
     places = [{"rank": n, "pid": 100 + n, "what": "x", "odd": bool(n)} for n in (0, 1)]
     begun, ended = attempt(1, 0, 1)
     files = ("../secret", "/etc/hostname", "hang-1.txt/..", 5)  # only the run's own are read
@@ -410,7 +399,7 @@ def test_stacks_of_the_ranks_of_a_hang_are_there_the_odd_one_first(tmp_path):
     (place / "receipts").mkdir()
     for rank in (0, 1):
         path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.stacks"
-        path.write_text(f"stack of {rank}\n", encoding="utf-8")
+        write(path, f"stack of {rank}\n")
     expected = (("rank 1", "stack of 1"), ("rank 0", "stack of 0"))
     assert [hang.stacks for hang in read(tmp_path).attempts[0].hangs] == [expected] * 4
 

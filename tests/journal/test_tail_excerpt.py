@@ -1,7 +1,5 @@
 """The part of a tail that a person reads: what torchrun says of itself is folded."""
 
-from __future__ import annotations
-
 from saferun.journal.tail_excerpt import excerpt
 
 RULE, DASHES = "=" * 60, "-" * 60

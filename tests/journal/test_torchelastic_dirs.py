@@ -1,12 +1,10 @@
 """torchrun's temporary directories go with an attempt; what is not saferun's stays."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
-from runs import run
+from runs import ran
 
 from saferun.journal import torchelastic_dirs
 from saferun.journal.receipts import Receipt
@@ -77,9 +75,8 @@ def test_a_run_leaves_no_directory_of_torchruns_behind(tmp_path):
     (tmp_path / "job.py").write_text("raise ValueError('of the script')", encoding="utf-8")
     place = tmp_path / "temporary"
     place.mkdir()
-    with run(tmp_path, "--nproc-per-node=2", "job.py", env={"TMPDIR": str(place)}) as job:
-        assert job.end() == 1
-        assert "ValueError: of the script" in job.events("ended")[0]["root_line"]
+    job = ran(tmp_path, "--nproc-per-node=2", "job.py", env={"TMPDIR": str(place)}, status=1)
+    assert "ValueError: of the script" in job.events("ended")[0]["root_line"]
     assert list(place.iterdir()) == []
 
 
@@ -87,7 +84,6 @@ def test_logs_that_were_asked_for_stay(tmp_path):
     (tmp_path / "job.py").write_text("print('of the script')", encoding="utf-8")
     place = tmp_path / "temporary"
     place.mkdir()
-    with run(tmp_path, "--redirects=3", "job.py", env={"TMPDIR": str(place)}) as job:
-        assert job.end() == 0
+    ran(tmp_path, "--redirects=3", "job.py", env={"TMPDIR": str(place)})
     (log,) = place.rglob("stdout.log")
     assert log.read_text(encoding="utf-8") == "of the script\n"

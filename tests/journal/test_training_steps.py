@@ -1,7 +1,5 @@
 """The steps of an attempt over time, from what was noted while it ran and from its tail."""
 
-from __future__ import annotations
-
 from saferun.journal import training_steps
 from saferun.journal.training_steps import Point
 

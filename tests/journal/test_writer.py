@@ -1,7 +1,5 @@
 """What a run leaves on disk when all goes well: its files, their content, their names."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

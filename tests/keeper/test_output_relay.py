@@ -1,7 +1,5 @@
 """An output that several jobs write to: whole lines, but a prompt is not kept back for long."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """The end of a job's output in a memory file, which another process reads while it grows."""
 
-from __future__ import annotations
-
 import os
 import random
 
@@ -28,7 +26,6 @@ def test_whoever_may_look_into_the_process_reads_the_last_bytes():
         (path,) = memory_files()
         with open(path, "rb") as file:
             found = shown(file.read())
-        assert found is not None
         assert found[0] % 2 == 0
         assert found[1][-100:] == whole[-100:]
         assert found[2] > 0

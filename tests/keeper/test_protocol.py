@@ -1,7 +1,5 @@
 """The keeper's table and its messages, without a process."""
 
-from __future__ import annotations
-
 import os
 
 from saferun.keeper import protocol

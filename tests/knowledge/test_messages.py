@@ -1,7 +1,5 @@
 """Each phrase of failures.yaml is printed by the releases that it claims; what the tool finds."""
 
-from __future__ import annotations
-
 import pathlib
 import struct
 
@@ -151,7 +149,7 @@ def elf(constants: bytes, code: bytes) -> bytes:
 
 
 @pytest.mark.slow
-def test_the_record_agrees_with_the_installed_torch() -> None:
+def test_the_record_agrees_with_the_installed_torch():
     """After an upgrade of torch this asks for `python tools/messages.py add torch==X`."""
     folder, release = installed_torch()
     known = messages.load()

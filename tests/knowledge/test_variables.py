@@ -1,12 +1,11 @@
 """The data of the settings audit: what tools/variables.py finds, and what it writes."""
 
-from __future__ import annotations
-
 import pathlib
 
 import pytest
 import yaml
 from repo import ROOT, installed_torch, tool
+from sandbox import text_of, write
 
 from saferun.audit import variable_index
 
@@ -18,7 +17,7 @@ variables = tool("variables")
 
 
 def found_in(tmp_path: pathlib.Path, source: str) -> dict[str, set[str]]:
-    (tmp_path / "module.py").write_text(source, encoding="utf-8")
+    write(tmp_path / "module.py", source)
     return environment_readers.readers(tmp_path)
 
 
@@ -59,7 +58,7 @@ def test_what_is_no_read_is_not_found(tmp_path, source):
 
 
 def test_a_name_carried_by_a_constant_of_another_module_is_found(tmp_path):
-    (tmp_path / "names.py").write_text('# env\nNAMES = ["TORCH_X"]', encoding="utf-8")
+    write(tmp_path / "names.py", '# env\nNAMES = ["TORCH_X"]')
     assert "TORCH_X" in found_in(tmp_path, "os.environ.get(NAMES)  # 'TORCH_'")
 
 
@@ -93,10 +92,8 @@ def test_a_librarys_strings_are_names_after_any_other_constant(tmp_path):
 
 
 def test_a_header_that_reads_gives_its_names(tmp_path):
-    (tmp_path / "a.hpp").write_text(
-        'std::vector<std::string> TORCH_N = {"TORCH_NCCL_N", "NCCL_N"};', encoding="utf-8"
-    )
-    (tmp_path / "b.h").write_text('#define NAME "TORCH_NO_READ"', encoding="utf-8")
+    write(tmp_path / "a.hpp", 'std::vector<std::string> TORCH_N = {"TORCH_NCCL_N", "NCCL_N"};')
+    write(tmp_path / "b.h", '#define NAME "TORCH_NO_READ"')
     assert set(environment_readers.readers(tmp_path)) == {"TORCH_NCCL_N", "NCCL_N"}
 
 
@@ -115,7 +112,7 @@ READ_BY_TORCH = {
 
 
 @pytest.mark.slow
-def test_the_data_agree_with_the_installed_torch() -> None:
+def test_the_data_agree_with_the_installed_torch():
     """One test, since reading the installed torch takes 10 s and more.
 
     After an upgrade of torch this asks for `python tools/variables.py add torch==X`.
@@ -153,9 +150,7 @@ def test_the_file_is_what_the_tool_writes(tmp_path, monkeypatch):
     data = variables.load()
     monkeypatch.setattr(variables, "DATA", written)
     variables._write(data)
-    assert written.read_text(encoding="utf-8") == DATA.read_text(encoding="utf-8"), (
-        "python tools/variables.py check"
-    )
+    assert text_of(written) == text_of(DATA), "python tools/variables.py check"
 
 
 def test_settings_yaml_agrees_with_the_data(capsys):
@@ -163,16 +158,14 @@ def test_settings_yaml_agrees_with_the_data(capsys):
 
 
 def test_every_setting_has_a_source_and_every_dead_one_a_fix():
-    for name, entry in variables.yaml.safe_load(variables.EFFECTS.read_text(encoding="utf-8"))[
-        "settings"
-    ].items():
+    for name, entry in variables.yaml.safe_load(text_of(variables.EFFECTS))["settings"].items():
         assert entry["source"].startswith("https://"), name
         assert ("dead" in entry) == ("fix" in entry), name
         assert "dead" in entry or "does" in entry, name
 
 
 def test_looking_a_name_up_in_the_text_is_reading_the_yaml():
-    text = DATA.read_text(encoding="utf-8")
+    text = text_of(DATA)
     document = yaml.safe_load(text)
     known = {name for name, by in document["variables"].items() if by != variable_index.NOBODY}
     assert set(variable_index.names(text)) == known
@@ -211,12 +204,12 @@ def test_a_release_that_is_added_again_replaces_its_readers():
 def test_a_folder_is_added_to_the_data_and_another_library_kept(tmp_path, monkeypatch):
     package = tmp_path / "torch"
     package.mkdir()
-    (package / "x.py").write_text('os.environ.get("TORCH_NEW") == "1"', encoding="utf-8")
+    write(package / "x.py", 'os.environ.get("TORCH_NEW") == "1"')
     monkeypatch.setattr(variables, "DATA", tmp_path / "variables.yaml")
     before = variables.merge(EMPTY, "nccl", "2.27.5", {"NCCL_OLD": {"libnccl.so.2"}})
-    (tmp_path / "variables.yaml").write_text(variables.render(before), encoding="utf-8")
+    write(tmp_path / "variables.yaml", variables.render(before))
     variables._add_folder(package, "2.16.0")
-    text = (tmp_path / "variables.yaml").read_text(encoding="utf-8")
+    text = text_of(tmp_path / "variables.yaml")
     assert "  TORCH_NEW: torch 2.16.0.. x.py =1\n" in text
     assert "  NCCL_OLD: nccl 2.27.5.. libnccl.so.2\n" in text
     assert f"  TORCH_USE_CUDA_DSA: {variable_index.NOBODY}\n" in text
@@ -232,8 +225,8 @@ def test_a_folder_is_added_to_the_data_and_another_library_kept(tmp_path, monkey
 )
 def test_what_a_torch_requires_is_read_from_its_metadata(tmp_path, line):
     (tmp_path / "torch-2.4.0.dist-info").mkdir()
-    (tmp_path / "torch-2.4.0.dist-info" / "METADATA").write_text(
+    write(
+        tmp_path / "torch-2.4.0.dist-info" / "METADATA",
         f"Name: torch\n{line}\nRequires-Dist: triton~=3.8.0; platform_system == 'Linux'\n",
-        encoding="utf-8",
     )
     assert variables._needs(tmp_path) == {"nvidia-nccl-cu12": "2.20.5", "triton": "3.8.0"}

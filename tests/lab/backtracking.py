@@ -5,8 +5,6 @@ Times are CPU times of this process. One such ratio may still be anything betwee
 machine, so ratios are taken until one verdict leads by `_LEAD`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ script lies.
 The configuration follows Slurm's own manual pages: slurm.conf(5), gres.conf(5), `slurmd -N`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -19,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from helpers import until
+from sandbox import text_of, write
 
 NODES = ("n1", "n2", "n3")
 GPUS = 2  # of each node; devices that only look like some
@@ -146,7 +145,6 @@ def standing(place: Path) -> Iterator[Cluster]:
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
     )
     try:
-        assert outer.stdout is not None
         assert outer.stdout.readline() == b"up\n", _logs(place)
         cluster = Cluster(place, _child(outer.pid))
         _wait_until_idle(cluster)
@@ -162,18 +160,16 @@ def standing(place: Path) -> Iterator[Cluster]:
 def _furnish(place: Path) -> None:
     for name in ("state", "log", "dev", *(f"spool.{node}" for node in NODES)):
         (place / name).mkdir(parents=True)
-    (place / "slurm.conf").write_text(CONF.format(place=place), encoding="utf-8")
-    (place / "gres.conf").write_text(GRES.format(place=place), encoding="utf-8")
-    (place / "hosts").write_text(
-        f"127.0.0.1 localhost\n10.77.0.1 ctl {' '.join(NODES)}\n", encoding="utf-8"
-    )
+    write(place / "slurm.conf", CONF.format(place=place))
+    write(place / "gres.conf", GRES.format(place=place))
+    write(place / "hosts", f"127.0.0.1 localhost\n10.77.0.1 ctl {' '.join(NODES)}\n")
     for number in range(GPUS):
         os.mknod(place / f"dev/nvidia{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
 
 def _child(pid: int) -> int:
     """Return unshare's child, the first process of the namespace."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0])
+    return int(text_of(Path(f"/proc/{pid}/task/{pid}/children")).split()[0])
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
@@ -183,6 +179,4 @@ def _wait_until_idle(cluster: Cluster) -> None:
 
 
 def _logs(place: Path) -> str:
-    return "\n".join(
-        f"{p.name}:\n{p.read_text(encoding='utf-8')[-2000:]}" for p in sorted(place.glob("log/*"))
-    )
+    return "\n".join(f"{p.name}:\n{text_of(p)[-2000:]}" for p in sorted(place.glob("log/*")))

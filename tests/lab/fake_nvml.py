@@ -5,8 +5,6 @@ nvmlDeviceGetFieldValues have the field's number: {"value.230": "1"}.
 tests/gpu/real/test_doctor_gpu.py compares the fields that a real one gives with nvidia-smi's.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Fakes of the driver: a CUDA library that fails as told, its files, an nvidia-smi that records."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -7,8 +7,6 @@ in order, those that are struck stop, and what the others have recorded by then 
 fields that torch 2.13 writes for NCCL (FlightRecorder.hpp).
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple

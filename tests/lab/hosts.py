@@ -6,8 +6,6 @@ can be cut, slowed and made lossy. The hosts share all files, as over a network 
 `/etc/hosts` and their users' homes, which the other hosts do not see.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -34,7 +32,6 @@ class Namespaces:
         self._keeper = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        assert self._keeper.stdout is not None
         assert self._keeper.stdout.readline() == b"up\n", name
         self.pid = self._first_process()
 
@@ -50,7 +47,6 @@ class Namespaces:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         for stream in (self._keeper.stdin, self._keeper.stdout):
-            assert stream is not None
             stream.close()
         self._keeper.wait()
 
@@ -156,7 +152,6 @@ class Host:
         self._lossy = subprocess.Popen(
             [*inside, str(delay_ms), str(loss_percent)], stdout=subprocess.PIPE
         )
-        assert self._lossy.stdout is not None
         assert self._lossy.stdout.readline() == b"up\n"
 
     @property
@@ -172,7 +167,6 @@ class Host:
     def _end_lossy(self) -> None:
         if self._lossy is None:
             return
-        assert self._lossy.stdout is not None
         self._lossy.kill()
         self._lossy.wait()
         self._lossy.stdout.close()

@@ -6,8 +6,6 @@ tests/programs/nodes: its weights are those of an undisturbed run only if every 
 by ranks that all began at the same place.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import itertools
@@ -26,6 +24,7 @@ import hosts
 from helpers import ROOT, living, parent
 from hosts import PORT, Host
 from runs import Run
+from sandbox import text_of
 
 sys.path.append(str(ROOT / "tests" / "programs" / "nodes"))
 import exact_job
@@ -400,11 +399,7 @@ class Trial:
 
     def _judged(self) -> list[tuple[str, str]]:
         path, ends = self.folder / "out" / "audit", self._ends()
-        audit = (
-            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            if path.exists()
-            else []
-        )
+        audit = [json.loads(line) for line in text_of(path).splitlines()] if path.exists() else []
         found = [*self._hanging(), *self._left(), *wrong(self.folder, audit, ends)]
         return [*found, *mixed(audit), *split(audit), *self._reasons(audit, ends)]
 
@@ -493,8 +488,8 @@ def wrong(folder: Path, audit: list[dict[str, Any]], ends: list[End]) -> list[tu
     if not final.exists():
         return [(WRONG, "status 0, and no weights")]
     found = []
-    if json.loads(final.read_text(encoding="utf-8")) != [STEPS, wanted]:
-        found.append((WRONG, f"rank 0 ended with {final.read_text(encoding='utf-8')}"))
+    if json.loads(text_of(final)) != [STEPS, wanted]:
+        found.append((WRONG, f"rank 0 ended with {text_of(final)}"))
     last = [line["group"] for line in audit if line["event"] == "end" and line["rank"] == 0]
     for line in audit:
         if line["event"] == "end" and line["group"] == last[-1] and line["weights"] != wanted:

@@ -1,7 +1,5 @@
 """Every regular expression that the code writes out, and the method that uses it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

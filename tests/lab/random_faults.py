@@ -4,8 +4,6 @@ The number of a run decides everything about it, so that a miss can be repeated.
 tools/fault_trials.py runs many; torch_faults.py has the same with a real torchrun.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -24,7 +22,7 @@ from typing import NamedTuple
 from disks import small_disk
 from helpers import living, until
 from runs import Run, program, run, small_torchrun
-from sandbox import executable
+from sandbox import executable, text_of, write
 
 DEADLY = ("KILL", "SEGV", "ABRT", "TERM", "HUP", "QUIT", "ALRM", "USR1", "USR2", "BUS")
 RETURNS, SURVIVED, ENDS, ASKED, USER = "returns", "survived", "ends", "asked", "user's"
@@ -147,12 +145,10 @@ class Trial:
         for pid, name in living(job.mark).items():
             with contextlib.suppress(OSError):
                 files = ("wchan", "status", "cmdline")
-                wchan, status, cmdline = (
-                    Path(f"/proc/{pid}/{f}").read_text(encoding="utf-8") for f in files
-                )
+                wchan, status, cmdline = (text_of(Path(f"/proc/{pid}/{f}")) for f in files)
                 state = " ".join(status.split("\n")[n].replace("\t", " ") for n in (2, 6))
                 lines.append(f"{pid} {name} {state} {wchan}: {cmdline[:200]!r}")
-        (self.folder / "living").write_text("\n".join(lines), encoding="utf-8")
+        write(self.folder / "living", "\n".join(lines))
 
     # --- the run ---------------------------------------------------------------------------
 
@@ -248,9 +244,7 @@ class Trial:
         """Return what a rank has written down of its processes, by their roles."""
         found: dict[str, list[int]] = {}
         with contextlib.suppress(FileNotFoundError):
-            for line in (
-                (self.folder / f"pids-{attempt}-{rank}").read_text(encoding="utf-8").splitlines()
-            ):
+            for line in text_of(self.folder / f"pids-{attempt}-{rank}").splitlines():
                 role, _, pid = line.partition(" ")
                 found.setdefault(role, []).append(int(pid))
         return found

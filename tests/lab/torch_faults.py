@@ -4,8 +4,6 @@ Beside the faults of random_faults.py a run's port may be taken, before its star
 attempts, and a fault may come before the ranks have begun, before they have met, or at their end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Hosts for the tests of several nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

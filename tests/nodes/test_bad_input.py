@@ -1,7 +1,5 @@
 """Nodes that do not fit one run, or wait for each other in vain, say so on every node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -51,7 +49,7 @@ def script(folder: Path, name: str = "train.py") -> str:
     ],
     ids=["numbers of nodes", "scripts"],
 )
-def test_what_differs_is_refused_by_name(pair: list[Host], tmp_path: Path, counts, names, said):
+def test_what_differs_is_refused_by_name(pair, tmp_path, counts, names, said):
     nodes = zip(pair, counts, names, strict=True)
     runs = [host.start(*meeting(nnodes=n), script(tmp_path, name)) for host, n, name in nodes]
     assert end_all(runs) == [MISFIT, MISFIT], [run.err for run in runs]
@@ -69,7 +67,7 @@ def with_torchrun(folder: Path, *lines: str) -> dict[str, str]:
     return {"PATH": f"{place}:{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
-def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Path):
+def test_another_script_of_the_same_name_is_named(pair, tmp_path):
     runs = []
     for host in pair:
         job = script(host.folder)
@@ -81,7 +79,7 @@ def test_another_script_of_the_same_name_is_named(pair: list[Host], tmp_path: Pa
     clean(runs)
 
 
-def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_path: Path):
+def test_a_node_under_torchrun_itself_is_refused_by_name(pair, tmp_path):
     ours = pair[0].start(*meeting(), script(tmp_path))
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     assert torchrun is not None
@@ -92,12 +90,12 @@ def test_a_node_under_torchrun_itself_is_refused_by_name(pair: list[Host], tmp_p
     clean([ours, theirs])
 
 
-def test_an_endpoint_where_nobody_answers_is_named(pair: list[Host], tmp_path: Path):
+def test_an_endpoint_where_nobody_answers_is_named(pair, tmp_path):
     run = pair[0].start(*meeting(at="h2"), script(tmp_path))
     run.wait_for_message(f"h1 has waited for an answer from h2:{PORT} (10.77.0.2) for 30 s")
 
 
-def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_path: Path):
+def test_an_endpoint_that_is_each_node_itself_is_named(pair, tmp_path):
     unsaid = [word for word in meeting() if not word.startswith("--rdzv-endpoint")]
     runs = [pair[0].start(*meeting(at="localhost"), script(tmp_path))]
     runs.append(pair[1].start(*unsaid, script(tmp_path)))
@@ -105,7 +103,7 @@ def test_an_endpoint_that_is_each_node_itself_is_named(pair: list[Host], tmp_pat
     runs[1].wait_for_message("is each node itself, as no --rdzv-endpoint is given) for 30 s")
 
 
-def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], tmp_path: Path):
+def test_nodes_that_never_come_are_named_after_a_failure_too(pair, tmp_path):
     """The first attempt fails in the rendezvous itself, before the nodes have met."""
     path = with_torchrun(
         tmp_path,
@@ -122,7 +120,7 @@ def test_nodes_that_never_come_are_named_after_a_failure_too(pair: list[Host], t
     clean([run])
 
 
-def test_a_clock_that_is_off_is_named_on_every_node(pair: list[Host], tmp_path: Path):
+def test_a_clock_that_is_off_is_named_on_every_node(pair, tmp_path):
     """The other node's agent takes an hour off the time of each heartbeat."""
     path = with_torchrun(
         tmp_path,
@@ -149,7 +147,7 @@ def summing_on(disk: Path, pair: list[Host], place: Path) -> list[Run]:
     return [host.start(*meeting(), *job) for host in pair]
 
 
-def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Path, tmp_path: Path):
+def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk, tmp_path):
     fill(small_disk)
     with hosts.standing(tmp_path, 2) as pair:
         runs = summing_on(small_disk, pair, tmp_path)
@@ -165,9 +163,7 @@ def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk: Pat
         clean(runs)
 
 
-def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(
-    small_disk: Path, tmp_path: Path
-):
+def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(small_disk, tmp_path):
     with hosts.standing(tmp_path, 2) as pair:
         runs = summing_on(small_disk, pair, small_disk)
         saved(small_disk)

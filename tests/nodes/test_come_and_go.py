@@ -1,7 +1,5 @@
 """Nodes that end, come back, or stand by, and agents that wait for the last one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -22,7 +20,7 @@ CARD = hosts.SUMS.with_name("bad_card.py")
 SOON = "--rdzv-conf=last_call_timeout=5"
 
 
-def test_an_elastic_run_goes_on_with_fewer_nodes(three: list[Host], tmp_path: Path):
+def test_an_elastic_run_goes_on_with_fewer_nodes(three, tmp_path):
     job = add_up(tmp_path, steps=40, step_s=0.5)
     runs = [h.start(*meeting(nnodes="1:2"), SOON, *job) for h in three[:2]]
     saved(tmp_path)
@@ -34,7 +32,7 @@ def test_an_elastic_run_goes_on_with_fewer_nodes(three: list[Host], tmp_path: Pa
     clean(runs[:1])
 
 
-def test_a_spare_node_takes_the_place_of_one_that_is_gone(three: list[Host], tmp_path: Path):
+def test_a_spare_node_takes_the_place_of_one_that_is_gone(three, tmp_path):
     job = add_up(tmp_path, steps=40, step_s=0.5)
     runs = [host.start(*meeting(), *job) for host in three[:2]]
     saved(tmp_path)
@@ -49,7 +47,7 @@ def test_a_spare_node_takes_the_place_of_one_that_is_gone(three: list[Host], tmp
 
 @pytest.mark.parametrize(("nnodes", "shared"), [("2", False), ("2", True), ("1:2", False)])
 def test_a_spare_node_takes_the_place_of_one_whose_hardware_failed(
-    three: list[Host], tmp_path: Path, nnodes: str, *, shared: bool
+    three, tmp_path, nnodes, *, shared
 ):
     flag = tmp_path / "flag"
     given = [f"--run-dir={tmp_path / 'runs'}"] if shared else []
@@ -88,7 +86,7 @@ def waits_for(three: list[Host], place: Path) -> tuple[list[Run], list[int]]:
     return runs, [agent(run) for run in runs]
 
 
-def test_a_dead_agent_is_noticed_by_one_that_waits_for_it(three: list[Host], tmp_path: Path):
+def test_a_dead_agent_is_noticed_by_one_that_waits_for_it(three, tmp_path):
     """torchrun waits for 300 s and exits with status 0."""
     runs, agents = waits_for(three, tmp_path)
     os.kill(agents[1], signal.SIGKILL)
@@ -97,7 +95,7 @@ def test_a_dead_agent_is_noticed_by_one_that_waits_for_it(three: list[Host], tmp
     clean(runs)
 
 
-def test_an_agent_that_waits_for_the_others_answers_a_signal(three: list[Host], tmp_path: Path):
+def test_an_agent_that_waits_for_the_others_answers_a_signal(three, tmp_path):
     runs, _ = waits_for(three, tmp_path)
     ours = f"{sys.executable}\0-m\0saferun\0".encode()
     for pid in runs[0].processes("saferun"):
@@ -107,7 +105,7 @@ def test_an_agent_that_waits_for_the_others_answers_a_signal(three: list[Host], 
     clean(runs[:1])
 
 
-def test_torchruns_own_restarts_stay_within_an_attempt(three: list[Host], tmp_path: Path):
+def test_torchruns_own_restarts_stay_within_an_attempt(three, tmp_path):
     job = tmp_path / "train.py"
     job.write_text(
         "import os, signal, torch, torch.distributed as dist\n"

@@ -1,7 +1,5 @@
 """What the tests of several nodes stand on: hosts that are apart, reach each other, and go."""
 
-from __future__ import annotations
-
 import subprocess
 
 import hosts
@@ -17,12 +15,11 @@ def reaches(one: hosts.Host, other: hosts.Host) -> bool:
     return one.ask("python3", "-c", ask) == 0
 
 
-def test_hosts_have_names_reach_each_other_and_lose_each_other(pair: list[hosts.Host]):
+def test_hosts_have_names_reach_each_other_and_lose_each_other(pair):
     one, other = pair
     listen = ["import socket; s = socket.create_server(('', 4000)); print('up', flush=True)"]
     listen += ["while True: s.accept()"]
     server = other.popen("python3", "-c", "\n".join(listen), stdout=subprocess.PIPE)
-    assert server.stdout is not None
     assert server.stdout.readline() == b"up\n"
     assert one.ask("sh", "-c", "test $(hostname) = h1 && getent hosts h2 | grep -q 10.77.0.2") == 0
     until(lambda: reaches(one, other), "h1 reaches h2")

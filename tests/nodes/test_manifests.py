@@ -1,7 +1,5 @@
 """The Kubernetes manifests of examples/kubernetes: their command in a pod."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -54,7 +52,7 @@ def variables(name: str, node: int, processes: int, port: int) -> dict[str, str]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_run_directory_is_on_the_shared_claim(name: str):
+def test_the_run_directory_is_on_the_shared_claim(name):
     assert {path.stem for path in MANIFESTS.glob("*.yaml")} == set(NAMES)
     text = (MANIFESTS / f"{name}.yaml").read_text(encoding="utf-8")
     (place,) = [word for word in command(name) if word.startswith("--run-dir=")]
@@ -64,9 +62,7 @@ def test_the_run_directory_is_on_the_shared_claim(name: str):
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("trainjob", "2"), ("pytorchjob", "2:2")])
-def test_the_plan_is_that_of_the_variables_that_a_controller_sets(
-    name: str, nodes: str, tmp_path: Path
-):
+def test_the_plan_is_that_of_the_variables_that_a_controller_sets(name, nodes, tmp_path):
     """saferun reads them as torchrun does: it adds no option of its own beside them."""
     environ = {
         **{"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
@@ -86,9 +82,7 @@ def test_the_plan_is_that_of_the_variables_that_a_controller_sets(
 @pytest.mark.slow
 @needs("make networks")
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_runs_as_process_1_of_a_pod_and_again_after_a_failure(
-    name: str, tmp_path: Path
-):
+def test_the_command_runs_as_process_1_of_a_pod_and_again_after_a_failure(name, tmp_path):
     work, shared = tmp_path / "work", tmp_path / "shared"
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]

@@ -1,10 +1,7 @@
 """`notify` in a run of two hosts: one of them tells, for both."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 
 import hosts
 import pytest
@@ -15,7 +12,7 @@ pytestmark = needs("make networks")
 
 
 @pytest.mark.slow
-def test_one_of_the_nodes_tells_of_the_end(pair: list[hosts.Host], tmp_path: Path) -> None:
+def test_one_of_the_nodes_tells_of_the_end(pair, tmp_path):
     place = tmp_path / "events"
     command = [sys.executable, program("keeps_event"), str(place)]
     told = [f"--set=notify.command={json.dumps(command)}", "--set=retry.backoff_s=[0, 0]"]

@@ -1,14 +1,12 @@
 """All ranks of an attempt begin at one place, whoever comes back, and with whatever of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
 import pytest
 from helpers import until
-from hosts import Host, clean, end_all, meeting
+from hosts import clean, end_all, meeting
 from rights import needs
 from runs import Run
 
@@ -64,7 +62,7 @@ def ended_right(runs: list[Run], *outs: Path, steps: int = STEPS) -> None:
     [("c10d", 2, False), ("c10d", 0, True), ("static", 1, True), ("static", 0, False)],
 )
 def test_a_node_that_comes_back_begins_where_the_others_do(
-    three: list[Host], tmp_path: Path, backend: str, gone: int, *, shared: bool
+    three, tmp_path, backend, gone, *, shared
 ):
     out = tmp_path / "out"
     given = [f"--run-dir={tmp_path / 'runs'}"] if shared else []
@@ -77,9 +75,7 @@ def test_a_node_that_comes_back_begins_where_the_others_do(
     ended_right(runs, out)
 
 
-def test_a_node_that_does_not_see_the_checkpoint_ends_the_run_by_name(
-    three: list[Host], tmp_path: Path
-):
+def test_a_node_that_does_not_see_the_checkpoint_ends_the_run_by_name(three, tmp_path):
     """Each node saves on its own disk, and what lies there when h3 comes back is no proof."""
     lines = [[*meeting(n, "3"), *job("out")] for n in range(3)]
     runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]
@@ -94,7 +90,7 @@ def test_a_node_that_does_not_see_the_checkpoint_ends_the_run_by_name(
     clean(runs)
 
 
-def test_another_way_to_resume_on_one_node_is_refused_by_name(three: list[Host], tmp_path: Path):
+def test_another_way_to_resume_on_one_node_is_refused_by_name(three, tmp_path):
     out = tmp_path / "out"
     other = '--set=retry.resume.args=["--resume", "{checkpoint}"]'
     lines = [[*meeting(n, "2"), *job(out, *[other] * n)] for n in range(2)]
@@ -106,9 +102,7 @@ def test_another_way_to_resume_on_one_node_is_refused_by_name(three: list[Host],
     clean(runs)
 
 
-def test_an_elastic_run_takes_in_a_node_that_returns_while_it_trains(
-    three: list[Host], tmp_path: Path
-):
+def test_an_elastic_run_takes_in_a_node_that_returns_while_it_trains(three, tmp_path):
     out = tmp_path / "out"
     line = [*meeting(0, "1:2"), "--rdzv-conf=last_call_timeout=3", *job(out, steps=300)]
     runs = [host.start(*line) for host in three[:2]]
@@ -122,9 +116,7 @@ def test_an_elastic_run_takes_in_a_node_that_returns_while_it_trains(
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_a_node_that_is_gone_for_good_is_named_by_all_others(
-    three: list[Host], tmp_path: Path, backend: str
-):
+def test_a_node_that_is_gone_for_good_is_named_by_all_others(three, tmp_path, backend):
     out = tmp_path / "out"
     lines = [[*meeting(n, "3", backend), *job(out, "--set=retry.rejoin_s=15")] for n in range(3)]
     runs = [host.start(*line) for host, line in zip(three, lines, strict=True)]

@@ -1,7 +1,5 @@
 """saferun on two hosts, started from the first one by pdsh and by parallel-ssh, over real ssh."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -50,9 +48,7 @@ def pair(tmp_path: Path) -> Iterator[list[Host]]:
 
 
 @pytest.mark.parametrize("starter", STARTERS)
-def test_one_line_by_ssh_starts_all_nodes_and_a_failure_is_retried_on_both(
-    pair: list[Host], tmp_path: Path, starter: str
-):
+def test_one_line_by_ssh_starts_all_nodes_and_a_failure_is_retried_on_both(pair, tmp_path, starter):
     job = " ".join([sys.executable, "-m", "saferun", *meeting(), *add_up(tmp_path)])
     mark = str(tmp_path)
     path = f"{MARK}={mark} PATH={Path(sys.executable).parent}:$PATH GLOO_SOCKET_IFNAME=eth0"

@@ -4,8 +4,6 @@ Ranks count without torch where torch's connections are not what a test is about
 for a failed one then waits for ever, as over NCCL.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -52,7 +50,7 @@ def agent(run: Run) -> int:
 
 
 @pytest.mark.parametrize("backend", ["c10d", *slow("static")])
-def test_a_failure_on_one_node_is_retried_on_all(pair: list[Host], tmp_path: Path, backend: str):
+def test_a_failure_on_one_node_is_retried_on_all(pair, tmp_path, backend):
     """The rank on the other node waits for ever and says nothing."""
     runs = start(pair, count(tmp_path, "SIGKILL", 1), backend)
     assert end_all(runs) == [0, 0], [run.err for run in runs]
@@ -65,7 +63,7 @@ def test_a_failure_on_one_node_is_retried_on_all(pair: list[Host], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair: list[Host], tmp_path: Path):
+def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair, tmp_path):
     small = ["--batch=4", "--block=32", "--layers=1", "--width=32", "--steps=60", "--save-every=10"]
     done = []
     for out in ("undisturbed", "killed"):
@@ -87,7 +85,7 @@ def test_the_example_ends_with_the_loss_of_an_undisturbed_run(pair: list[Host], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, rank: int):
+def test_all_nodes_end_with_the_same_words(pair, tmp_path, rank):
     runs = start(pair, add_up(tmp_path, "raise", str(rank), "6", "any"), "c10d")
     assert end_all(runs) == [1, 1], [run.err for run in runs]
     argv = last_words(runs[0])
@@ -98,7 +96,7 @@ def test_all_nodes_end_with_the_same_words(pair: list[Host], tmp_path: Path, ran
 
 
 @pytest.mark.slow
-def test_one_mitigation_is_that_of_all(pair: list[Host], tmp_path: Path):
+def test_one_mitigation_is_that_of_all(pair, tmp_path):
     """The other node sees a lost peer, for which there is no mitigation."""
     job = tmp_path / "train.py"
     job.write_text(
@@ -120,7 +118,7 @@ def test_one_mitigation_is_that_of_all(pair: list[Host], tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_killed_agent_is_noticed_by_the_other_node(pair: list[Host], tmp_path: Path, place: int):
+def test_a_killed_agent_is_noticed_by_the_other_node(pair, tmp_path, place):
     runs = start(pair, add_up(tmp_path))
     saved(tmp_path)
     os.kill(agent(runs[place]), signal.SIGKILL)
@@ -131,9 +129,7 @@ def test_a_killed_agent_is_noticed_by_the_other_node(pair: list[Host], tmp_path:
 
 
 @pytest.mark.slow
-def test_a_node_without_power_ends_the_run_with_one_clear_sentence(
-    pair: list[Host], tmp_path: Path
-):
+def test_a_node_without_power_ends_the_run_with_one_clear_sentence(pair, tmp_path):
     runs = start(pair, add_up(tmp_path, step_s=1.0), "c10d", "--set", "retry.rejoin_s=10")
     saved(tmp_path)
     pair[1].lose_power()
@@ -143,7 +139,7 @@ def test_a_node_without_power_ends_the_run_with_one_clear_sentence(
 
 
 @pytest.mark.slow
-def test_a_cut_that_heals_soon_costs_nothing(pair: list[Host], tmp_path: Path):
+def test_a_cut_that_heals_soon_costs_nothing(pair, tmp_path):
     runs = start(pair, add_up(tmp_path))
     saved(tmp_path)
     pair[1].cut()
@@ -156,7 +152,7 @@ def test_a_cut_that_heals_soon_costs_nothing(pair: list[Host], tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair: list[Host], tmp_path: Path):
+def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair, tmp_path):
     """The rank that is killed is the only failure, and both nodes meet again over that link."""
     pair[1].disturb(delay_ms=200, loss_percent=5)
     runs = start(pair, add_up(tmp_path, "SIGKILL", "1", "6", "1"))
@@ -173,7 +169,7 @@ def test_a_link_that_is_slow_and_lossy_is_no_death_of_a_node(pair: list[Host], t
 
 
 @pytest.mark.slow
-def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], tmp_path: Path):
+def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair, tmp_path):
     job = add_up(tmp_path, "SIGKILL", "0", "6", "1", step_s=0.5)
     runs = start(pair, job, "c10d", "--set", "retry.attempts=2")
     runs[0].wait_for_message("attempt 2 starts")
@@ -186,9 +182,7 @@ def test_a_node_that_is_silent_is_named_whatever_ends_the_run(pair: list[Host], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["static", "c10d"])
-def test_nodes_whose_run_directory_cannot_be_written_decide_as_one(
-    pair: list[Host], tmp_path: Path, backend: str
-):
+def test_nodes_whose_run_directory_cannot_be_written_decide_as_one(pair, tmp_path, backend):
     job = add_up(tmp_path, "SIGKILL", "1", "6", "any", step_s=0.1)
     runs = start(pair, job, backend, "--run-dir=/proc/none", "--set=retry.backoff_s=[0, 0]")
     assert end_all(runs) == [1, 1], [run.err for run in runs]

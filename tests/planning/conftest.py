@@ -1,7 +1,5 @@
 """Fixtures of the tests of plans."""
 
-from __future__ import annotations
-
 import pytest
 from torchrun_lines import PET_ENVIRONMENTS, RealParser
 

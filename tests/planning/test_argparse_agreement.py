@@ -1,7 +1,5 @@
 """Any command line is read or refused as argparse does it, of this Python and of others."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

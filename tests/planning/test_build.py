@@ -1,7 +1,5 @@
 """Everything that is known makes one plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -116,7 +114,7 @@ def test_a_detected_profile_never_changes_the_arguments_and_hints():
         (["--no-python", "bash", "run.sh"], ""),
     ],
 )
-def test_a_script_that_is_named_like_a_launcher_gets_a_hint(argv: list[str], part: str):
+def test_a_script_that_is_named_like_a_launcher_gets_a_hint(argv, part):
     remarks = " ".join(planned(*argv).remarks)
     assert part in remarks
     assert bool(part) is ("is taken for the script" in remarks)
@@ -168,12 +166,6 @@ def test_the_hooks_travel_in_two_variables_in_front_of_the_users_path():
     assert (sent["run"], sent["attempt"], sent["receipts"]) == ("r1", 1, "/r")
     assert sent["hooks"] == as_tree(plan.settings.hooks)
     assert set(planned("t.py", leaves=QUIET).env) == set(OF_ATTEMPT) - {WORKER}
-
-
-def flight_paths(**given) -> dict[str, str]:
-    """What an attempt's variables ask of torch's flight recorder."""
-    env = planned("t.py", **{"flight": "/run/flight", **given}).env
-    return {name: env[name].value for name in (PIPE, *DUMPS) if name in env}
 
 
 def test_the_page_says_command_variables_with_reasons_hooks_and_retries():

@@ -1,7 +1,5 @@
 """Who decides an environment variable, and how lists are put together."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.model import Setting

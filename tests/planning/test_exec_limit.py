@@ -1,7 +1,5 @@
 """An environment that our variables make too large is reported before anything starts."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

@@ -1,15 +1,13 @@
 """The option with which a taken port is left depends on the rendezvous, and torchrun takes it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
-import subprocess
 
 import pytest
 from cases import check_cases
 from mitigation_plans import ALL, QUIET, here, planned
+from sandbox import captured
 
 from saferun.planning import mitigation_overlay
 from saferun.planning.torchrun import torchrun_args
@@ -118,9 +116,7 @@ def test_a_job_whose_port_is_taken_meets_on_a_free_one(arguments, environ, tmp_p
                 *names, arguments=arguments, environ=environ, leaves=QUIET, answers=asked
             )
             env = plan.environment({**os.environ, **environ})
-            done = subprocess.run(
-                plan.command, env=env, cwd=tmp_path, capture_output=True, text=True
-            )
+            done = captured(*plan.command, env=env, cwd=tmp_path)
             ended[names] = (done.returncode, done.stdout.count("met 2"), done.stderr)
     if () in ended:
         assert ended[()][0] != 0

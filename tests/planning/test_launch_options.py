@@ -1,7 +1,5 @@
 """What a launch asks of torchrun: from its command line, else from the environment."""
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases
 

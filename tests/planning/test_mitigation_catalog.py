@@ -1,7 +1,5 @@
 """The shipped mitigations as data: what the code understands, and how one is described."""
 
-from __future__ import annotations
-
 from cases import check_cases
 from mitigation_plans import ALL
 

@@ -1,7 +1,5 @@
 """A mitigation changes the next attempt's plan, overrides everything else and names itself."""
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases
 from hypothesis import given, settings

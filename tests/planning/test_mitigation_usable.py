@@ -1,7 +1,5 @@
 """Whether a mitigation can help here, and the reason where it cannot."""
 
-from __future__ import annotations
-
 import pytest
 from mitigation_plans import ALL, here
 

@@ -1,7 +1,5 @@
 """saferun's own options among torchrun's, and what another torch may read differently."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

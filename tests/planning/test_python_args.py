@@ -1,7 +1,5 @@
 """A command line under `launcher: python`: what python gets, and what is refused in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The script's arguments from the second attempt on, and where its checkpoints are."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,13 +1,11 @@
 """Which torch a torchrun will import, read from where its Python keeps it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sandbox import python_program, shell
+from sandbox import python_program, shell, text_of, write
 from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.planning import request
@@ -20,7 +18,7 @@ def environment(root: Path, *, cfg: str | None = None, tag: str = "3.11", exe: s
     if real.name != "python":
         (root / "bin" / "python").symlink_to(real.name)
     if cfg is not None:
-        (root / "pyvenv.cfg").write_text(cfg, encoding="utf-8")
+        write(root / "pyvenv.cfg", cfg)
     (root / "lib" / f"python{tag}" / "site-packages").mkdir(parents=True)
     return program(root / "bin" / "torchrun", python_program(TORCHRUN, python=root / "bin/python"))
 
@@ -64,7 +62,7 @@ VERSION_FILES = {
 def test_the_version_file_of_any_build_is_understood(text, version, tmp_path):
     torchrun = environment(tmp_path)
     torch_in(tmp_path / "lib/python3.11/site-packages", "0")
-    (tmp_path / "lib/python3.11/site-packages/torch/version.py").write_text(text, encoding="utf-8")
+    write(tmp_path / "lib/python3.11/site-packages/torch/version.py", text)
     seen = version_seen(torchrun)
     assert seen == version if version is None else seen.startswith(version)
 
@@ -127,20 +125,18 @@ def test_a_real_environment_imports_the_version_that_we_read(
     environ = {**path_of(real_venv / "venv" / "bin")}
     environ.update({name: value.format(**places) for name, value in extra.items()})
     config = real_venv / "venv" / "pyvenv.cfg"
-    before = config.read_text(encoding="utf-8")
+    before = text_of(config)
     own = next((real_venv / "venv" / "lib").glob("python*")) / "site-packages" / "torch"
     try:
         if hidden:  # a system-wide look: the user site comes into play
-            config.write_text(
-                before.replace("packages = false", "packages = true"), encoding="utf-8"
-            )
+            write(config, before.replace("packages = false", "packages = true"))
             own.rename(own.with_name("hidden"))
             environ["PYTHONUSERBASE"] = str(places["user"])
             version = {"venv": "user"}.get(version, version)
         assert imported(real_venv, environ) == f"1.0+{version}"
         assert torch_version(find_launcher(environ), environ) == f"1.0+{version}"
     finally:
-        config.write_text(before, encoding="utf-8")
+        write(config, before)
         if hidden:
             own.with_name("hidden").rename(own)
 

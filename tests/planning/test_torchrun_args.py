@@ -1,7 +1,5 @@
 """torchrun's command line: what saferun passes on means to torchrun what the user meant."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

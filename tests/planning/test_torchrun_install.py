@@ -1,7 +1,5 @@
 """Which torchrun the user has, found by looking at files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,8 +11,6 @@ from torch_files import TORCHRUN, path_of, program, torch_in
 
 from saferun.errors import UnavailableError
 from saferun.planning.torchrun.torchrun_install import Launcher, find_launcher, worker_interpreter
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_first_executable_torchrun_on_path_counts(tmp_path):

@@ -1,7 +1,5 @@
 """The options of a torchrun, asked of its own Python once and kept."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

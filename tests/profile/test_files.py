@@ -1,7 +1,5 @@
 """Finding, reading and choosing profiles."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
@@ -10,6 +8,7 @@ import jsonschema
 import pytest
 import yaml
 from cases import check_cases
+from sandbox import text_of, write
 
 from saferun.errors import ProfileError
 from saferun.model import Gpu, GpuFacts
@@ -31,7 +30,7 @@ def place(home: pathlib.Path, tmp_path: pathlib.Path) -> tuple[pathlib.Path, dic
 def own(home: dict, name: str, text: str) -> pathlib.Path:
     path = pathlib.Path(profiles.user_dir(home)) / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write(path, text)
     return path
 
 
@@ -83,13 +82,11 @@ def test_an_unknown_ancestor_is_named_with_the_file(place):
 
 
 def test_a_file_beside_us_is_offered_and_never_taken_silently(place):
-    (place[0] / "mine.yaml").write_text("schema: 1\n", encoding="utf-8")
+    write(place[0] / "mine.yaml", "schema: 1\n")
     with pytest.raises(ProfileError, match=r"--profile ./mine.yaml"):
         chosen("mine", place)
     assert chosen("./mine.yaml", place).chain[-1].name == "mine"
-    (place[0] / "h100.yaml").write_text(
-        "schema: 1\nextends: [./mine.yaml]\nenv: {X: '1'}\n", encoding="utf-8"
-    )
+    write(place[0] / "h100.yaml", "schema: 1\nextends: [./mine.yaml]\nenv: {X: '1'}\n")
     assert "env.X" not in chosen("h100", place).chain[-1].leaves
     assert [d.name for d in chosen("./h100.yaml", place).chain] == ["mine", "h100"]
     with pytest.raises(ProfileError, match=r"did you mean `h100`\? known: a100, b200, cpu"):
@@ -97,9 +94,7 @@ def test_a_file_beside_us_is_offered_and_never_taken_silently(place):
 
 
 def test_saferun_yaml_of_a_shipped_name_is_said_aloud(place):
-    (place[0] / "saferun.yaml").write_text(
-        "schema: 1\nname: h100\nenv: {X: '1'}\n", encoding="utf-8"
-    )
+    write(place[0] / "saferun.yaml", "schema: 1\nname: h100\nenv: {X: '1'}\n")
     choice = chosen("h100", place)
     assert "env.X" in choice.chain[-1].leaves
     assert "./saferun.yaml" in choice.remarks[0]
@@ -174,7 +169,7 @@ def test_a_second_read_parses_nothing_and_gives_the_same(place, monkeypatch):
 def test_a_cache_that_cannot_be_used_changes_nothing(place, tmp_path, garbage):
     expected = chosen("h100", place).chain
     victim = tmp_path / "victim"
-    victim.write_text("precious", encoding="utf-8")
+    write(victim, "precious")
     for file in cache_files(place[1]):
         file.unlink()
         if garbage == "link":
@@ -184,10 +179,10 @@ def test_a_cache_that_cannot_be_used_changes_nothing(place, tmp_path, garbage):
     if garbage == "no home":
         place[1]["HOME"] = str(victim)
     assert chosen("h100", place).chain == expected
-    assert victim.read_text(encoding="utf-8") == "precious"
+    assert text_of(victim) == "precious"
     path = place[0] / "p.yaml"
     for value in ("1", "2"):  # a change within one clock tick
-        path.write_text(f"schema: 1\nenv: {{X: '{value}'}}\n", encoding="utf-8")
+        write(path, f"schema: 1\nenv: {{X: '{value}'}}\n")
         os.utime(path, (1, 1))
         assert chosen("./p.yaml", place).chain[-1].leaves["env.X"].value == value
 
@@ -202,7 +197,7 @@ def test_the_json_schema_is_a_schema_and_accepts_what_we_ship():
     validator = jsonschema.Draft202012Validator(printed)
 
     def accepted(found: profiles.Found) -> None:
-        validator.validate(yaml.safe_load(pathlib.Path(found.path).read_text(encoding="utf-8")))
+        validator.validate(yaml.safe_load(text_of(pathlib.Path(found.path))))
 
     check_cases([(found,) for found in shipped()], accepted)
 

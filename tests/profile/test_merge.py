@@ -1,7 +1,5 @@
 """A chain of profiles, `--set`s and facts make one Profile."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.errors import ProfileError

@@ -1,7 +1,5 @@
 """Every value of a shipped profile has a reason and a source, and has an effect."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import shlex
@@ -65,7 +63,7 @@ def merged(name: str) -> dict[str, Value]:
     return {key: leaf.value for doc in CHAINS[name] for key, leaf in doc.leaves.items()}
 
 
-def test_every_value_has_a_reason_and_a_source() -> None:
+def test_every_value_has_a_reason_and_a_source():
     """A page, an incident, or a measurement, whose reason then names its numbers."""
 
     def check(_: str, leaf: Leaf) -> None:
@@ -78,12 +76,12 @@ def test_every_value_has_a_reason_and_a_source() -> None:
     check_cases(VALUES, check)
 
 
-def test_the_values_of_a_profile_fit_together_under_all_conditions() -> None:
+def test_the_values_of_a_profile_fit_together_under_all_conditions():
     check_cases([(chain,) for chain in CHAINS.values()], files.check_chain)
     assert all(chain[-1].description for chain in CHAINS.values())
 
 
-def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free() -> None:
+def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free():
     costly = ("hooks.compile.autotune", "hooks.compile.cudagraphs", "hooks.guards", "preflight")
     for name in sorted(GPUS | {"cuda"}):
         values = merged(name)
@@ -92,17 +90,17 @@ def test_gpu_profiles_build_on_cuda_and_set_only_what_is_free() -> None:
         assert not [key for key in values if key.startswith(costly)]
 
 
-def test_no_profile_chooses_gpus_and_only_debug_blocks_launches() -> None:
+def test_no_profile_chooses_gpus_and_only_debug_blocks_launches():
     either = ("env.CUDA_VISIBLE_DEVICES", "env.CUDA_LAUNCH_BLOCKING")
     assert [one for one in VALUES if one.endswith(either)] == ["debug:env.CUDA_LAUNCH_BLOCKING"]
 
 
-def test_the_cpu_profile_says_nothing_about_gpus() -> None:
+def test_the_cpu_profile_says_nothing_about_gpus():
     assert merged("cpu") == {"hooks.init.timeout_s": 1800}
     assert not re.search("cuda|nccl|gpu", str(CHAINS["cpu"][0].leaves), re.IGNORECASE)
 
 
-def test_a_resume_recipe_is_nothing_else_and_fits_any_other_profile() -> None:
+def test_a_resume_recipe_is_nothing_else_and_fits_any_other_profile():
     for name in sorted(RESUME):
         assert merged(name).keys() == {"retry.resume.checkpoints", "retry.resume.args"}
         assert len(CHAINS[name]) == 1
@@ -172,7 +170,7 @@ RESUMED = {
 }
 
 
-def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes() -> None:
+def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes():
     assert RESUMED.keys() == RESUME
 
     def check(name: str, cases: list[tuple[str, str, str]]) -> None:
@@ -189,7 +187,7 @@ def test_a_recipe_finds_what_its_program_writes_and_gives_what_it_takes() -> Non
     check_cases(RESUMED.items(), check)
 
 
-def test_a_product_name_finds_one_profile_or_the_fallback() -> None:
+def test_a_product_name_finds_one_profile_or_the_fallback():
     def check(product: str, profile: str | None) -> None:
         gpus = GpuFacts((Gpu(0, "GPU-0", product),), "proc")
         assert files.detect(gpus, ENVIRON)[0].name == (profile or "cuda")
@@ -233,14 +231,14 @@ NEEDS = [
 ]
 
 
-def test_an_incident_s_fix_is_in_its_profile() -> None:
+def test_an_incident_s_fix_is_in_its_profile():
     def check(name: str, key: str, value: Value) -> None:
         assert merged(name)[key] == value
 
     check_cases(NEEDS, check)
 
 
-def test_the_llava_allocator_settings_are_the_incident_s_own() -> None:
+def test_the_llava_allocator_settings_are_the_incident_s_own():
     settings = str(merged("h100-llava")["env.PYTORCH_CUDA_ALLOC_CONF"]).split(",")
     assert sorted(settings) == [
         "expandable_segments:False",

@@ -1,15 +1,13 @@
 """Whose files are used without being named: ./saferun.yaml and the user's own profiles."""
 
-from __future__ import annotations
-
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from rights import OTHER, STRANGER, needs
+from sandbox import SAFERUN, captured
 from users import acting_as, name_of, open_place
 
 from saferun.errors import ProfileError
@@ -55,13 +53,11 @@ def is_used(chosen):
 def test_a_strangers_file_runs_no_code_as_root(place):
     os.chmod(place, 0o1777)
     put(place, uid=STRANGER)
-    ran = subprocess.run(
-        [sys.executable, "-m", "saferun", "env"],
+    ran = captured(
+        *SAFERUN,
+        "env",
         cwd=place,
         env={"PATH": os.environ["PATH"], "HOME": f"{place}/home", "PYTHONPATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert "evil" not in ran.stdout
@@ -200,12 +196,7 @@ def test_a_group_that_is_another_users_own_is_not_private(place, gid, problem):
         copy.write(f"{file.read()}colleague:x:{OTHER}:{gid}::/:/bin/sh\n")
     mount = 'mount --bind "$1/passwd" /etc/passwd && exec "$2" -c "$3"'
     ask = f"from saferun.system import trust; print(trust.problem({put(place, mode=0o664)!r}))"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, "sh", place, sys.executable, ask],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured("unshare", "--mount", "sh", "-c", mount, "sh", place, sys.executable, ask)
     assert done.stdout == f"{problem}\n", done.stderr
 
 

@@ -1,7 +1,5 @@
 """One codec: a text means the same in `--set`, in YAML and in a generated script."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The parser of profiles: what is accepted, and the message for what is not."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

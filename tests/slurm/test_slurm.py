@@ -1,7 +1,5 @@
 """Files of `gen-shell --slurm`, run by a real Slurm of three nodes (cluster.py)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile
@@ -13,7 +11,7 @@ from cluster import Cluster, missing, standing
 from helpers import until
 from repo import ROOT
 from rights import needs
-from sandbox import SAFERUN, Sandbox, output
+from sandbox import SAFERUN, Sandbox, output, text_of, write
 
 from saferun.export import sbatch
 
@@ -78,11 +76,11 @@ class User(Sandbox):
         """Submit what needs more than its time; see that it saves, and goes on; return the job."""
         job, script = self.submits("job.sh"), self.cwd / "job.py"
         self.waits_for(lambda: "saved step" in self.log(f"job-{job}-*.out"))
-        saved = int((self.cwd / f"{name}.step").read_text(encoding="utf-8"))
+        saved = int(text_of(self.cwd / f"{name}.step"))
         assert f"saved step {saved} because of {because}" in self.logs()
         assert self.logs().count("saved step") == 1
-        quicker = script.read_text(encoding="utf-8").replace("0.1", "0.0001")
-        script.write_text(quicker, encoding="utf-8")
+        quicker = text_of(script).replace("0.1", "0.0001")
+        write(script, quicker)
         self.lets_begin(job)
         assert self.waits_for_end(job) == "COMPLETED", self.logs()
         assert f"begins at step {saved}\n" in self.logs()
@@ -90,12 +88,10 @@ class User(Sandbox):
         return job
 
     def log(self, pattern: str) -> str:
-        return "".join(path.read_text(encoding="utf-8") for path in sorted(self.cwd.glob(pattern)))
+        return "".join(text_of(path) for path in sorted(self.cwd.glob(pattern)))
 
     def logs(self) -> str:
-        return "\n".join(
-            f"=== {p.name}\n{p.read_text(encoding='utf-8')}" for p in sorted(self.cwd.glob("*.out"))
-        )
+        return "\n".join(f"=== {p.name}\n{text_of(p)}" for p in sorted(self.cwd.glob("*.out")))
 
     def left_behind(self) -> list[str]:
         """What lives on of a job, and what lies around."""
@@ -141,7 +137,7 @@ def test_nodes_meet_again_after_a_rank_of_one_is_killed(user):
 
 
 def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
-    text = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")
+    text = text_of(ROOT / "docs" / "many-machines.md")
     recipe = text[text.index("    #SBATCH --nodes=2") : text.index("`--kill-on-bad-exit=0` lets")]
     for theirs, here in (
         (" --gpus-per-node=8 --cpus-per-task=32", " --cpus-per-task=1"),
@@ -151,7 +147,7 @@ def test_the_recipe_for_srun_in_the_documentation_brings_nodes_back(user):
         assert recipe.count(theirs) == 1
         recipe = recipe.replace(theirs, here)
     lines = [line.removeprefix("    ") for line in recipe.splitlines()]
-    (user.cwd / "recipe.sh").write_text("\n".join(["#!/bin/bash", *lines, ""]), encoding="utf-8")
+    write(user.cwd / "recipe.sh", "\n".join(["#!/bin/bash", *lines, ""]))
     job = user.submits("--nodelist=n[1-2]", "recipe.sh")
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     for node in ("n1", "n2"):
@@ -207,7 +203,7 @@ def test_a_preempted_job_is_queued_again_by_slurm_alone(user):
     assert "saved step" in user.log(f"job-{job}-n1.out"), user.logs()
     assert "because of SIGTERM" in user.log(f"job-{job}-n2.out")
     assert "queued again" not in user.logs()
-    (user.cwd / "preempted.step").write_text("299", encoding="utf-8")
+    write(user.cwd / "preempted.step", "299")
     user.lets_begin(job)
     assert user.waits_for_end(job) == "COMPLETED", user.logs()
     assert user.fact(job, "Restarts") == "1"
@@ -299,7 +295,7 @@ def test_each_task_of_an_array_is_a_job_of_its_own(user):
 )
 def test_slurm_reads_a_directive_as_it_is_meant(user, value):
     script = f"#!/bin/sh\n#SBATCH --comment={sbatch.quote(value)}\nexit\n"
-    (user.cwd / "quoting.sh").write_text(script, encoding="utf-8")
+    write(user.cwd / "quoting.sh", script)
     job = user.submits("--hold", "quoting.sh")
     reported = user.slurm("squeue", "--noheader", "-j", job, "--format=[%k]")
     assert reported == f"[{value}]\n"

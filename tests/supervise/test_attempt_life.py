@@ -1,7 +1,5 @@
 """The table of an attempt's life: what follows from each event, by the commands that are sent."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

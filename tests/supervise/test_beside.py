@@ -1,7 +1,5 @@
 """What works beside an attempt has its own times, and a fault in it harms nothing else."""
 
-from __future__ import annotations
-
 from saferun.diagnosis.evidence import Hang
 from saferun.supervise import beside
 from saferun.supervise.beside import NEVER_S, Beside, Looks

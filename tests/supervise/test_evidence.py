@@ -1,13 +1,10 @@
 """What is known of an attempt from sources other than its output."""
 
-from __future__ import annotations
-
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
+from control_groups import small_group
 
 from saferun.diagnosis.reading import log_reader
 from saferun.supervise import rank_processes
@@ -20,7 +17,6 @@ def test_the_disk_is_looked_at_where_a_file_could_not_be_opened():
         assert evidence._disk_is_ample(log) is ample
 
 
-GROUPS = "/sys/fs/cgroup/memory" if os.path.isdir("/sys/fs/cgroup/memory") else "/sys/fs/cgroup"
 EATS = """
 import sys
 group, = sys.argv[1:]
@@ -31,36 +27,22 @@ eaten = bytearray(b"x") * (1 << 30)
 """
 
 
-@pytest.fixture
-def small_group() -> Iterator[str]:
-    """A control group in which 32 MiB are all that there is."""
-    version_1 = os.path.isdir("/sys/fs/cgroup/memory")
-    folder = f"{GROUPS}/saferun-test-{os.getpid()}"
-    try:
-        os.mkdir(folder)
-        limit = "memory.limit_in_bytes" if version_1 else "memory.max"
-        with open(f"{folder}/{limit}", "w", encoding="utf-8") as file:
-            file.write(str(32 << 20))
-    except OSError as error:
-        pytest.skip(f"control groups cannot be made here: {error}")
-    yield folder
-    os.rmdir(folder)
-
-
 @pytest.mark.parametrize(
     ("seen", "count"), [(True, 1), (False, None)], ids=["its group is read", "it is not"]
 )
-def test_a_kill_in_the_ranks_own_group_is_counted_there(small_group, seen, count):
-    kills = evidence.OutOfMemoryKills()
-    with subprocess.Popen(
-        [sys.executable, "-c", EATS, small_group], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as rank:
-        assert rank.stdout.readline() == b"there\n"
-        if seen:
-            kills.see([rank.pid])
-        rank.stdin.close()
-    assert rank.returncode == -9
-    assert kills.since() == count
+def test_a_kill_in_the_ranks_own_group_is_counted_there(seen, count):
+    kills, pipes = (
+        evidence.OutOfMemoryKills(),
+        {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    )
+    with small_group(32 << 20) as group:
+        with subprocess.Popen([sys.executable, "-c", EATS, str(group)], **pipes) as rank:
+            assert rank.stdout.readline() == b"there\n"
+            if seen:
+                kills.see([rank.pid])
+            rank.stdin.close()
+        assert rank.returncode == -9
+        assert kills.since() == count
 
 
 def test_no_kill_is_reported_where_the_machine_counted_none(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Ranks are asked for the dumps of torch's flight recorder, as torch reads the pipe."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess
@@ -44,7 +42,6 @@ def rank(tmp_path: Path) -> Iterator[Callable[[str, bytes, dict[str, str]], Rank
         command = [sys.executable, "-c", ANSWERS, str(tmp_path / "dump"), name]
         one = subprocess.Popen(command, env={**environ, "RANK": "3"}, stdout=subprocess.PIPE)
         running.append(one)
-        assert one.stdout is not None
         assert one.stdout.readline() == b"open\n"
         return RankSign(3, one.pid, "S", 0.0, "")
 

@@ -1,7 +1,5 @@
 """What the machine shows after an attempt whose output says nothing."""
 
-from __future__ import annotations
-
 import os
 import types
 from typing import Any

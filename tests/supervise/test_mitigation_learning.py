@@ -1,7 +1,5 @@
 """What a run learned is kept where it can be; where not, that costs one line and not the run."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

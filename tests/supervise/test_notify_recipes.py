@@ -1,7 +1,5 @@
 """The recipes for `notify` in docs/watching.md: profiles that saferun reads, commands that work."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os
@@ -14,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from repo import ROOT
-from sandbox import shell
+from sandbox import shell, text_of, write
 
 from saferun.profile.yaml_reader import parse
 
 TEXT = 'saferun: train.py on gpu7: failed, "it\'s" $HOME `x`: ünd'
 EVENT = json.dumps({"schema": 1, "event": "failed", "text": TEXT}) + "\n"
-PAGE = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
+PAGE = text_of(ROOT / "docs" / "watching.md")
 SECTION = PAGE.partition("## Be told of failures")[2].partition("\n## ")[0]
 RECIPES = re.findall(r"```yaml\n(notify:.*?)```", SECTION, re.DOTALL)
 SLACK, NTFY, MAIL = range(3)
@@ -53,9 +51,7 @@ def posted(tmp_path: Path) -> Iterator[list[Posted]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         for name in (".slack-webhook", ".ntfy"):
-            (tmp_path / name).write_text(
-                f'url = "http://127.0.0.1:{server.server_port}/{name}"\n', encoding="utf-8"
-            )
+            write(tmp_path / name, f'url = "http://127.0.0.1:{server.server_port}/{name}"\n')
         yield found
         server.shutdown()
         thread.join()
@@ -81,9 +77,7 @@ def test_slack_and_ntfy_get_the_text(posted, tmp_path, which):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_a_webhook_that_refuses_is_a_failure(posted, tmp_path):
     place = tmp_path / ".slack-webhook"
-    place.write_text(
-        place.read_text(encoding="utf-8").replace("/.slack-webhook", "/gone"), encoding="utf-8"
-    )
+    write(place, text_of(place).replace("/.slack-webhook", "/gone"))
     environ = {**os.environ, "HOME": str(tmp_path), "no_proxy": "127.0.0.1"}
     done = subprocess.run(
         command(SLACK), input=EVENT.encode(), env=environ, capture_output=True, check=False
@@ -93,11 +87,9 @@ def test_a_webhook_that_refuses_is_a_failure(posted, tmp_path):
 
 def test_mail_gets_the_event(tmp_path):
     program = tmp_path / "mail"
-    program.write_text(
-        f'#!/bin/sh\ncd {shell(tmp_path)}\necho "$@" > to\ncat > body\n', encoding="utf-8"
-    )
+    write(program, f'#!/bin/sh\ncd {shell(tmp_path)}\necho "$@" > to\ncat > body\n')
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(command(MAIL), input=EVENT.encode(), env=environ, check=True)
-    assert (tmp_path / "to").read_text(encoding="utf-8") == "-s saferun me@example.org\n"
-    assert (tmp_path / "body").read_text(encoding="utf-8") == EVENT
+    assert text_of(tmp_path / "to") == "-s saferun me@example.org\n"
+    assert text_of(tmp_path / "body") == EVENT

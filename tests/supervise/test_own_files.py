@@ -1,7 +1,5 @@
 """Where the ranks of a later attempt find the hooks when the installed ones are gone or changed."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

@@ -1,7 +1,5 @@
 """What the probes find that a mitigation needs: ports, directories, compilers, limits."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mitigation_plans import planned
+from sandbox import write
 
 from saferun.model import ProcessLimits
 from saferun.supervise.changes import probes
@@ -43,10 +42,7 @@ def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_p
 
 def _ptxas(path: Path, release: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.9'\n",
-        encoding="utf-8",
-    )
+    write(path, f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.9'\n")
     path.chmod(0o755)
     return str(path)
 

@@ -1,7 +1,5 @@
 """What a slow rank's GPU and CPU show beside the others'."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -118,7 +116,6 @@ def test_the_state_of_a_process_is_read_from_proc():
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == b"set\n"
         found = rank_facts.cpu_state(child.pid, 3.0)
         child.kill()

@@ -1,13 +1,11 @@
 """A process under plain python that asks to be replaced, in real runs."""
 
-from __future__ import annotations
-
 import os
 import stat
 
 import pytest
 from repo import PROGRAMS
-from runs import run
+from runs import ran, run
 
 from saferun.cli.runs import runs_view
 from saferun.journal import reader, time_spent
@@ -20,43 +18,40 @@ REPLACED = "saferun: process replaced: one piece is enough"
 
 
 def test_replaced_processes_are_no_failures_and_share_a_directory(tmp_path):
-    with run(tmp_path, *PYTHON, PROGRAM, "13") as job:
-        assert job.end() == 0, job.err
-        assert job.out == "".join(f"piece of attempt {n}\n" for n in range(1, 14))
-        assert job.messages()[1:] == [REPLACED] * 12
-        asked = job.events("recycled")
-        assert [event["attempt"] for event in asked] == list(range(1, 13))
-        assert asked[0]["why"] == "one piece is enough"
-        assert (asked[0]["kind"], asked[0]["progress"]) == ("cuda-launch-failure", 1)
-        assert {event["delay_s"] for event in job.events("ended")} == {0}
-        state = job.journal / "state"
-        assert stat.S_IMODE(state.stat().st_mode) == 0o700
-        assert not list(job.journal.glob("attempt-1.*"))
-        ran = reader.named(str(job.journal.parent), "last", 0.0)
-        tried = attempts(ran)
-        assert [attempt.replaced for attempt in tried] == [True] * 12 + [False]
-        shown = runs_view.as_text(
-            ran, tried, reader.read_plan(ran.path), time_spent.read(ran, tried, 0.0), 0.0, {}
-        )
-        assert "replaced  12 processes, as asked; not shown" in shown
-        assert "\nattempt 13: " in shown
-        assert "\nattempt 12: " not in shown
+    job = ran(tmp_path, *PYTHON, PROGRAM, "13")
+    assert job.out == "".join(f"piece of attempt {n}\n" for n in range(1, 14))
+    assert job.messages()[1:] == [REPLACED] * 12
+    asked = job.events("recycled")
+    assert [event["attempt"] for event in asked] == list(range(1, 13))
+    assert asked[0]["why"] == "one piece is enough"
+    assert (asked[0]["kind"], asked[0]["progress"]) == ("cuda-launch-failure", 1)
+    assert {event["delay_s"] for event in job.events("ended")} == {0}
+    state = job.journal / "state"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert not list(job.journal.glob("attempt-1.*"))
+    found = reader.named(str(job.journal.parent), "last", 0.0)
+    tried = attempts(found)
+    assert [attempt.replaced for attempt in tried] == [True] * 12 + [False]
+    shown = runs_view.as_text(
+        found, tried, reader.read_plan(found.path), time_spent.read(found, tried, 0.0), 0.0, {}
+    )
+    assert "replaced  12 processes, as asked; not shown" in shown
+    assert "\nattempt 13: " in shown
+    assert "\nattempt 12: " not in shown
 
 
 def test_a_replacement_without_progress_is_a_failure_of_its_kind(tmp_path):
-    with run(tmp_path, *PYTHON, PROGRAM, "13", "0") as job:
-        assert job.end() == 77, job.err
-        ended = job.events("ended")
-        assert {event["kind"] for event in ended} == {"cuda-launch-failure"}
-        assert len(ended) <= 3
-        assert not job.events("recycled")
-        assert REPLACED not in job.messages()
+    job = ran(tmp_path, *PYTHON, PROGRAM, "13", "0", status=77)
+    ended = job.events("ended")
+    assert {event["kind"] for event in ended} == {"cuda-launch-failure"}
+    assert len(ended) <= 3
+    assert not job.events("recycled")
+    assert REPLACED not in job.messages()
 
 
 def test_counted_work_renews_the_budget_of_a_process_that_is_killed(tmp_path):
-    with run(tmp_path, *PYTHON, PROGRAM, "8", "-1") as job:
-        assert job.end() == 0, job.err
-        assert [event["status"] for event in job.events("ended")] == [137] * 7 + [0]
+    job = ran(tmp_path, *PYTHON, PROGRAM, "8", "-1")
+    assert [event["status"] for event in job.events("ended")] == [137] * 7 + [0]
 
 
 @pytest.mark.parametrize("planted", ["{}", "not json", '{"why": 3, "kind": "", "progress": 1}'])
@@ -69,10 +64,9 @@ def test_status_77_without_a_request_is_a_failure(tmp_path, planted):
         "sys.exit(77)\n",
         encoding="utf-8",
     )
-    with run(tmp_path, *PYTHON, "job.py") as job:
-        assert job.end() == 77, job.err
-        assert len(job.events("ended")) == 1
-        assert not job.events("recycled")
+    job = ran(tmp_path, *PYTHON, "job.py", status=77)
+    assert len(job.events("ended")) == 1
+    assert not job.events("recycled")
 
 
 def test_without_a_journal_no_process_can_ask(tmp_path):
@@ -85,9 +79,8 @@ def test_without_a_journal_no_process_can_ask(tmp_path):
     )
     (tmp_path / "file").touch()
     nowhere = {"SAFERUN_RUN_DIR": str(tmp_path / "file" / "runs")}
-    with run(tmp_path, *PYTHON, "job.py", env=nowhere) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "None False\n"
+    job = ran(tmp_path, *PYTHON, "job.py", env=nowhere)
+    assert job.out == "None False\n"
 
 
 def test_a_run_that_was_asked_to_end_is_not_replaced(tmp_path):

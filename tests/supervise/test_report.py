@@ -1,7 +1,5 @@
 """What a run says on stderr between its attempts."""
 
-from __future__ import annotations
-
 from outcomes import outcome
 
 from saferun.diagnosis.attempt_outcome import AttemptOutcome, Decision

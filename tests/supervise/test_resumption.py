@@ -1,7 +1,5 @@
 """Which checkpoint the next attempt goes on from, what is said of it, and what a failure costs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

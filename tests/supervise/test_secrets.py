@@ -1,7 +1,5 @@
 """Secrets are masked before anything is cut from a job's output, so that no part of one is kept."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ranks are asked for the times of their collectives only while their job works."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace

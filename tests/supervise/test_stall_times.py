@@ -1,7 +1,5 @@
 """A stall is named within a minute of its beginning, by the watch's own times."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.diagnosis.silence import Look, RankSign, Silence

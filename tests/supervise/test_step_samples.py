@@ -1,7 +1,5 @@
 """How far the steps of a job have come is read from its own output, while it runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

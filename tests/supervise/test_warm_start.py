@@ -1,7 +1,5 @@
 """Whether there is a warm agent, and whether it may become the next attempt (pure)."""
 
-from __future__ import annotations
-
 import pytest
 
 from saferun.planning.torchrun.torchrun_install import Launcher

@@ -1,7 +1,5 @@
 """Signs of work that are looked for where a silence is nearly too long."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -74,7 +72,6 @@ def test_an_nvml_that_hangs_is_ended_and_not_asked_again(nvml):
     nvml.reports(Init_v2="hang")
     asks = use_of(nvml)
     asks.are_used(0.0)
-    assert asks._asked is not None
     process = asks._asked._process
     until(lambda: nvml.asked, "it is asked")
     assert not asks.are_used(ANSWER_S + 1)

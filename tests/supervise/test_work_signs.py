@@ -1,7 +1,5 @@
 """What /proc shows of a job's processes."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

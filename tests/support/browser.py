@@ -3,8 +3,6 @@
 Every request that a page makes is refused but that of the page itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """One test for a table of cases: all are tried, and all that fail are reported together."""
 
-from __future__ import annotations
-
 import itertools
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 What only a process can show (descriptors, signals, a launch) is tested with real processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Programs that ask for torch.compile in every way, and show what inductor then does."""
 
-from __future__ import annotations
-
 from releases import torch_before
 from repo import source
 

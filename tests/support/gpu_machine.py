@@ -1,7 +1,5 @@
 """A driver's files and programs on PATH, as a machine with GPUs has them."""
 
-from __future__ import annotations
-
 import shutil
 
 from sandbox import executable

@@ -1,7 +1,5 @@
 """Jobs that misbehave, and the means to watch processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

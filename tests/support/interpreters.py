@@ -1,14 +1,12 @@
 """Fresh interpreters with the injection in place, and what they leave behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox import Sandbox, own_lines
+from sandbox import Sandbox, own_lines, text_of, write
 
 from saferun.model import as_tree
 from saferun.settings import HookSettings
@@ -89,7 +87,7 @@ class Interpreters:
         """Run a script (a file, so that dynamo and inspect find its source) or a command line."""
         if not argv:
             path = self.folder / "script.py"
-            path.write_text(script, encoding="utf-8")
+            write(path, script)
             argv = (str(path),)
         environ = self.environ(hooks, **extra) if environ is None else environ
         done = self.sandbox.ran(python, *flags, *argv, env=environ)
@@ -98,11 +96,7 @@ class Interpreters:
     def read_receipts(self) -> list[dict[str, Any]]:
         files = sorted(self.receipts.glob("*.jsonl")) if self.receipts.is_dir() else []
         files = [file for file in files if not file.is_symlink()]
-        return [
-            json.loads(line)
-            for file in files
-            for line in file.read_text(encoding="utf-8").splitlines()
-        ]
+        return [json.loads(line) for file in files for line in text_of(file).splitlines()]
 
 
 def other_pythons() -> list[Path]:
@@ -119,7 +113,8 @@ def fake_torch(folder: Path, body: str = "") -> Path:
     """A package named torch that costs nothing, for what does not need the real one."""
     package = folder / "fake" / "torch"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body, encoding="utf-8"
+    write(
+        package / "__init__.py",
+        "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body,
     )
     return package.parent

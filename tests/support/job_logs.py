@@ -1,7 +1,5 @@
 """Logs of failed jobs, in short renderings of our own, and their diagnosis."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

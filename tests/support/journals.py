@@ -1,7 +1,5 @@
 """What the tests of journals write and read."""
 
-from __future__ import annotations
-
 from dataclasses import make_dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes that take GPU locks, for the tests of gpu/lock."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from helpers import DEADLINE_S
 from repo import ROOT
+from sandbox import Sandbox
 
 from saferun.gpu.lock import gpu_locks, lock_owner
 from saferun.model import Gpu
@@ -21,25 +21,20 @@ B = "GPU-e533a614-68dd-10bf-5cbb-1d78bacbb601"
 SLICE_1 = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
 SLICE_2 = "MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"
 CUT = {SLICE_1: A, SLICE_2: A}
-DEADLINE_S = 300.0
 PROGRAM = ROOT / "tests/programs/gpu/hold_locks.py"
 
 
-class Run:
+class Run(Sandbox):
     """A process that has acquired, or is about to."""
 
-    def __init__(self, directory, uuids, mode, *, prefix=(), env=None, slots=1, **job):
+    def __init__(self, folder, directory, uuids, mode, *, prefix=(), env=None, slots=1, **job):
         policy = {"gpus": mode, "wait_s": job.pop("wait_s", 0), "slots": slots}
         job = {"uid": 0, "first": "", "then": "", "parents": {}, "aloud": False, **job}
         job = {"command": "train.py", **job, "uuids": uuids, "policy": policy}
-        job["directory"] = str(directory)
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(PROGRAM), json.dumps(job)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,  # else a second line hides from select in our own buffer
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
-        )
+        super().__init__(folder, PYTHONPATH=os.pathsep.join(sys.path), **(env or {}))
+        words = (*prefix, sys.executable, PROGRAM, json.dumps({**job, "directory": str(directory)}))
+        # Else a second line hides from select in our own buffer.
+        self.process = self.popen(*words, stdin=subprocess.PIPE, stderr=None, bufsize=0)
         self.pid = self.process.pid
 
     def answer(self):

@@ -1,7 +1,5 @@
 """The plan of an attempt with mitigations, and what a mitigation meets."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Attempts that have ended, for tests of what reads them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from saferun.diagnosis.attempt_outcome import FAILED, SUCCEEDED, AttemptOutcome

@@ -4,8 +4,6 @@ tools/record_logs.py runs them and writes tests/records/provoked/NAME.log: each 
 behind `o|` (stdout) or `e|` (stderr), in the order of arrival.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

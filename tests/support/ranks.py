@@ -4,8 +4,6 @@ Under torchrun a job takes seconds, most of them for imports of torch: `launch`.
 depend on torchrun itself runs in forks of an interpreter that has imported torch: `ForkServers`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple
 
 from helpers import living
 from interpreters import changed
-from sandbox import Sandbox, own_lines
+from sandbox import Sandbox, own_lines, text_of, write
 
 from saferun.inject import contract
 
@@ -81,7 +79,7 @@ def launch(
 ) -> Job:
     """Run `script` as `ranks` ranks under torchrun (or under `launcher`) and wait for its end."""
     path = folder / "train.py"
-    path.write_text(script, encoding="utf-8")
+    write(path, script)
     command = launcher or (TORCHRUN, "--standalone", f"--nproc-per-node={ranks}")
     kept = environment(hooks(init), folder / "receipts", mitigations) | (environ or {})
     with Sandbox(folder, **kept) as box:
@@ -98,9 +96,7 @@ def _without_gloo(out: str) -> str:
 
 def read_receipts(folder: Path) -> list[dict[str, Any]]:
     files = sorted((folder / "receipts").glob("*.jsonl"))
-    return [
-        json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()
-    ]
+    return [json.loads(line) for file in files for line in text_of(file).splitlines()]
 
 
 class ForkServers:
@@ -132,9 +128,9 @@ class ForkServers:
         hooks; None in `environ` takes a variable away.
         """
         path = folder / "train.py"
-        path.write_text(script, encoding="utf-8")
+        write(path, script)
         for name in ("out", "err"):
-            (folder / name).write_text("", encoding="utf-8")
+            write(folder / name, "")
         job = {
             "folder": str(folder),
             "script": str(path),
@@ -148,13 +144,11 @@ class ForkServers:
         mode = (order or {}).get("mode", "warn")
         patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | more
         code = self._ask(json.dumps(patches), json.dumps(job))
-        out, err = ((folder / name).read_text(encoding="utf-8") for name in ("out", "err"))
+        out, err = (text_of(folder / name) for name in ("out", "err"))
         return Job(code, _without_gloo(out), err, read_receipts(folder), [])
 
     def _ask(self, patches: str, job: str) -> int:
         server = self._servers.get(patches) or self._start(patches)
-        assert server.stdin is not None
-        assert server.stdout is not None
         server.stdin.write(job.encode() + b"\n")
         server.stdin.flush()
         if not select.select([server.stdout], [], [], DEADLINE_S)[0]:

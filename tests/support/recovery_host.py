@@ -1,7 +1,5 @@
 """Where a recovery is tried, and who holds a GPU there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Which releases the tests run with: what an older torch lacks is skipped by its name."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 import pytest

@@ -1,7 +1,5 @@
 """Where things lie in a checkout."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -54,6 +52,5 @@ def tool(name: str) -> ModuleType:
 def installed_torch() -> tuple[Path, str]:
     """Return the folder and the release of the torch that is installed."""
     spec = importlib.util.find_spec("torch")
-    assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent, importlib.metadata.version("torch").partition("+")[0]

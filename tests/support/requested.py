@@ -1,7 +1,5 @@
 """A request as the command line makes it, for tests that need one and no launch."""
 
-from __future__ import annotations
-
 from saferun.model import CommandLine, Request
 from saferun.planning.torchrun.torchrun_args import launch_options
 

@@ -4,8 +4,6 @@
 give files away and may not mount. `pytest -m rights` runs all that such rights are needed for.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

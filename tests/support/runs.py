@@ -5,8 +5,6 @@ torchrun, or a small one for what is not about torchrun. Both cost seconds of a 
 process that imports torch: use the small ones unless torch or torchrun is what a test is about.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
@@ -61,7 +59,6 @@ class Run(Sandbox):
 
     def wait_for_message(self, text: str, limit_s: float = LIMIT_S) -> None:
         """Wait until a text has come on stderr."""
-        assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), False)
 
         def came() -> bool:
@@ -114,6 +111,22 @@ class Run(Sandbox):
 def run(folder: Path, *argv: str, **options: Any) -> Run:
     """Start saferun with these arguments; whatever is left of it is ended afterwards."""
     return Run(folder, list(argv), **options)
+
+
+def ran(folder: Path, *argv: str, status: int | None = 0, **options: Any) -> Run:
+    """Run saferun to its end, after which nothing of it lives.
+
+    Args:
+        folder: of its home.
+        argv: its words.
+        status: with which it ends; None for any but 0.
+        options: of `Run`.
+    """
+    with run(folder, *argv, **options) as job:
+        ended = job.end()
+        assert ended if status is None else ended == status, (ended, job.err)
+        job.nothing_lives()
+    return job
 
 
 def program(name: str) -> str:

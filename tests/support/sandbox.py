@@ -58,9 +58,14 @@ def shell(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
+def captured(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; what it printed is text."""
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+
+
 def output(*words: object, **options: Any) -> str:
     """Run a command that succeeds; return what it printed."""
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
+    done = captured(*words, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -85,11 +90,21 @@ def unwrapped(text: str) -> str:
     return " ".join(text.replace("\\\n", " ").split())
 
 
-def executable(path: Path, text: str) -> Path:
-    """Write a program; its text begins with the line of an interpreter that is where it says."""
+def text_of(path: Path) -> str:
+    """Return what a file holds."""
+    return path.read_text(encoding="utf-8")
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file, in a directory that is made if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    path.chmod(0o755)
+    return path
+
+
+def executable(path: Path, text: str) -> Path:
+    """Write a program; its text begins with the line of an interpreter that is where it says."""
+    write(path, text).chmod(0o755)
     return path
 
 

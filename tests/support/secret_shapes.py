@@ -1,7 +1,5 @@
 """Every shape of secret that is known in text. R is the part that nobody may see."""
 
-from __future__ import annotations
-
 # Put together here, so that no scanner takes this file for a leak.
 R = "aB3dE5fG7hJ9kL1mN3pQ" + "5rS7tU9vW1xY3zA5bC7"
 SECRETS = [

@@ -4,8 +4,6 @@ A body stands between HEAD and TAIL, which trains on what `loader` gives. A faul
 mark `# here` at the line that a warning should name.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

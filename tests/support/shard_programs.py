@@ -3,8 +3,6 @@
 benchmarks/shard_libraries.py has those that need libraries which the tests do without.
 """
 
-from __future__ import annotations
-
 from repo import source
 from shard_program import fine, same
 

@@ -1,7 +1,5 @@
 """What a real bash makes of text that saferun writes."""
 
-from __future__ import annotations
-
 import subprocess
 
 from repo import ROOT

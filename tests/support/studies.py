@@ -1,7 +1,5 @@
 """What a study's storage and a run's record say of its trials."""
 
-from __future__ import annotations
-
 import collections
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ As a script this file is that process: `python supervised.py RESULT OPTIONS COMM
 command with `run_attempt(**json.loads(OPTIONS))` and writes how it ended to RESULT as JSON.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import DEADLINE_S, PROGRAMS, SOURCES, stat_of, until, warm_agent_of
-from sandbox import Sandbox
+from sandbox import Sandbox, text_of, write
 
 
 class Supervised(Sandbox):
@@ -40,7 +38,7 @@ class Supervised(Sandbox):
 
     def members(self, role: str) -> list[int]:
         """Return the pids that entered the roster in a role."""
-        lines = self.roster.read_text(encoding="utf-8").splitlines() if self.roster.exists() else []
+        lines = text_of(self.roster).splitlines() if self.roster.exists() else []
         return [int(line.split()[1]) for line in lines if line.split()[0] == role]
 
     def arrived(self, **counts: int) -> None:
@@ -49,7 +47,7 @@ class Supervised(Sandbox):
             lambda: all(len(self.members(role)) >= n for role, n in counts.items()),
             lambda: (
                 counts,
-                self.roster.read_text(encoding="utf-8") if self.roster.exists() else "no roster",
+                text_of(self.roster) if self.roster.exists() else "no roster",
             ),
         )
 
@@ -69,7 +67,7 @@ class Supervised(Sandbox):
         """Wait for the end and return what run_attempt returned."""
         self.out, self.err = self.process.communicate(timeout=DEADLINE_S)
         assert self._result.exists(), self.err
-        result: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(text_of(self._result))
         return result
 
     def nothing_lives(self, *but: int) -> None:
@@ -114,12 +112,7 @@ def _made_ready(command: list[str], wanted: dict[str, Any]) -> Any:
     standby = prepare(start_keeper(), warm)
     roster = Path(os.environ["ROSTER"])
     count = wanted.get("imports", 0)
-    until(
-        lambda: (
-            not count
-            or (roster.exists() and roster.read_text(encoding="utf-8").count("imported") >= count)
-        )
-    )
+    until(lambda: not count or (roster.exists() and text_of(roster).count("imported") >= count))
     if wanted.get("kill"):
         pid = warm_agent_of(standby.pid)
         os.kill(pid, signal.SIGKILL)
@@ -164,7 +157,7 @@ def _main() -> None:
     facts = ended._asdict() | dict(zip(ended.report._fields, ended.report, strict=True))
     facts |= {"exit_code": ended.exit_code, "signal": ended.signal}
     text = json.dumps(facts, default=lambda value: value.decode("latin-1"))
-    Path(result).with_suffix(".new").write_text(text, encoding="utf-8")
+    write(Path(result).with_suffix(".new"), text)
     Path(result).with_suffix(".new").rename(result)
     sys.exit(ended.exit_code)
 

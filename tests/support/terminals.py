@@ -1,7 +1,5 @@
 """A terminal with a person at it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -30,8 +28,11 @@ class Terminal:
         self.seen = b""
         self.expect(rb"READY\$ ")
 
-    def type(self, text: str) -> None:
+    def type(self, text: str, *answers: bytes) -> None:
+        """Type keys, and expect what comes after them, one by one."""
         os.write(self.fd, text.encode())
+        for pattern in answers:
+            self.expect(pattern)
 
     def expect(self, pattern: bytes, limit_s: float = DEADLINE_S) -> re.Match[bytes]:
         """Return the first match in what was not matched before; forget all up to its end."""

@@ -1,7 +1,5 @@
 """Programs and torches in folders, as little of them as a search needs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """torchrun's own parser, and command lines that are easy to misread."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """How logs travel: what collectors do to each line, and to a whole log."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

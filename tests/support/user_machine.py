@@ -1,7 +1,5 @@
 """A user's machine whose torchrun fails as a test wants, and journals made by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib
@@ -9,7 +7,7 @@ import pathlib
 from command import call
 from helpers import until
 from repo import source
-from sandbox import SAFERUN, Sandbox, python_program
+from sandbox import SAFERUN, Sandbox, python_program, text_of, write
 
 from saferun.cli.runs import runs_view
 from saferun.inject import contract
@@ -47,7 +45,7 @@ class UserMachine(Sandbox):
     def __init__(self, home: pathlib.Path, folder: pathlib.Path) -> None:
         super().__init__(folder, home=home, cwd=folder / "work", path=())
         self.program("torchrun", TORCHRUN)
-        (self.cwd / "train.py").write_text("", encoding="utf-8")
+        write(self.cwd / "train.py", "")
 
     def launch(self, *acts: dict, command_line: tuple[str, ...] = ("train.py",)) -> pathlib.Path:
         """Run a job to its end and return its journal."""
@@ -63,11 +61,7 @@ class UserMachine(Sandbox):
         job = self.popen(*SAFERUN, "train.py", env=env, text=True)
         journals = "*/events.jsonl"
         try:
-            until(
-                lambda: any(
-                    waits_for in p.read_text(encoding="utf-8") for p in self.runs.glob(journals)
-                )
-            )
+            until(lambda: any(waits_for in text_of(p) for p in self.runs.glob(journals)))
             yield job
         finally:
             job.kill()
@@ -91,10 +85,8 @@ def journal(base: pathlib.Path, name: str, *events: dict, plan: object = None) -
     """A journal made by hand."""
     place = base / name
     place.mkdir(parents=True)
-    (place / "events.jsonl").write_text(
-        "".join(json.dumps(e) + "\n" for e in events), encoding="utf-8"
-    )
-    (place / "plan.json").write_text(json.dumps(plan or {"script": "train.py"}), encoding="utf-8")
+    write(place / "events.jsonl", "".join(json.dumps(e) + "\n" for e in events))
+    write(place / "plan.json", json.dumps(plan or {"script": "train.py"}))
     return place
 
 

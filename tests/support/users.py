@@ -1,7 +1,5 @@
 """Several users on one host: a test that needs("become others") becomes them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

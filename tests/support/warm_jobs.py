@@ -1,7 +1,5 @@
 """A script whose processes are started warm or not, and what is installed for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

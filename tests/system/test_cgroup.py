@@ -1,7 +1,5 @@
 """What our control group may use, in both versions of the interface and in a container."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import NamedTuple
 
@@ -34,7 +32,7 @@ def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_machine_without_control_groups_limits_nothing(machine: Machine) -> None:
+def test_a_machine_without_control_groups_limits_nothing(machine):
     assert cgroup.group("memory") == cgroup.Group()
     assert cgroup.memory() == cgroup.Memory()
     assert cgroup.memory_left() is None
@@ -76,9 +74,7 @@ MEMORY = {
 
 
 @pytest.mark.parametrize(("files", "memory", "left"), MEMORY.values(), ids=MEMORY)
-def test_the_tightest_limit_of_memory_counts(
-    machine: Machine, files: dict[str, str], memory: tuple[int, int], left: int | None
-) -> None:
+def test_the_tightest_limit_of_memory_counts(machine, files, memory, left):
     machine.write(files)
     assert cgroup.memory() == memory
     assert cgroup.memory_left() == left
@@ -103,9 +99,7 @@ CPU = {
 
 
 @pytest.mark.parametrize(("files", "quota"), CPU.values(), ids=CPU)
-def test_the_limit_of_cpu_time_is_a_number_of_cpus(
-    machine: Machine, files: dict[str, str], quota: float
-) -> None:
+def test_the_limit_of_cpu_time_is_a_number_of_cpus(machine, files, quota):
     machine.write(files)
     assert cgroup.cpu_quota() == quota
 
@@ -118,15 +112,13 @@ def test_the_limit_of_cpu_time_is_a_number_of_cpus(
     ],
     ids=["version-2", "version-1"],
 )
-def test_kills_for_lack_of_memory_are_counted_by_the_group(
-    machine: Machine, files: dict[str, str], counter: str
-) -> None:
+def test_kills_for_lack_of_memory_are_counted_by_the_group(machine, files, counter):
     machine.write({**files, counter: "oom 1\noom_kill 3\n"})
     found = cgroup.oom_kill_files()
     assert cgroup.oom_kills(found[0]) == 3
 
 
-def test_a_counter_that_is_not_there_or_not_a_number_is_unknown(machine: Machine) -> None:
+def test_a_counter_that_is_not_there_or_not_a_number_is_unknown(machine):
     machine.write({"p/vmstat": "nr_free_pages 5\noom_kill many\n"})
     assert cgroup.oom_kills(f"{machine.root}/p/vmstat") is None
     assert cgroup.oom_kills(f"{machine.root}/nothing") is None

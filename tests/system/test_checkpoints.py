@@ -1,7 +1,5 @@
 """What is a complete checkpoint, for what the libraries really write, cut at any place."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

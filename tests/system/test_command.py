@@ -1,7 +1,5 @@
 """A command is bounded in time and output, whatever it does, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
@@ -28,7 +26,7 @@ def ends(pid: int) -> bool:
     return True
 
 
-def test_a_flood_that_outlives_us_is_stopped_by_the_kernel(tmp_path: pathlib.Path) -> None:
+def test_a_flood_that_outlives_us_is_stopped_by_the_kernel(tmp_path):
     """The output is kept in memory, and after our end nobody watches its size."""
     status = tmp_path / "status"
     script = f"trap '' PIPE; yes; echo $? >{shlex.quote(str(status))}"
@@ -51,7 +49,7 @@ def test_a_flood_that_outlives_us_is_stopped_by_the_kernel(tmp_path: pathlib.Pat
         (FLOOD, None, "wrote more than"),
     ],
 )
-def test_a_command_is_bounded(command: str, status: int | None, trouble: str) -> None:
+def test_a_command_is_bounded(command, status, trouble):
     timeout_s = 10 if command == FLOOD else 0.3
     answer = bounded.run(("/bin/sh", "-c", command), os.environ, timeout_s)
     assert answer.status == status
@@ -59,7 +57,7 @@ def test_a_command_is_bounded(command: str, status: int | None, trouble: str) ->
 
 
 @pytest.mark.parametrize("stubborn", ["sleep 60 & echo $!; wait", "trap '' TERM; echo $$; wait"])
-def test_a_command_that_was_cut_off_is_killed_with_its_children(stubborn: str) -> None:
+def test_a_command_that_was_cut_off_is_killed_with_its_children(stubborn):
     answer = bounded.run(("/bin/sh", "-c", f"sleep 60 & {stubborn}"), os.environ, 0.3)
     assert ends(int(answer.out))
 
@@ -73,7 +71,7 @@ def alive_with(mark: str) -> list[str]:
     return found
 
 
-def test_when_the_questions_are_over_no_command_lives_or_starts(tmp_path: pathlib.Path) -> None:
+def test_when_the_questions_are_over_no_command_lives_or_starts(tmp_path):
     """Whatever a thread was doing: some are between fork(2) and the entry in our list."""
     answers: list[bounded.Answer] = []
 
@@ -95,22 +93,20 @@ def test_when_the_questions_are_over_no_command_lives_or_starts(tmp_path: pathli
     assert bounded.run(("true",), os.environ, 10).trouble == ""  # the main thread is never refused
 
 
-def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
+def test_a_grandchild_that_holds_the_output_open_is_not_waited_for():
     answer = bounded.run(("/bin/sh", "-c", "sleep 600 & echo $!; echo wrong >&2"), os.environ, 60)
     assert (answer.err, answer.status) == ("wrong\n", 0)
     assert proc.start(int(answer.out)) is not None
     os.kill(int(answer.out), signal.SIGKILL)
 
 
-def test_a_python_that_cannot_make_memory_files_takes_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_python_that_cannot_make_memory_files_takes_others(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     answer = bounded.run(("/bin/sh", "-c", "echo out; echo err >&2"), os.environ, 60)
     assert answer[:3] == ("out\n", "err\n", 0)
 
 
 @pytest.mark.parametrize("command", [("/no/such/program",), ("/tmp",), ("a\0b",)])
-def test_a_program_that_cannot_be_started_is_an_answer(command: tuple[str, ...]) -> None:
+def test_a_program_that_cannot_be_started_is_an_answer(command):
     answer = bounded.run(command, os.environ, 1)
     assert (answer.status, "cannot be run" in answer.trouble) == (None, True)

@@ -1,7 +1,5 @@
 """What was computed from a content is kept until the content changes."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

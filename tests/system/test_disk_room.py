@@ -1,7 +1,5 @@
 """Room for a checkpoint: what the file system says, and the wait for it."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Which GPUs the job will see: recorded driver files, and different GPUs in one machine."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What nvidia-smi is asked where the driver's files do not tell, and how it may fail."""
 
-from __future__ import annotations
-
 import pytest
 from cases import with_limits
 from gpu_machine import A, B, uuids

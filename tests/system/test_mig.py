@@ -1,7 +1,5 @@
 """Of MIG instances a process sees one: which, and under which name."""
 
-from __future__ import annotations
-
 import pytest
 from gpu_machine import uuids
 

@@ -1,17 +1,15 @@
 """Where our own files go, whose they are and who may enter: HOME may be another user's."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from rights import OTHER, STRANGER, needs
+from sandbox import SAFERUN, captured
 from users import acting_as, open_place
 
 from saferun.system import paths
@@ -44,14 +42,7 @@ def everything(place):
 
 def saferun(place, *argv, **more):
     environ = {**of(place), "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-m", "saferun", *argv],
-        cwd=place,
-        env={**environ, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return captured(*SAFERUN, *argv, cwd=place, env={**environ, **more})
 
 
 @pytest.mark.slow

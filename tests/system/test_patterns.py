@@ -1,7 +1,5 @@
 """No pattern in the code takes more than linear time for a line of 100,000 characters."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

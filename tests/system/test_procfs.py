@@ -1,7 +1,5 @@
 """Whether the process of a record lives, is gone, or cannot be judged from here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

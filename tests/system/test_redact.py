@@ -1,7 +1,5 @@
 """Secrets never reach the disk, and a log stays readable for a person."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

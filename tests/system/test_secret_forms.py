@@ -4,8 +4,6 @@ What is known to pass: a token behind a word and a blank alone (`token …`), an
 address.
 """
 
-from __future__ import annotations
-
 from cases import check_cases
 from secret_shapes import SECRETS, R
 

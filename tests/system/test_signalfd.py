@@ -1,7 +1,5 @@
 """Signals as data: who sent them."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -4,8 +4,6 @@ The table is what CUDA's driver answered (cuInit, cuDeviceGetCount and cuDeviceG
 580.159.04, two H200), value by value; tests/gpu asks it again.
 """
 
-from __future__ import annotations
-
 import pytest
 from cases import check_cases
 from gpu_machine import H200_PAIR, A, B, uuids

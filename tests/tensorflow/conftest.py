@@ -1,7 +1,5 @@
 """The Python of TensorFlow's own environment, and runs of saferun whose job it runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

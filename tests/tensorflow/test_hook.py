@@ -1,7 +1,5 @@
 """The `tensorflow` hook in a real TensorFlow, on logical CPU devices."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
@@ -26,7 +24,7 @@ def right(count: int) -> list[float]:
     return [float(sum(range(1, count + 1)))] * count
 
 
-def test_without_the_hook_hierarchical_copy_leaves_a_replica_out_of_odd_counts(job: Job):
+def test_without_the_hook_hierarchical_copy_leaves_a_replica_out_of_odd_counts(job):
     found = json.loads(job("sums.py", "one-device", "hierarchical", hook=None).out)
     for count in range(1, 6):
         assert found[f"{count} one-device"] == ["ReductionToOneDevice", right(count)]
@@ -34,7 +32,7 @@ def test_without_the_hook_hierarchical_copy_leaves_a_replica_out_of_odd_counts(j
         assert (sums == right(count)) is (count in (1, 2, 4)), sums
 
 
-def test_with_the_hook_every_sum_is_right_and_what_the_script_passes_is_kept(job: Job):
+def test_with_the_hook_every_sum_is_right_and_what_the_script_passes_is_kept(job):
     ran = job("sums.py", "none", "one-device", "hierarchical")
     found = json.loads(ran.out)
     chosen = {2: "HierarchicalCopyAllReduce", 4: "HierarchicalCopyAllReduce"}
@@ -51,7 +49,7 @@ def test_with_the_hook_every_sum_is_right_and_what_the_script_passes_is_kept(job
     assert "adds up wrongly for 3 replicas" in ran.err
 
 
-def test_what_is_done_too_late_or_twice_is_said_once_with_its_line(job: Job):
+def test_what_is_done_too_late_or_twice_is_said_once_with_its_line(job):
     ran = job("misuse.py")
     assert ran.code == 0, ran.err
     assert ran.out.splitlines()[-1] == "True 1"
@@ -72,7 +70,7 @@ def test_what_is_done_too_late_or_twice_is_said_once_with_its_line(job: Job):
         assert other in line
 
 
-def test_without_the_hook_nothing_is_said_and_the_job_is_the_same(job: Job):
+def test_without_the_hook_nothing_is_said_and_the_job_is_the_same(job):
     ran = job("misuse.py", hook={"cross_device_ops": "keep", "memory_growth": False})
     assert (ran.code, ran.out.splitlines()[-1], ran.err) == (0, "True 1", "")
 
@@ -87,7 +85,7 @@ def test_without_the_hook_nothing_is_said_and_the_job_is_the_same(job: Job):
     ids=["on", "the user exported the contrary", "off"],
 )
 def test_every_gpu_grows_where_the_profile_says_so_and_none_is_asked_for(
-    job: Job, hook: dict[str, object], exported: dict[str, str], grows: bool
+    job, hook, exported, grows
 ):
     ran = job("growth.py", hook=hook, **exported)
     found = json.loads(ran.out)
@@ -97,7 +95,7 @@ def test_every_gpu_grows_where_the_profile_says_so_and_none_is_asked_for(
     assert found["variable"] == exported.get("TF_FORCE_GPU_ALLOW_GROWTH", default)
 
 
-def test_a_reduction_that_xla_leaves_aside_is_said_and_the_receipt_has_what_ran(job: Job):
+def test_a_reduction_that_xla_leaves_aside_is_said_and_the_receipt_has_what_ran(job):
     ran = job("xla_step.py")
     place = lines_marked("xla_step.py")["strategy"]
     assert f"saferun: {place}: XLA compiles the step" in ran.err

@@ -1,7 +1,5 @@
 """The hook of a plain script in a real TensorFlow, on logical CPU devices."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorFlow jobs under saferun from start to end, with the faults of the incident."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -35,7 +33,7 @@ def reductions(job: Run) -> list[str]:
     return [line["effective"]["cross_device_ops"] for line in receipts(job, "reduction")]
 
 
-def test_a_fit_that_is_killed_goes_on_where_it_was_and_its_loss_falls(supervised: Supervised):
+def test_a_fit_that_is_killed_goes_on_where_it_was_and_its_loss_falls(supervised):
     with supervised("killed") as job:
         assert job.end(LIMIT_S) == 0, job.err
         assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
@@ -47,7 +45,7 @@ def test_a_fit_that_is_killed_goes_on_where_it_was_and_its_loss_falls(supervised
         job.nothing_lives()
 
 
-def test_nccl_that_fails_is_replaced_also_where_the_script_passes_it(supervised: Supervised):
+def test_nccl_that_fails_is_replaced_also_where_the_script_passes_it(supervised):
     with supervised("nccl") as job:
         assert job.end(LIMIT_S) == 0, job.err
         kinds = [e["kind"] for e in job.events("ended")]
@@ -57,7 +55,7 @@ def test_nccl_that_fails_is_replaced_also_where_the_script_passes_it(supervised:
         assert "done" in job.out.splitlines()
 
 
-def test_what_xla_cannot_compile_runs_without_it(supervised: Supervised):
+def test_what_xla_cannot_compile_runs_without_it(supervised):
     with supervised("xla") as job:
         assert job.end(LIMIT_S) == 0, job.err
         kinds = [e["kind"] for e in job.events("ended")]
@@ -65,16 +63,14 @@ def test_what_xla_cannot_compile_runs_without_it(supervised: Supervised):
         assert "done" in job.out.splitlines()
 
 
-def test_keras_2_that_cannot_load_its_weights_is_explained_and_not_tried_again(
-    supervised: Supervised,
-):
+def test_keras_2_that_cannot_load_its_weights_is_explained_and_not_tried_again(supervised):
     with supervised("load-weights") as job:
         assert job.end(LIMIT_S) == 1
         assert [e["kind"] for e in job.events("ended")] == ["keras2-load-weights"]
         assert "ends in .h5 without .weights" in job.err
 
 
-def test_too_little_memory_stops_the_run_with_the_reason(supervised: Supervised):
+def test_too_little_memory_stops_the_run_with_the_reason(supervised):
     with supervised("out-of-memory") as job:
         assert job.end(LIMIT_S) == 1
         assert [e["kind"] for e in job.events("ended")] == ["tf-oom"]

@@ -49,7 +49,7 @@ class NcclTests:
     completed: bool = False
 
 
-class _Report:
+class _Communicator:
     """The printed lines about one communicator."""
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
         world_size: number of the job's ranks; 0 if unknown. A smaller communicator numbers its
             ranks differently, so they identify no rank of the job.
     """
-    reports: list[_Report] = []
-    latest: dict[str, _Report] = {}  # by the pid of the printing process
+    reports: list[_Communicator] = []
+    latest: dict[str, _Communicator] = {}  # by the pid of the printing process
     for output in outputs:
         for raw in output.split(b"\n") if MARK in output else ():
             line = raw.decode("utf-8", "replace").strip()
@@ -89,7 +89,7 @@ def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
                 continue
             process = found["process"] or ""
             if found["text"].startswith(_BEGINS) or process not in latest:
-                latest[process] = _Report()
+                latest[process] = _Communicator()
                 reports.append(latest[process])
             latest[process].take(found["text"], found[0].strip())
     if not reports:
@@ -100,7 +100,7 @@ def read(outputs: Iterable[bytes], world_size: int) -> NcclTests | None:
     return replace(_answer(worst, knows_ranks=largest == world_size), completed=largest > 0)
 
 
-def _answer(report: _Report, *, knows_ranks: bool) -> NcclTests:
+def _answer(report: _Communicator, *, knows_ranks: bool) -> NcclTests:
     paths = sorted(report.failed.items(), key=lambda path: _WRONG not in path[1][0]["what"])
     if not paths and report.slow:
         return NcclTests(f"{_BY}: {report.slow}")

@@ -1,7 +1,5 @@
 """Tests that only a GPU can show; skipped with a reason elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The compile policy where it matters: Triton kernels on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 from repo import source
 

@@ -3,8 +3,6 @@
 Where $OUT is set, what nvidia-smi prints and what doctor made of it is kept there, for records.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,15 +1,13 @@
 """On a real GPU machine: what `detect` says against nvidia-smi, CUDA's driver and torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 from repo import source
+from sandbox import captured
 
 from saferun.system import gpus
 
@@ -26,13 +24,7 @@ for device in range(torch.cuda.device_count()):
 
 def ask(code, visible):
     """Run a Python program under one value of CUDA_VISIBLE_DEVICES; return its lines."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(visible),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured(sys.executable, "-c", code, env=environment(visible), check=True)
     return done.stdout.splitlines()
 
 
@@ -52,7 +44,7 @@ def values():
 
 
 def test_the_gpus_are_those_that_nvidia_smi_lists():
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    listed = captured("nvidia-smi", "-L", check=True).stdout
     expected = re.findall(r"^GPU (\d+): (.+) \(UUID: (GPU-[^)]+)\)$", listed, re.MULTILINE)
     assert [(str(g.number), g.name, g.uuid) for g in FACTS.gpus] == expected
 

@@ -1,7 +1,5 @@
 """Guards where they matter: the error is Python's, and the CUDA context still works."""
 
-from __future__ import annotations
-
 import pytest
 from repo import source
 

@@ -1,7 +1,5 @@
 """Hangs of NCCL: torch's flight recorder is asked through its pipe, and names the rank."""
 
-from __future__ import annotations
-
 import pytest
 from repo import ROOT
 from runs import run

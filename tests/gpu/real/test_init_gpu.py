@@ -1,7 +1,5 @@
 """The start of a process group on NCCL."""
 
-from __future__ import annotations
-
 from ranks import line_of
 from repo import source
 

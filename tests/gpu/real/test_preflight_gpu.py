@@ -1,7 +1,5 @@
 """The test of the GPUs on a machine that has some: the real driver, real memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,10 +4,7 @@ Five minutes on one H100 or H200: `pytest -n 0 -s tests/gpu/real/test_searches_g
 each way was called by, a line each.
 """
 
-from __future__ import annotations
-
 import json
-import pathlib
 
 import pytest
 from repo import PROGRAMS
@@ -22,9 +19,7 @@ ASSERTS, MEMORY = ("ids", "labels"), ("memory", "full")
 @pytest.mark.parametrize(
     "profile", [["hpo"], ["cpu", "--set=launcher=python", "--set=hooks.optuna.mode=on"]]
 )
-def test_a_search_of_layers_outlives_what_its_trials_do_to_the_gpu(
-    tmp_path: pathlib.Path, profile: list[str]
-) -> None:
+def test_a_search_of_layers_outlives_what_its_trials_do_to_the_gpu(tmp_path, profile):
     """With the guards of `hpo` (labels), and without any."""
     pytest.importorskip("optuna")
     search = PROGRAMS / "gpu" / "search_of_layers.py"

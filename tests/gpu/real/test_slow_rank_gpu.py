@@ -1,7 +1,5 @@
 """A rank of NCCL that its host slows down is named by the durations of its collectives."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

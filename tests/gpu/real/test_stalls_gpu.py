@@ -4,8 +4,6 @@ The times of the watch are a tenth of the usual ones, but for those that ranks a
 answer: `pytest -n 0 tests/gpu/real/test_stalls_gpu.py` takes two to three minutes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -13,6 +11,7 @@ import sys
 import pytest
 from repo import ROOT
 from runs import program, run
+from sandbox import text_of
 
 PROGRAM = str(ROOT / "tests" / "programs" / "gpu" / "nccl_hang.py")
 FAST = [sys.executable, program("fast_watch")]
@@ -38,10 +37,7 @@ def test_a_rank_that_does_not_enter_a_collective_is_named_and_the_stacks_are_kep
             job.end(200)
         job.nothing_lives()
         first = job.events("stall")[0]
-        stacks = [
-            path.read_text(encoding="utf-8")
-            for path in job.journal.glob("receipts/*-rank0-*.stacks")
-        ]
+        stacks = [text_of(path) for path in job.journal.glob("receipts/*-rank0-*.stacks")]
     print(first["line"], "\n", job.err)
     what = f"is at {PROGRAM}:" if fault != "stop" else "is stopped, by a signal or a debugger"
     assert first["line"].startswith(f"rank 1 {what}"), job.err

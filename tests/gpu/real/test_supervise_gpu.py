@@ -1,7 +1,5 @@
 """Supervision where GPUs are: their memory is free again, NCCL jobs come back, causes are named."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

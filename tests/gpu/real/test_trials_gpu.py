@@ -3,8 +3,6 @@
 Four minutes on one H100 or H200: `pytest -n 0 -s tests/gpu/real/test_trials_gpu.py -k accounted`.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import pathlib

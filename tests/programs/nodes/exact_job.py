@@ -116,7 +116,6 @@ class Store:
         spec = importlib.util.find_spec("torch")
         for name in ("torch", "torch.distributed"):
             sys.modules[name] = types.ModuleType(name)
-        assert spec is not None
         sys.modules["torch"].__path__ = spec.submodule_search_locations
         sys.modules["torch"].distributed = sys.modules["torch.distributed"]
         from torch import _C as BINARY

@@ -1,7 +1,5 @@
 """Do what the incident's script did: look for devices first, choose them later, nest, repeat."""
 
-from __future__ import annotations
-
 import os
 
 import tensorflow as tf

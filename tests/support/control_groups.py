@@ -1,0 +1,30 @@
+"""Control groups with little memory."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOP = Path("/sys/fs/cgroup")
+FILES = {"memory.limit_in_bytes": "memory.memsw.limit_in_bytes", "memory.max": "memory.swap.max"}
+
+
+@contextlib.contextmanager
+def small_group(size: int) -> Iterator[Path]:
+    """Make a control group that may use so many bytes, and no swap; skip where nobody may."""
+    place = TOP / "memory" if (TOP / "memory").is_dir() else TOP
+    group = place / f"saferun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = next((name for name in FILES if (group / name).exists()), "memory.max")
+        (group / limit).write_text(str(size), encoding="utf-8")
+        if (swap := group / FILES[limit]).exists():
+            swap.write_text("0" if limit == "memory.max" else str(size), encoding="utf-8")
+        yield group
+    except OSError as error:
+        pytest.skip(f"control groups cannot be made here: {error}")
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
