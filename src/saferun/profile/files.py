@@ -55,16 +55,10 @@ def known(environ: Mapping[str, str]) -> list[Found]:
     """Return the user's profiles, then the shipped ones, by name.
 
     Profiles that others can write are left out (HOME may be another user's).
-
-    Raises:
-        ProfileError: the shipped ones are not there, or not for this user.
     """
-    place = paths.shipped("profiles")
-    if not (shipped := list(_listed(place, "profiles"))):
-        raise ProfileError("no profile can be read", where=place, fix="install saferun anew")
     own = (found._replace(guarded=True) for found in _listed(user_dir(environ), None))
     trusted = (found for found in own if not trust.problem(found.path))
-    return [*trusted, *shipped]
+    return [*trusted, *_listed(paths.shipped("profiles"), "profiles")]
 
 
 def _listed(directory: str, shown: str | None) -> Iterator[Found]:
@@ -289,9 +283,15 @@ def detect(gpu: GpuFacts, environ: Mapping[str, str]) -> tuple[Found, tuple[str,
     Returns:
         The profile, and remarks. It is `cpu` without GPUs, and `cuda` if no profile matches or the
         GPUs differ.
+
+    Raises:
+        ProfileError: the shipped ones are not there, or not for this user.
     """
     profiles = known(environ)
     by_name = {found.name: found for found in reversed(profiles)}
+    if not {"cpu", "cuda"} <= by_name.keys():
+        place = paths.shipped("profiles")
+        raise ProfileError("no profile can be read", where=place, fix="install saferun anew")
     if not gpu.gpus:
         return by_name["cpu"], ()
     products = sorted({g.name for g in gpu.gpus})
