@@ -57,17 +57,25 @@ def test_what_one_of_eight_ranks_says_as_it_exits_is_the_root_line(job, way, end
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "ending"), ENDS)
 def test_what_a_rank_says_as_it_exits_is_the_root_line_though_its_peers_died_too(job, way, ending):
-    """torchrun looks so seldom that it finds both ended, and names the one with an exception."""
+    """torchrun looks when both have ended, and names the one with an exception."""
     job.script.write_text(
-        "import argparse, os, sys, torch, torch.distributed as dist\n"
+        "import argparse, os, signal, sys, time, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "dist.all_reduce(torch.ones(1))\n"
-        f"if os.environ['RANK'] == '1':\n    {ending}\n"
+        "pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]\n"
+        "dist.all_gather(pids, torch.tensor([os.getpid()]))\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.kill(agent := os.getppid(), signal.SIGSTOP)\n"
+        "    if not os.fork():\n"
+        "        os.closerange(3, 1 << 16)\n"
+        "        while any(' Z ' not in open(f'/proc/{pid.item()}/stat').read() for pid in pids):\n"
+        "            time.sleep(0.01)\n"
+        "        os.kill(agent, signal.SIGCONT)\n"
+        "        os._exit(0)\n"
+        f"    {ending}\n"
         "while True:\n    dist.all_reduce(torch.ones(1))\n",
         encoding="utf-8",
     )
-    seldom = ("--monitor-interval=5", "--nproc-per-node=2")
-    done = job.run(way, "--profile=cpu", *seldom, "train.py")
+    done = job.run(way, "--profile=cpu", "--nproc-per-node=2", "train.py")
     kind, said = SAID_LAST[ending]
     messages = [line for line in done.stderr.splitlines() if line.startswith("saferun: ")]
     assert "Connection closed by peer" in done.stderr

@@ -9,6 +9,7 @@ import pytest
 from ranks import ForkServers, Job, launch, runner
 from releases import needs_torch
 from repo import source
+from sandbox import unquoted
 
 Run = Callable[..., Job]
 
@@ -65,7 +66,7 @@ def test_a_cache_that_was_filled_without_the_policy_is_not_used_under_it(run, au
 
 def test_each_rank_gets_compile_caches_of_its_own_that_its_helpers_share(tmp_path):
     """Under the mitigation fresh-compile-cache, below the directories that the launcher made."""
-    base = tmp_path / "fresh"
+    base = Path(unquoted(tmp_path / "fresh"))
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     environ = dict.fromkeys(names, str(base))
     script, mitigations = source("inject/show_caches"), ("fresh-compile-cache",)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sandbox import Sandbox, own_lines, text_of, write
+from sandbox import Sandbox, own_lines, text_of, unquoted, write
 
 from saferun.model import as_tree
 from saferun.settings import HookSettings
@@ -57,7 +57,7 @@ class Interpreters:
         self.receipts = folder / "receipts"
 
     def environ(self, hooks: dict[str, Any] | None, **extra: str) -> dict[str, str]:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": unquoted(self.folder / "inductor")}
         told = {} if hooks is None else {"SAFERUN_INJECT": self.contract(hooks)}
         return {**self.sandbox.environ, **caches, "PYTHONPATH": str(SITE), **told, **extra}
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from helpers import living
 from interpreters import changed
-from sandbox import Sandbox, own_lines, text_of, write
+from sandbox import Sandbox, own_lines, text_of, unquoted, write
 
 from saferun.inject import contract
 
@@ -139,7 +139,10 @@ class ForkServers:
             "init": init or {},
             "order": order or {},
             "watched": watched,
-            "environ": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **(environ or {})},
+            "environ": {
+                "TORCHINDUCTOR_CACHE_DIR": unquoted(folder / "inductor"),
+                **(environ or {}),
+            },
         }
         mode = (order or {}).get("mode", "warn")
         patches = hooks(None, {"mode": "warn" if mode == "error" else mode}) | more

@@ -6,17 +6,21 @@ in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
 
 from __future__ import annotations
 
+import atexit
 import json
 import locale
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from helpers import DEADLINE_S, MARK, kill_all, living, until, watched
 
@@ -29,12 +33,22 @@ _HANDED_ON = re.compile(
     r"|CC|CXX|CUDA_HOME|CUDA_PATH"  # where a machine has its compilers
     r"|PYTEST_\w+|SAFERUN_(?:CORPUS|TEST_\w+)|TEST_(?:TENSORFLOW|BASH)|OUT",  # of the tests
 )
+_LINKS = Path(tempfile.mkdtemp(prefix="saferun-", dir="/tmp"))
+atexit.register(shutil.rmtree, _LINKS)
 OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
 
 SAFERUN = (sys.executable, "-m", "saferun")
 BESIDE = Path(sys.executable).parent  # torchrun's place
 
 SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell on the way adds to an environment
+
+
+def unquoted(path: Path) -> str:
+    """Return another name of a path, without blanks: torch gives compilers such names unquoted."""
+    link = _LINKS / f"{crc32(bytes(path.parent)):08x}"
+    if not link.is_symlink():
+        link.symlink_to(path.parent)
+    return str(link / path.name)
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
