@@ -1,13 +1,11 @@
 """A failure goes away because the loop changed the one setting that caused it."""
 
-import contextlib
 import json
 import resource
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import taken_port
 from runs import PROGRAMS, ran, run, small_torchrun
 
 HUNGRY = "files = [open('/dev/null') for _ in range(400)]; print('opened')\n"
@@ -30,14 +28,6 @@ def written(folder: Path, text: str) -> str:
     path = folder / "t.py"
     path.write_text(text, encoding="utf-8")
     return str(path)
-
-
-@contextlib.contextmanager
-def taken_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.bind(("0.0.0.0", 0))
-        holder.listen()
-        yield holder.getsockname()[1]
 
 
 @pytest.mark.slow

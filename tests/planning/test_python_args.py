@@ -49,8 +49,9 @@ def test_python_gets_the_script_as_it_stands(tmp_path, argv, expected):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_python_does_not_take_is_refused_in_one_line(tmp_path, argv, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         planned(argv, tmp_path)
+    assert caught.value.code == 2
 
 
 def test_a_script_on_stdin_is_tried_once(tmp_path):
