@@ -142,11 +142,17 @@ def is_telling(phrase: str) -> bool:
 
 
 def minors(ranges: str, library: str, record: Record) -> list[str]:
-    """Return the minor versions of "2.4..2.6,2.8..", of those that were looked at."""
+    """Return the minor versions of "2.4..2.6,2.8..", of those that were looked at.
+
+    Raises:
+        ValueError: a version was not looked at.
+    """
     order = [minor(release) for release in record.releases[library]]
     found: list[str] = []
     for piece in ranges.split(","):
         first, _, last = piece.partition("..")
+        if unknown := {first, last or first}.difference(order):
+            raise ValueError(f"nobody looked at {library} {', '.join(sorted(unknown))}")
         found += order[order.index(first) : order.index(last) + 1 if last else None]
     return found
 

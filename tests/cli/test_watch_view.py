@@ -151,7 +151,7 @@ def test_the_gpus_of_the_run_are_asked_for_and_no_others(tmp_path):
 def test_a_narrow_terminal_cuts_lines_and_markup_is_text():
     job = Job(attempt(1), line="[red]a\x1b[31m[/nothing] " + "long " * 40, output_s=1.0)
     out = io.StringIO()
-    console = Console(file=out, width=40, force_terminal=True, color_system=None)
+    console = Console(file=out, width=40, height=25, force_terminal=True, color_system=None)
     console.print(colour.drawn(watch_view.lines(snapshot(job), "a note " * 20)))
     assert max(map(len, out.getvalue().splitlines())) <= 40
     assert "1 s ago: [red]a?[31m" in " ".join(out.getvalue().split())

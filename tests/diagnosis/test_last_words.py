@@ -90,3 +90,37 @@ def test_the_rank_that_torchrun_itself_ended_was_not_the_first(beside, root, kin
     log = f"three shards, and 4 ranks want one each\n{peer}{end.format(beside=beside, root=root)}"
     found = diagnose(log, stderr_from=1)
     assert (found.kind, found.root_rank) == (kind, rank)
+
+
+FILES = """Failures:
+[0]:
+  rank      : 2 (local_rank: 2)
+  exitcode  : {code} (pid: 12)
+  error_file: {file}
+Root Cause (first observed failure):
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 11)
+  error_file: /tmp/1/error.json
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "file", "prefix", "kind", "rank"),
+    [
+        (3, "<N/A>", "[rank1]: ", "user-exception", 2),
+        (3, "<N/A>", "", "peer-lost", 1),  # it may be rank 2 that printed it
+        (3, "/tmp/2/error.json", "[rank1]: ", "peer-lost", 1),
+        (-15, "<N/A>", "[rank1]: ", "peer-lost", 1),
+        (-9, "<N/A>", "[rank1]: ", "peer-lost", 1),  # torchrun's own SIGKILL
+    ],
+)
+def test_a_rank_that_chose_to_end_comes_before_the_exception_of_a_peer_that_saw_it_go(
+    code, file, prefix, kind, rank
+):
+    seen = f"{TRACEBACK}RuntimeError: [gloo/pair.cc:534] Connection closed by peer [::1]:2"
+    peer = "".join(f"{prefix}{row}\n" for row in seen.split("\n"))
+    report = "E0101 10:00:00.1 7 torch/x.py:8] failed (exitcode: 1) local_rank: 1 (pid: 11) of x\n"
+    log = f"three shards, and 4 ranks want one each\n{peer}{report}"
+    found = diagnose(log + FILES.format(code=code, file=file), stderr_from=1)
+    assert (found.kind, found.root_rank) == (kind, rank)

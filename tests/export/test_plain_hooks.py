@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -87,7 +88,8 @@ print(torch.equal(out, torch.ones(3).sin() + 1), counters["inductor"]["cudagraph
 )
 def test_markers_count_no_step_in_a_distributed_job(machine, profile, ranks, steps):
     ran = run(machine, source("inject/mark_steps"), profile, ranks=ranks, GROUP="made")
-    assert ran.out.split() == [str(steps)] * ranks, ran.err
+    # Between them torch 2.8 writes lines of gloo's, in pieces.
+    assert re.findall(r"steps=(\d+);", ran.out) == [str(steps)] * ranks, ran.err
 
 
 GRAPHS = "torch.compile(body, options={'triton.cudagraphs': True})(x).backward(dx)\nshow(lowered)"
@@ -120,7 +122,8 @@ def test_ranks_wait_for_each_other_until_the_last_has_made_its_group(machine):
     """A lazy gloo's init waits for nobody of itself."""
     late = source("inject/late_for_init").replace("+ 30", "+ 3")  # it comes, as nobody can go ahead
     ran = run(machine, late, "cuda", ranks=2, TORCH_GLOO_LAZY_INIT="1")
-    assert (ran.status, sorted(ran.out.splitlines())) == (0, ["2.0 False", "2.0 True"]), ran.err
+    met = sorted(re.findall(r"2\.0 (?:True|False)", ran.out))  # among lines of gloo's
+    assert (ran.status, met) == (0, ["2.0 False", "2.0 True"]), ran.err
 
 
 LOADERS = """

@@ -4,11 +4,11 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cases import slow
 from repo import ROOT
 from rights import needs
 from runs import AT_ONCE, Run, program, run
@@ -155,8 +155,11 @@ def test_a_plain_python_behind_another_sitecustomize_is_named(tmp_path, required
         assert len([text for text in job.messages() if line in text]) == 1
 
 
-@pytest.mark.parametrize("tool", ["popen", "fork_exec", "executable"])
-@pytest.mark.parametrize("argv", [[], ["--retries=0"]], ids=["supervised", "one attempt"])
+FOLLOWING = [("fork_exec", []), ("executable", []), ("popen", ["--retries=0"])]
+FOLLOWING += slow(("popen", []), ("fork_exec", ["--retries=0"]), ("executable", ["--retries=0"]))
+
+
+@pytest.mark.parametrize(("tool", "argv"), FOLLOWING)
 def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
     command = [sys.executable, program("follower"), tool, str(TORCHRUN.with_name("saferun"))]
     with run(tmp_path, *argv, "--nproc-per-node=2", RANK, command=command) as job:
@@ -167,7 +170,7 @@ def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
     assert len(said) == (0 if argv else 1)
 
 
-@pytest.mark.parametrize("tool", ["popen", "fork_exec", "executable", "none"])
+@pytest.mark.parametrize("tool", ["fork_exec", "executable", *slow("popen", "none")])
 def test_a_disabled_saferun_is_equal_to_torchrun_under_a_tool(tmp_path, tool):
     ways = []
     for name, environ in (("torchrun", {}), ("saferun", {"SAFERUN_DISABLE": "1"})):
@@ -255,5 +258,5 @@ def test_a_job_ignores_the_signals_that_it_would_ignore_without_us(tmp_path, par
     argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", str(script)]
     with run(tmp_path, *argv, command=[sys.executable, *parent, "-m", "saferun"]) as job:
         assert job.end() == 0, job.err
-    bare = [sys.executable, *parent, str(script)]
-    assert job.out == subprocess.run(bare, capture_output=True, text=True, check=True).stdout
+    # Started as the job was: a Python from 3.13 on starts some by posix_spawn, others by fork.
+    assert job.out == job.ran(sys.executable, *parent, script).stdout

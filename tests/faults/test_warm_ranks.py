@@ -55,6 +55,28 @@ def test_what_one_of_eight_ranks_says_as_it_exits_is_the_root_line(job, way, end
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("way", "ending"), ENDS)
+def test_what_a_rank_says_as_it_exits_is_the_root_line_though_its_peers_died_too(job, way, ending):
+    """torchrun looks so seldom that it finds both ended, and names the one with an exception."""
+    job.script.write_text(
+        "import argparse, os, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        f"if os.environ['RANK'] == '1':\n    {ending}\n"
+        "while True:\n    dist.all_reduce(torch.ones(1))\n",
+        encoding="utf-8",
+    )
+    seldom = ("--monitor-interval=5", "--nproc-per-node=2")
+    done = job.run(way, "--profile=cpu", *seldom, "train.py")
+    kind, said = SAID_LAST[ending]
+    messages = [line for line in done.stderr.splitlines() if line.startswith("saferun: ")]
+    assert "Connection closed by peer" in done.stderr
+    assert any(f"({kind} on rank 1, " in line for line in messages), messages
+    assert f"saferun:   {said}" in messages
+    assert not any("attempt 2" in line for line in messages)
+
+
+@pytest.mark.slow
 def test_a_syntax_error_has_no_frame_of_ours(job):
     write(job.script, "import torch\ndef broken(:\n")
     words = (*ONCE, "--nproc-per-node=1", "train.py")  # two ranks may fail at once, or one after

@@ -119,6 +119,13 @@ except RuntimeError as error:
     assert job.out.count(f"refused ranks differ: {said}. Give all ranks the same") == 3
 
 
+def test_a_rank_that_sees_no_gpu_and_takes_gloo_is_named(run_ranks):
+    script = PLAIN.replace('"gloo"', '"gloo" if os.environ["RANK"] == "1" else "nccl"')
+    job = run_ranks("import os\n" + script, ranks=3)
+    assert job.code == 1
+    assert "ranks differ: rank 1 has backend gloo, ranks 0, 2 have nccl. Give" in job.err
+
+
 def test_on_gloo_no_gpu_is_asked_for(run_ranks):
     lie = "torch.cuda.is_initialized = lambda: True; torch.cuda.device_count = lambda: 0"
     lie += "; torch.cuda.get_device_name = lambda: 'NVIDIA B200'"

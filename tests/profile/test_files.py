@@ -56,6 +56,13 @@ def test_a_profile_may_extend_the_shipped_one_of_its_own_name(place):
     assert "env.X" in chain[-1].leaves
 
 
+def test_shipped_profiles_that_cannot_be_read_are_named(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "shipped", lambda name: str(tmp_path / name))
+    with pytest.raises(ProfileError, match="no profile can be read") as raised:
+        chosen(None, place)
+    assert str(tmp_path / "profiles") in str(raised.value)
+
+
 def test_a_circle_of_profiles_is_named(place):
     own(place[1], "a", "schema: 1\nextends: [b]\n")
     own(place[1], "b", "schema: 1\nextends: [a]\n")

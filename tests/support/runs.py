@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import ROOT, parent, until
+from helpers import ROOT, free_port, parent, until
+from releases import torch_before
 from repo import source
 from sandbox import BESIDE, SAFERUN, Sandbox, executable, output, own_lines, python_program
 
@@ -42,7 +43,9 @@ class Run(Sandbox):
         command: Sequence[object] = SAFERUN,
         **options: Any,
     ) -> None:
-        super().__init__(folder, **(env or {}))
+        # An older torchrun takes 29500, which another run of the tests may have.
+        port = {"PET_MASTER_PORT": str(free_port())} if torch_before("2.9") else {}
+        super().__init__(folder, **port, **(env or {}))
         self.process = self.popen(*command, *argv, **options)
         self.out = self.err = ""
         self._err_so_far = b""

@@ -21,6 +21,7 @@ class RankFacts(TypedDict, total=False):
     """The facts that a rank tells the others; unknown facts are absent."""
 
     world_size: int
+    backend: str
     torch: str
     cuda: str
     nccl: str
@@ -42,6 +43,7 @@ class Comparison(TypedDict):
 
 NAMES = {
     "world_size": "world size",
+    "backend": "backend",
     "torch": "torch",
     "cuda": "CUDA",
     "nccl": "NCCL",

@@ -283,9 +283,15 @@ def detect(gpu: GpuFacts, environ: Mapping[str, str]) -> tuple[Found, tuple[str,
     Returns:
         The profile, and remarks. It is `cpu` without GPUs, and `cuda` if no profile matches or the
         GPUs differ.
+
+    Raises:
+        ProfileError: the shipped ones are not there, or not for this user.
     """
     profiles = known(environ)
     by_name = {found.name: found for found in reversed(profiles)}
+    if not {"cpu", "cuda"} <= by_name.keys():
+        place = paths.shipped("profiles")
+        raise ProfileError("no profile can be read", where=place, fix="install saferun anew")
     if not gpu.gpus:
         return by_name["cpu"], ()
     products = sorted({g.name for g in gpu.gpus})

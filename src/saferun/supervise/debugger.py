@@ -111,8 +111,8 @@ def run_here(command: Sequence[str], env: Mapping[str, str], *, is_agent: bool) 
         else:
             sys.path[:1] = [os.path.dirname(os.path.realpath(command[0]))]
             runpy.run_path(command[0], run_name="__main__")
-    except SystemExit:
-        raise
+    except SystemExit as end:  # scalene takes what is no number for 1, and torchrun ends with None
+        raise SystemExit(0 if end.code is None else end.code) from None
     except BaseException as error:  # the program's own, and not a fault of saferun
         trace = error.__traceback__
         while trace and trace.tb_next and _is_ours(trace.tb_frame.f_code.co_filename):

@@ -59,5 +59,7 @@ with tempfile.TemporaryDirectory() as folder:
                 exec(compile(file.read(), sys.argv[0], "exec"), vars(sys.modules["__main__"]))
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        sys.exit(end.code if isinstance(end.code, int) else 1)  # as scalene
     finally:
         print("the tool sees the end", flush=True)

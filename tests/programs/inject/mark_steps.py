@@ -31,7 +31,7 @@ def main():
     before = MarkStepBox.mark_step_counter
     for way in ways.values():
         way()
-    print(before - MarkStepBox.mark_step_counter)
+    print(f"steps={before - MarkStepBox.mark_step_counter};")
 
 
 main()

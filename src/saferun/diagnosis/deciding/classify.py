@@ -160,12 +160,14 @@ def _of_lines(
     if evidence.exit_code == 0 and not evidence.failures:
         return Reading(collected, (), _diagnosis("no-failure", knowledge, by=("exit status 0",)))
     root_rank = collected.exits.root_rank
-    steps = root_cause.choose(collected.found, root_rank, knowledge, lines)
+    steps = root_cause.choose(collected.found, collected.exits, knowledge, lines)
     best = steps[-1].taken if steps else None
     if best is not None and best.weight >= DECIDES:
         line, by = root_line(best, knowledge), known_from.named(best, evidence)
         return Reading(collected, steps, _diagnosis(best.kind, knowledge, line, best.rank, by=by))
-    ranks = (best.rank, exit_codes.rank_of(best.kind, lines), root_rank) if best else (root_rank,)
+    silent = collected.exits.silent_rank if best and best.kind in root_cause.SILENT else None
+    ended = exit_codes.rank_of(best.kind, lines) if best else None
+    ranks = (best.rank if best else None, ended, silent, root_rank)
     rank = next((rank for rank in ranks if rank is not None), None)
     if best is None or best.kind == "unknown":
         found = _diagnosis("unknown", knowledge, telling_line(collected.lines), rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ _ROOT_LINES = 8  # length of the block below that line
 AGENT_ASKED = 40  # weight of a report by a launcher that was itself told to end
 _ECHO = 40  # a candidate with at most this weight may be an echo, or the launcher's effect
 _LISTED = "failures:"  # the line above the other failed ranks
+_FILE, _NO_FILE = "error_file:", "<n/a>"  # a rank's exception
 _TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
 _SAME_MOMENT_S = 2  # the launcher's own SIGKILL comes 30 s later (--shutdown-timeout)
 _EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
@@ -134,6 +136,7 @@ class Exits:
 
     signs: tuple[ExitSign, ...]
     root_rank: int | None
+    silent_rank: int | None = None  # one beside it that chose to end, and raised nothing
 
 
 def with_ranks(lines: Sequence[Line]) -> tuple[Line, ...]:
@@ -195,7 +198,7 @@ def find(
         if not (telling[at] or reader.in_root(at)):
             continue
         text = line.text.lower()
-        reader.read_summary(at, line.text, text)
+        reader.read_summary(at, line, text)
         if at in skipped or not _may_report(text):
             continue
         code = _code(text)
@@ -207,7 +210,7 @@ def find(
             weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
             weight = max(weight, _OF_ROOT) if signal_of(code) and reader.in_root(at) else weight
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
-    return Exits(tuple(reader.signs.values()), reader.root_rank)
+    return Exits(tuple(reader.signs.values()), reader.root_rank, reader.silent_rank)
 
 
 class _Reader:
@@ -216,32 +219,41 @@ class _Reader:
     def __init__(self, summary: int) -> None:
         self.signs: dict[ExitSign, ExitSign] = {}  # first of those that differ only in their line
         self.root_rank: int | None = None
+        self.silent_rank: int | None = None
         self._root: int | None = None  # the line where the root's block begins
         self._summary = summary  # the line where the summary begins to list the ranks
         self._crashes: list[tuple[ExitSign, float]] = []  # crashes in the summary, and their times
         self._moment = float("inf")
         self._own: list[ExitSign] = []  # statuses of their own of the ranks listed beside the root
+        self._has_file: dict[int | None, bool] = {}  # rank in the summary -> it left an exception
 
-    def read_summary(self, at: int, text: str, lower: str) -> None:
+    def read_summary(self, at: int, line: Line, lower: str) -> None:
         """Read one line of the log, which may belong to the summary.
 
         Args:
             at: the line's index.
-            text: the line.
-            lower: the line in lower case.
+            line: the line.
+            lower: its text in lower case.
         """
         in_root = self.in_root(at)
         if lower.strip() == _LISTED:
-            self._summary, self._crashes = at, []
+            self._summary, self._crashes, self._has_file = at, [], {}
         elif _ROOT in lower:
             self._crashes = [
                 (sign, when) for sign, when in self._crashes if sign.at > self._summary
             ]
             listed = (sign for sign in self.signs.values() if sign.at > self._summary)
-            self._own = [sign for sign in listed if sign.code > 0]
+            own = (sign for sign in listed if sign.code > 0)
+            self._own = [sign for sign in own if not self._has_file.get(sign.rank)]
             self._root, self.root_rank = at, None
             self.signs = _crashes_before(self._summary, self.signs)
-        elif (moment := _moment(text)) is not None:
+        elif lower.lstrip().startswith(_FILE):
+            self._has_file[line.rank] = has = _NO_FILE not in lower
+            known = (sign for sign in self._own if in_root and has and sign.rank in self._has_file)
+            for sign in itertools.islice(known, 1):
+                self.silent_rank = sign.rank
+                self.signs.setdefault(replace(sign, at=0), sign)
+        elif (moment := _moment(line.text)) is not None:
             self._moment = moment
             if in_root:
                 for sign, when in self._crashes:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from saferun.diagnosis.deciding.candidate import Candidate
-from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED
+from saferun.diagnosis.deciding.exit_codes import AGENT_ASKED, Exits
 from saferun.diagnosis.reading import progress
 from saferun.diagnosis.reading.log_lines import Line
 from saferun.diagnosis.signatures import DECIDES, USER, WEIGHTS, Knowledge
@@ -21,11 +21,11 @@ from saferun.diagnosis.signatures import DECIDES, USER, WEIGHTS, Knowledge
 _MESSAGE_LINES = 8  # longest message of an exception; later lines may be output
 _SEPARATE_LINES = 3  # normal output between a handled exception and the one that ended the job
 # Kinds by which a rank ends without a reason: what its peers then see is not the cause.
-_SILENT = ("child-failed-no-root", "user-args-error")
+SILENT = ("child-failed-no-root", "user-args-error")
 # The same for the echo `peer-lost`. Any other echo may itself lead to an abort, so an abort
 # explains none of them.
 _SIGNALLED = ("abort-unknown", "ended-by-signal", "interrupted", "sigterm-preempted")
-_SILENT_TO_PEERS = (*_SILENT, *_SIGNALLED)
+_SILENT_TO_PEERS = (*SILENT, *_SIGNALLED)
 # Kinds of torchrun's own end by a signal from outside.
 _ASKED = ("sigterm-preempted", "sighup-terminal-closed", "interrupted")
 _KILLED = ("killed-from-outside", "host-oom-killed")
@@ -46,18 +46,19 @@ class Step:
 
 
 def choose(
-    found: Sequence[Candidate], root_rank: int | None, knowledge: Knowledge, lines: Sequence[Line]
+    found: Sequence[Candidate], exits: Exits, knowledge: Knowledge, lines: Sequence[Line]
 ) -> tuple[Step, ...]:
     """Return the steps to the root cause, which is the last one; () without a candidate.
 
     Args:
         found: all candidates (`candidates.collect`).
-        root_rank: the rank that the launcher names as the first; None if it names none.
+        exits: the ends of processes, and the rank that the launcher names as the first.
         knowledge: the kinds of failures.
         lines: the log's lines.
     """
     if not found:
         return ()
+    root_rank = exits.root_rank
 
     def order(item: Candidate) -> tuple[float, bool, tuple[int, int]]:
         elsewhere = root_rank is not None and item.rank is not None and item.rank != root_rank
@@ -67,8 +68,10 @@ def choose(
     steps = [Step(best, "it weighs most, on the rank that failed first, at the earliest place")]
     if best.weight >= DECIDES:
         return (Step(best, "it is known beside the log, which shows what followed"),)
+    if best.weight <= WEIGHTS["echo+"] and _is_of_silent(exits.silent_rank, best, found):
+        root_rank = exits.silent_rank
     if best.weight <= WEIGHTS["echo+"] and best.rank not in (None, root_rank):
-        kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else _SILENT
+        kinds = _SILENT_TO_PEERS if best.kind == "peer-lost" else SILENT
         silent = [item for item in found if item.kind in kinds and item.rank == root_rank]
         best = min(silent, key=order, default=best) if root_rank is not None else best
         steps.append(Step(best, "the rank that failed first ended without a reason; peers saw it"))
@@ -85,6 +88,19 @@ def choose(
     steps.append(Step(_standing(best, found) or best, "the other one is its consequence"))
     return tuple(
         step for at, step in enumerate(steps) if not at or step.taken is not steps[at - 1].taken
+    )
+
+
+def _is_of_silent(rank: int | None, echo: Candidate, found: Sequence[Candidate]) -> bool:
+    """Return whether an echo follows from the end of a rank that chose to end.
+
+    The launcher names the earliest exception, which may be a peer's that saw that rank go. If the
+    rank itself may have printed an echo, it was not the first either.
+    """
+    told = {one.text for one in found if not one.in_log}
+    others = (one for one in found if one.kind == echo.kind and one.in_log and one.raised)
+    return rank is not None and all(
+        one.text in told or one.rank not in (None, rank) for one in others
     )
 
 
@@ -151,7 +167,7 @@ def _reported_before(echo: Candidate, found: Sequence[Candidate]) -> Candidate |
         ]
     first = min(earlier, key=lambda item: (item.position, -item.weight), default=echo)
     known = first.weight == WEIGHTS["bare"] and not first.generic
-    return first if known or first.kind in _SILENT else None
+    return first if known or first.kind in SILENT else None
 
 
 def _own_faults(

@@ -277,6 +277,8 @@ class InitCall:
             "argv": rank_differences.comparable_arguments(sys.argv),
             "local": os.environ.get("LOCAL_RANK", ""),
         }
+        if self._backend in BACKENDS - {"undefined"}:  # one that its argument names alone
+            facts["backend"] = self._backend
         _add_versions(facts, sys.modules["torch"], self._backend)
         return facts
 
