@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import taken_port
 from runs import PROGRAMS, ran, small_torchrun
+from sandbox import write
 
 HUNGRY = "files = [open('/dev/null') for _ in range(400)]; print('opened')\n"
 # The message is torch's; only a GPU makes torch write it by itself.
@@ -25,9 +26,7 @@ def limited() -> None:
 
 
 def written(folder: Path, text: str) -> str:
-    path = folder / "t.py"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
+    return str(write(folder / "t.py", text))
 
 
 @pytest.mark.slow

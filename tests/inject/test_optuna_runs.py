@@ -49,9 +49,7 @@ def hpo(folder: Path, *argv: str, every: int = 0, start: Any = ran, **options: A
 
 
 def script(folder: Path, text: str) -> str:
-    path = folder / "tune.py"
-    write(path, QUIET + text)
-    return str(path)
+    return str(write(folder / "tune.py", QUIET + text))
 
 
 @pytest.mark.timeout(3600)
