@@ -10,6 +10,7 @@ import sys
 import pytest
 from cases import check_cases
 from command import call
+from sandbox import text_of, write
 from user_machine import (
     HUB_DOWN,
     KEY_ERROR,
@@ -69,7 +70,7 @@ def test_the_diagnosis_of_a_run_is_that_of_its_last_failure(machine):
 
 def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machine):
     script = machine.cwd / "train.py"
-    script.write_text("batch = {}\nbatch['labels']\n", encoding="utf-8")
+    write(script, "batch = {}\nbatch['labels']\n")
     lines = []
     result = run(machine, settings={"launcher": "python"}, retries=1, on_line=lines.append)
     place = f"{script}:2  batch['labels']"
@@ -78,9 +79,7 @@ def test_the_place_of_a_users_exception_is_in_the_diagnosis_and_on_stderr(machin
 
 
 def test_the_diagnosis_of_a_crash_has_the_python_stack(machine):
-    (machine.cwd / "train.py").write_text(
-        "import os\ndef step():\n    os.abort()\nstep()\n", encoding="utf-8"
-    )
+    write(machine.cwd / "train.py", "import os\ndef step():\n    os.abort()\nstep()\n")
     machine.environ["PYTHONFAULTHANDLER"] = "1"
     found = run(machine, settings={"launcher": "python"}, retries=1).diagnosis
     assert found.kind == "abort-unknown"
@@ -110,7 +109,7 @@ def test_the_run_is_found_among_others(machine):
     """Among those of processes that had the same pid before, and one that began meanwhile."""
     for pid in range(os.getpid(), os.getpid() + 2000):
         (machine.runs / f"20000101-101010-{pid}").mkdir(parents=True)
-        (machine.runs / f"20000101-101010-{pid}" / "plan.json").write_text("{}", encoding="utf-8")
+        write(machine.runs / f"20000101-101010-{pid}" / "plan.json", "{}")
     before = set(os.listdir(machine.runs))
 
     def meanwhile(_line: str) -> None:
@@ -156,7 +155,7 @@ def test_a_function_gets_each_line_or_files_take_them(machine, tmp_path, capfd):
     assert lines[:3] == ["saferun: profile cpu (detected: no GPU)", *KEY_ERROR.splitlines()]
     with open(tmp_path / "log", "w", encoding="utf-8") as file:
         run(machine, WRONG, stdout=file, stderr=subprocess.STDOUT)
-    assert KEY_ERROR in (tmp_path / "log").read_text(encoding="utf-8")
+    assert KEY_ERROR in text_of(tmp_path / "log")
     assert capfd.readouterr() == ("", "")
 
 
@@ -219,7 +218,7 @@ def test_a_plan_is_that_of_the_command(machine, options, words):
 
 def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
     log = machine.cwd / "train.log"
-    log.write_text(HUB_DOWN, encoding="utf-8")
+    write(log, HUB_DOWN)
     shown = call("diagnose", "--json", str(log), environ=machine.environ, cwd=machine.cwd)
     for found in (saferun.diagnose(HUB_DOWN), saferun.diagnose(log)):
         assert found.kind == json.loads(shown.stdout)["kind"] == "hub-unavailable"
@@ -238,7 +237,7 @@ def test_a_text_and_a_file_are_diagnosed_as_by_the_command(machine):
 
 def test_no_file_of_the_working_directory_is_imported(machine):
     for name in ("ctypes", "click", "saferun"):
-        (machine.cwd / f"{name}.py").write_text("raise SystemExit('imported')", encoding="utf-8")
+        write(machine.cwd / f"{name}.py", "raise SystemExit('imported')")
     assert run(machine, OK).status == 0
 
 
@@ -254,7 +253,7 @@ saferun.diagnose("x").kinds
 
 @pytest.mark.slow
 def test_a_type_checker_sees_the_types(tmp_path):
-    (tmp_path / "user.py").write_text(USER, encoding="utf-8")
+    write(tmp_path / "user.py", USER)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "user.py"],
         cwd=tmp_path,

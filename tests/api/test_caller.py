@@ -3,22 +3,22 @@
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import slow
 from helpers import until
 from repo import PROGRAMS
-from runs import Run, run, small_torchrun, staying
+from runs import Run, ran, run, small_torchrun, staying
 
 CALLER = [sys.executable, str(PROGRAMS / "api" / "caller.py")]
 
 
-def calls(folder: Path, how: str = "") -> AbstractContextManager[Run]:
+def calls(folder: Path, how: str = "", start: Any = run, **options: Any) -> Run:
     """A program in a process group of its own, as at a terminal."""
-    options = {"env": small_torchrun(folder), "start_new_session": True}
-    return run(folder, *staying(folder), command=[*CALLER, how], **options)
+    options |= {"env": small_torchrun(folder), "start_new_session": True}
+    return start(folder, *staying(folder), command=[*CALLER, how], **options)
 
 
 def ranks_stay(job: Run) -> None:
@@ -46,18 +46,13 @@ def test_an_exception_ends_the_run_and_is_raised_then(tmp_path, how, number, rai
 
 @pytest.mark.parametrize("how", ["thread", "thread-lines"])
 def test_an_interrupt_that_is_no_signal_ends_the_run_of_a_caller_that_blocks_it(tmp_path, how):
-    with calls(tmp_path, how) as job:
-        assert job.end() == 3, job.err
-        job.nothing_lives()
-        assert "raised KeyboardInterrupt" in job.out
-        assert job.events("ended")[0]["ended_by"] == "job"  # it was not deaf to the signal
+    job = calls(tmp_path, how, ran, status=3)
+    assert "raised KeyboardInterrupt" in job.out
+    assert job.events("ended")[0]["ended_by"] == "job"  # it was not deaf to the signal
 
 
 def test_what_the_function_for_lines_raises_ends_the_run(tmp_path):
-    with calls(tmp_path, "line") as job:
-        assert job.end() == 3, job.err
-        job.nothing_lives()
-        assert "raised LookupError" in job.out
+    assert "raised LookupError" in calls(tmp_path, "line", ran, status=3).out
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, *slow(signal.SIGTERM)])

@@ -8,6 +8,7 @@ import pytest
 from browser import Browser
 from command import call
 from repo import ROOT
+from sandbox import text_of, write
 from user_machine import NOW, event, journal
 
 pytestmark = pytest.mark.browser
@@ -24,7 +25,7 @@ def axe() -> str:
     found = sorted(folder.rglob("axe.min.js"))
     if not found:
         pytest.skip("no axe-core (make test-browser)")
-    return found[0].read_text(encoding="utf-8")
+    return text_of(found[0])
 
 
 def everything(base: pathlib.Path) -> None:
@@ -49,12 +50,10 @@ def everything(base: pathlib.Path) -> None:
         event("end", NOW + 4100, 4100, status=0, advice=LONG),
         plan={"script": LONG, "command": ["torchrun", LONG], "env": {"A": {"value": LONG}}},
     )
-    (place / "hang-1.txt").write_text(f"{LONG}\n" * 50, encoding="utf-8")
-    (place / "attempt-1.stderr").write_text(f"step 1\n{LONG}\n" * 300, encoding="utf-8")
+    write(place / "hang-1.txt", f"{LONG}\n" * 50)
+    write(place / "attempt-1.stderr", f"step 1\n{LONG}\n" * 300)
     steps = "".join(f"step {n} loss {9 / n}\n" for n in range(1, 500))
-    (place / "attempt-2.stdout").write_text(
-        steps + '  File "/lib/python3.9/a.py", line 1\n', encoding="utf-8"
-    )
+    write(place / "attempt-2.stdout", steps + '  File "/lib/python3.9/a.py", line 1\n')
     for folder in ("receipts", "state"):
         (place / folder).mkdir()
     for rank in range(64):
@@ -62,7 +61,7 @@ def everything(base: pathlib.Path) -> None:
         lines = [{**head, "hook": "bootstrap", "outcome": "applied"}]
         lines += [{**head, "hook": "compile", "outcome": "failed", "error": LONG + str(rank)}]
         path = place / "receipts" / f"a1-r0-rank{rank}-pid{100 + rank}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        write(path, "".join(json.dumps(line) + "\n" for line in lines))
     trials = [
         {"number": n, "state": "FAIL", "cause": LONG, "params": {LONG: n % 2}} for n in range(9)
     ]
@@ -70,7 +69,7 @@ def everything(base: pathlib.Path) -> None:
     trials = [{**one, **best, "cause": "SIGSEGV" * (one["number"] > 4) or LONG} for one in trials]
     trials.append({**best, "number": 9, "state": "COMPLETE", "cause": "", "params": {LONG: 0}})
     lines = "".join(json.dumps(one) + "\n" for one in trials)
-    (place / "state" / "trials.jsonl").write_text(lines, encoding="utf-8")
+    write(place / "state" / "trials.jsonl", lines)
 
 
 @pytest.fixture(scope="module")

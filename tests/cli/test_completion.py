@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from sandbox import captured, shell
+from sandbox import captured, executable, shell
 from terminals import Terminal
 from user_machine import NOW, UserMachine, finished
 
@@ -52,8 +52,7 @@ def machine(home: pathlib.Path, tmp_path: pathlib.Path) -> UserMachine:
         (made.cwd / name).touch()
     finished(made.runs, "20260101-101010-7", NOW)
     trap = made.folder / "bin" / "nvidia-smi"
-    trap.write_text(f"#!/bin/sh\n{shell('touch', made.folder / 'asked')}\n", encoding="utf-8")
-    trap.chmod(0o755)
+    executable(trap, f"#!/bin/sh\n{shell('touch', made.folder / 'asked')}\n")
     made.environ["PATH"] = f"{BIN}:{made.folder}/bin:/usr/bin:/bin"
     return made
 

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
-from sandbox import captured
+from sandbox import captured, write
 
 from saferun.cli import diagnose
 from saferun.errors import SaferunError
@@ -28,9 +28,7 @@ KEYS = [
 
 @pytest.fixture
 def log(tmp_path: Path, home: Path) -> str:
-    path = tmp_path / "train.log"
-    path.write_text(LOG, encoding="utf-8")
-    return str(path)
+    return str(write(tmp_path / "train.log", LOG))
 
 
 def test_standard_input_is_diagnosed(home, monkeypatch):

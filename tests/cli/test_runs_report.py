@@ -139,17 +139,6 @@ def test_what_a_job_wrote_is_no_markup(machine):
     assert "<script" not in outside
 
 
-def test_no_secret_is_in_a_report(machine):
-    secret = "hf_abcdefghijklmnopqrstuvwxyz012345"
-    command_line = ("--set", f"env.MY_TOKEN={secret}", "train.py", "--api-key", secret)
-    said = {**WRONG, "says": f"token={secret}\n" + WRONG["says"]}
-    machine.launch(said, command_line=command_line)
-    for form in (["--html", "-"], ["--markdown"], ["--json"]):
-        told = machine.ask("report", "last", *form)
-        assert secret not in told
-        assert "***" in told
-
-
 def test_a_price_of_the_profile_is_in_the_journal_and_another_can_be_given(machine):
     machine.launch(OK, command_line=("--set", "price_per_gpu_hour=2.5", "train.py"))
     (begun,) = json.loads(machine.ask("report", "last", "--json"))["attempts"]

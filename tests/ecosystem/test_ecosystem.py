@@ -190,7 +190,6 @@ repos:
 
 
 def test_pre_commit_runs_the_committed_hooks_without_torch(place):
-    (place / "profiles").mkdir()
     write(place / "profiles" / "good.yaml", "schema: 1\nextends: [cuda]\n")
     ran(place, TORCH / "saferun", "gen-shell", "-o", "run.sh", "--", "rank.py")
     commit = ran(ROOT, "git", "rev-parse", "HEAD").strip()
@@ -208,7 +207,6 @@ def test_the_action_installs_it_and_checks(place):
     import yaml
 
     steps = yaml.safe_load(text_of(ROOT / "action.yml"))["runs"]["steps"]
-    (place / "profiles").mkdir()
     write(place / "profiles" / "good.yaml", "schema: 1\n")
     inputs = {"INPUT_PYTHON": "python3", "INPUT_PROFILES": "profiles/*.yaml", "INPUT_SCRIPTS": ""}
     runner = {"RUNNER_TEMP": f"{place}/runner", "GITHUB_ACTION_PATH": str(ROOT)}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from cases import slow
 from repo import ROOT, read_yaml
+from sandbox import text_of, write
 
 import saferun
 from saferun.export import bundle
@@ -68,7 +69,7 @@ def test_what_is_packed_means_what_it_meant_on_the_same_lines(every):
         if path.startswith("saferun/") and path.endswith(".py"):
             packed, whole = (
                 ast.parse(text),
-                ast.parse((ROOT / "src" / path).read_text(encoding="utf-8")),
+                ast.parse(text_of(ROOT / "src" / path)),
             )
             assert meant(packed) == meant(whole), path
             assert not [line for line in text.split("\n") if line.startswith("# ---")], path
@@ -130,9 +131,7 @@ def f(
 def test_what_is_known_means_the_same_without_a_yaml_parser():
     packed_files = bundle.packed_files()
     for name in ("failures", "mitigations"):
-        source = (ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml").read_text(
-            encoding="utf-8"
-        )
+        source = text_of(ROOT / "src" / "saferun" / "knowledge" / f"{name}.yaml")
         assert json.loads(packed_files[f"saferun/knowledge/{name}.json"]) == read_yaml(source)
 
 
@@ -148,14 +147,14 @@ def test_what_was_packed_is_kept_for_this_user_until_a_source_changes(tmp_path, 
     (kept,) = tmp_path.rglob("kit.json")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert bundle.pack(environ) == packed
-    entry = json.loads(kept.read_text(encoding="utf-8"))
+    entry = json.loads(text_of(kept))
     program = entry["value"][0]
     entry["value"][1] = "KEPT"
-    kept.write_text(json.dumps(entry), encoding="utf-8")
+    write(kept, json.dumps(entry))
     assert bundle.pack(environ) == (program, "KEPT")
     monkeypatch.setattr(bundle, "_MAIN", f"{bundle._MAIN}\n")
     changed = bundle.pack(environ)
     assert changed[0] == program
     assert changed[1] not in ("KEPT", packed[1])
-    kept.write_text(kept.read_text(encoding="utf-8")[:70], encoding="utf-8")
+    write(kept, text_of(kept)[:70])
     assert bundle.pack(environ) == changed

@@ -15,7 +15,7 @@ from repo import ROOT
 from supervised import supervised
 
 from saferun.errors import UnavailableError
-from saferun.keeper.process_tree import opens
+from saferun.keeper.process_tree import end_processes, opens, read_stat, send_signal
 from saferun.supervise.attempt.attempt_runner import run_attempt
 from saferun.supervise.attempt.attempt_values import AttemptSpec, Observer
 
@@ -227,8 +227,6 @@ def test_stuck_keeper_is_replaced(tmp_path):
 
 
 def test_process_that_may_not_be_killed_is_waited_for_and_reported():
-    from saferun.keeper.process_tree import end_processes
-
     looks = itertools.count()
     assert end_processes(lambda: next(looks) >= 0 and {1: -1}, limit_s=0.3) == (0, [1])
     assert next(looks) > 1  # it has looked again
@@ -242,8 +240,6 @@ def test_one_that_is_spared_lives_on_and_what_runs_away_beside_it_is_ended():
 
 
 def test_number_that_another_process_has_by_now_is_not_signalled():
-    from saferun.keeper.process_tree import read_stat, send_signal
-
     stat = read_stat(os.getpid())
     send_signal(os.getpid(), stat[2] + 1, signal.SIGKILL)  # we are still here
 

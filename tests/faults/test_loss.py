@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from runs import program, ran
+from runs import PYTHON, program, ran
 from sandbox import shell, text_of
 
-PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 FAST = {"command": [sys.executable, program("fast_watch")]}
 KEEP = ["--set=watch.mode=off"]
 ENDED = ["--set=watch.loss=end"]

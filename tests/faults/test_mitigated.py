@@ -1,14 +1,13 @@
 """A failure goes away because the loop changed the one setting that caused it."""
 
-import contextlib
 import json
 import resource
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import PROGRAMS, ran, run, small_torchrun
+from helpers import taken_port
+from runs import PROGRAMS, ran, small_torchrun
+from sandbox import write
 
 HUNGRY = "files = [open('/dev/null') for _ in range(400)]; print('opened')\n"
 # The message is torch's; only a GPU makes torch write it by itself.
@@ -27,26 +26,15 @@ def limited() -> None:
 
 
 def written(folder: Path, text: str) -> str:
-    path = folder / "t.py"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-@contextlib.contextmanager
-def taken_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.bind(("0.0.0.0", 0))
-        holder.listen()
-        yield holder.getsockname()[1]
+    return str(write(folder / "t.py", text))
 
 
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_left_for_a_free_one(tmp_path):
     script = written(tmp_path, "print('met', flush=True)\n")  # torchrun itself listens at the port
     argv = ["--nproc-per-node=2", script]
-    with taken_port() as port, run(tmp_path, f"--master-port={port}", *argv) as job:
-        assert job.end() == 0, job.err
-        job.nothing_lives()
+    with taken_port() as port:
+        job = ran(tmp_path, f"--master-port={port}", *argv)
     assert job.out.count("met") == 2
     assert "free-port" in job.err
     assert [e["add"] for e in job.events("ended")] == ["free-port", ""]
@@ -56,10 +44,9 @@ def test_a_port_that_is_taken_is_left_for_a_free_one(tmp_path):
 def test_mitigations_can_be_switched_off_and_the_advice_remains(tmp_path):
     script = written(tmp_path, "print('met')\n")
     argv = ["--set", "mitigate.enabled=false", script]
-    with taken_port() as port, run(tmp_path, f"--master-port={port}", *argv) as job:
-        assert job.end() == 1
-        assert len(job.events("ended")) == 1
-        job.nothing_lives()
+    with taken_port() as port:
+        job = ran(tmp_path, f"--master-port={port}", *argv, status=1)
+    assert len(job.events("ended")) == 1
     assert any("port-in-use" in line for line in job.messages()), job.err
     assert "mitigations are switched off" in job.err
     assert "--master-port" in job.err

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from cases import slow
 from helpers import until
-from runs import program, ran, run, small_torchrun
+from runs import PYTHON, program, ran, run, small_torchrun
 from user_machine import NO_SHM
 
-PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 STAYS = "import signal; print('here', flush=True); signal.pause()"
 SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
 CURED = (

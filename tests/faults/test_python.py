@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import until
-from runs import ran, run
+from runs import PYTHON, ran, run
 from sandbox import executable, frame, shell_program
 
-PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 SHOW = "import os, sys; print(sys.argv, sys.stdin.read(), os.environ['SAFERUN_ATTEMPT'])"
 
 

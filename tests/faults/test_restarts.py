@@ -6,42 +6,30 @@ SHARE_STORE, torch has fixed it.
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import free_port
-from runs import Run, program, ran
+from runs import Run, program, ran, run
+from sandbox import SAFERUN
 
 pytestmark = pytest.mark.slow
-SAFERUN = [sys.executable, "-m", "saferun"]
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path, command: list[str], *options: str) -> Iterator[list[Run]]:
-    argv = [
-        *options,
-        "--nnodes=2",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-        "--rdzv-id=two",
-        program("restarted_once"),
-    ]
-    nodes = [Run(folder, argv, command=command) for _ in range(2)]
-    try:
-        yield nodes
-    finally:
-        for node in nodes:
-            node.close()
+def two_nodes(folder: Path, *options: str) -> Iterator[list[Run]]:
+    argv = [*options, "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-id=two"]
+    argv += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    with contextlib.ExitStack() as stack:
+        argv.append(program("restarted_once"))
+        yield [stack.enter_context(run(folder, *argv)) for _ in range(2)]
 
 
 @pytest.mark.parametrize("retries", [0, 2], ids=["by exec", "supervised"])
 def test_under_saferun_a_restart_on_two_nodes_recovers(tmp_path, retries):
     options = ("--profile=cpu", f"--retries={retries}")
-    with two_nodes(tmp_path, SAFERUN, *options) as nodes:
+    with two_nodes(tmp_path, *options) as nodes:
         assert [node.end() for node in nodes] == [0, 0], [node.err for node in nodes]
         assert "recovered, sum 4" in nodes[0].out + nodes[1].out
         for node in nodes:

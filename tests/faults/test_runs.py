@@ -15,11 +15,9 @@ from pathlib import Path
 
 import pytest
 from cases import slow
-from helpers import living, parent, until
+from helpers import DEADLINE_S, living, parent, until
 from runs import Run, counting, example, program, ran, run, small_torchrun, staying
 from sandbox import text_of, write
-
-EVENTUALLY_S = 300
 
 
 @pytest.mark.slow
@@ -156,13 +154,13 @@ def test_a_rank_saves_at_a_user_signal_for_as_long_as_it_needs_and_the_job_goes_
     argv = ["--profile=cpu", "--nproc-per-node=2", program("saves_at_a_signal"), str(tmp_path)]
     with run(tmp_path, *argv) as job:
         up = {"up-0", "up-1"}
-        until(lambda: {p.name for p in tmp_path.glob("up-*")} == up, "ranks", EVENTUALLY_S)
+        until(lambda: {p.name for p in tmp_path.glob("up-*")} == up, "ranks")
         before = set(living(job.mark))
         job.process.send_signal(signal.SIGUSR1)
         os.kill(parent(job.ranks()[0]), signal.SIGUSR1)
-        until((tmp_path / "saving").exists, "rank 0 saves", EVENTUALLY_S)
+        until((tmp_path / "saving").exists, "rank 0 saves")
         (tmp_path / "gate").touch()
-        until((tmp_path / "saved").exists, "rank 0 has saved", EVENTUALLY_S)
+        until((tmp_path / "saved").exists, "rank 0 has saved")
         assert before <= set(living(job.mark))
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.err
@@ -206,7 +204,7 @@ def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
             assert job.process.stdout.readline() == b"attempt 1\n"
             fill(write_end)
             job.process.stdin.close()
-            until(lambda: job.events("ended"), "the attempt's end", EVENTUALLY_S)
+            until(lambda: job.events("ended"), "the attempt's end")
             job.process.send_signal(signal.SIGQUIT)  # which ends nothing
             job.process.send_signal(getattr(signal, name))
             os.close(write_end)
@@ -215,7 +213,7 @@ def test_a_signal_between_two_attempts_ends_the_run(tmp_path, name, backoff):
                 reader.read()
             number = getattr(signal, name)
             status = -number if name == "SIGINT" else 128 + number
-            assert job.process.wait(EVENTUALLY_S) == status
+            assert job.process.wait(DEADLINE_S) == status
             (attempt,), (end,) = job.events("attempt"), job.events("end")
             assert job.events("ended")[0]["action"] == "again"
             assert (attempt["attempt"], end["status"]) == (1, 128 + getattr(signal, name))
@@ -253,7 +251,7 @@ def both_ranks(job: Run, attempt: int, but: dict[int, int] | None = None) -> dic
         fresh = set(found) == {0, 1} and not before & set(found.values())
         return found if fresh and receipts(job, attempt) >= 2 else None
 
-    return until(ready, "both ranks run", EVENTUALLY_S)
+    return until(ready, "both ranks run")
 
 
 def receipts(job: Run, attempt: int) -> int:
@@ -304,7 +302,7 @@ def test_a_torch_without_its_launcher_is_named(tmp_path):
 
 def test_without_retries_the_launcher_has_our_pid_and_no_keeper_lives(tmp_path):
     with run(tmp_path, "--retries=0", *staying(tmp_path), env=small_torchrun(tmp_path)) as job:
-        until(lambda: len(job.ranks()) == 2, "two ranks", EVENTUALLY_S)
+        until(lambda: len(job.ranks()) == 2, "two ranks")
         assert job.processes("torchrun") == [job.process.pid]
         assert "saferun-keeper" not in living(job.mark).values()
         job.process.terminate()

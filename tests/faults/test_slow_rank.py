@@ -1,9 +1,7 @@
 """A rank that the others wait for is named once, and left alone; equal ones are not."""
 
-import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,11 @@ pytestmark = pytest.mark.slow  # ranks train for a minute
 COMMAND = [sys.executable, program("asks_soon")]
 
 
-@contextlib.contextmanager
-def training(folder: Path, factor: float, *more: str, ranks: int = 2) -> Iterator[Run]:
+def training(folder: Path, factor: float, *more: str, ranks: int = 2) -> Run:
     words = ["--profile=cpu", f"--nproc-per-node={ranks}", *more]
     argv = [*words, program("unequal_ranks"), str(factor)]
     environ = {"ASKED": str(folder / "asked")}
-    with run(folder, *argv, command=COMMAND, env=environ) as job:
-        yield job
+    return run(folder, *argv, command=COMMAND, env=environ)
 
 
 def end(job: Run) -> None:

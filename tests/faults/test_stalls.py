@@ -3,32 +3,28 @@
 All times of the watch are a tenth of the usual ones.
 """
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import children, until
-from runs import Run, program, run
+from runs import Run, program, ran, run
 
 pytestmark = pytest.mark.slow
 FAST = [sys.executable, program("fast_watch")]
 LOUD = "ranks wait for it in all_reduce"
 
 
-@contextlib.contextmanager
-def stalling(tmp_path: Path, *deeds: str, settings: list[str], **env: str) -> Iterator[Run]:
+def stalling(tmp_path: Path, *deeds: str, settings: list[str], start: Any = run, **env: str) -> Run:
     argv = ["--profile=cpu", "--nproc-per-node=3", *settings]
     script = [program("stalling"), str(tmp_path), *deeds]
-    with run(tmp_path, *argv, *script, env=env, command=FAST) as job:
-        yield job
+    return start(tmp_path, *argv, *script, env=env, command=FAST)
 
 
 def stalls(job: Run) -> list[dict[str, Any]]:
@@ -149,11 +145,9 @@ def _answers(receipts: Path) -> int:
 
 def test_an_endless_loop_is_in_the_journal_at_once_and_on_stderr_as_a_hang(tmp_path):
     settings = ["--set=watch.silence_s=20", "--set=watch.mode=end"]
-    with stalling(tmp_path, "loop_for_ever", settings=settings) as job:
-        assert job.end() == 0
-        job.nothing_lives()
-        (stall,) = stalls(job)
-        first, _ = job.events("ended")
+    job = stalling(tmp_path, "loop_for_ever", settings=settings, start=ran)
+    (stall,) = stalls(job)
+    first, _ = job.events("ended")
     assert " in loop_for_ever, 2 ranks wait for it in all_reduce (" in stall["line"]
     assert stall["silent_s"] < 20
     assert not said(job)
@@ -162,11 +156,9 @@ def test_an_endless_loop_is_in_the_journal_at_once_and_on_stderr_as_a_hang(tmp_p
 
 def test_a_job_that_its_own_timeout_ends_is_told_with_the_rank_that_was_waited_for(tmp_path):
     """Gloo's report is that of the ranks that waited; the stacks are from before it."""
-    with stalling(tmp_path, "loop_for_ever", settings=[], GROUP_LIMIT_S="15") as job:
-        assert job.end() == 0
-        job.nothing_lives()
-        first, _ = job.events("ended")
-        report = job.ask("runs", "report", job.journal.name, "--markdown")
+    job = stalling(tmp_path, "loop_for_ever", settings=[], start=ran, GROUP_LIMIT_S="15")
+    first, _ = job.events("ended")
+    report = job.ask("runs", "report", job.journal.name, "--markdown")
     assert (first["kind"], first["root_rank"]) == ("nccl-timeout", 0), job.err
     assert any(
         f"the watch: rank 0 is at {program('stalling')}:" in by for by in first["decided_by"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import COMMON, DEADLINE_S, PROGRAMS, SOURCES, python, raw_pty, until
+from sandbox import text_of
 from supervised import supervised
 
 MIB = 1 << 20
@@ -61,7 +62,7 @@ def test_job_that_has_ended_as_asked_does_not_wait_for_a_reader_that_is_stuck(tm
         run.arrived(up=1)
         (job,) = run.members("up")
         until(
-            lambda: "pipe" in Path(f"/proc/{job}/wchan").read_text(encoding="utf-8"),
+            lambda: "pipe" in text_of(Path(f"/proc/{job}/wchan")),
             "the pipe is full",
         )
         run.process.terminate()
@@ -112,7 +113,7 @@ def test_memory_stays_small_at_any_volume(tmp_path):
 
 
 def _peak_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    lines = text_of(Path(f"/proc/{pid}/status")).splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
@@ -188,9 +189,7 @@ def write_late():
 child('rank', write_late)
 """
     )
-    late = (PROGRAMS / "late_carrier.py").read_text(
-        encoding="utf-8"
-    ) + f"\nhold_back({str(drained)!r})"
+    late = text_of(PROGRAMS / "late_carrier.py") + f"\nhold_back({str(drained)!r})"
     with supervised(tmp_path, python(code), in_keeper=f"exec({late!r}); ") as run:
         run.ended()
         assert run.out == b"late"

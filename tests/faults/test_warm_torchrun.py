@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import PROGRAMS, SOURCES, awaits_its_task, until, warm_agent_of
 from ranks import SITE, hooks
+from sandbox import text_of
 from supervised import supervised
 
 from saferun.supervise.ready.keeper_pool import prepare, start_keeper
@@ -56,9 +57,7 @@ def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
         until(lambda: awaits_its_task(pid))
         files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         assert not [name for name in files if name.startswith("/dev/") and name != "/dev/null"]
-        assert "cuda" not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").replace(
-            "torch_cuda", ""
-        )
+        assert "cuda" not in text_of(Path(f"/proc/{pid}/maps")).replace("torch_cuda", "")
         assert os.getpgid(pid) == pid
         assert os.getsid(pid) == standby.pid
     finally:
@@ -69,4 +68,4 @@ def test_waiting_agent_blocks_and_touches_no_device(tmp_path):
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines()
+    return text_of(file).splitlines()

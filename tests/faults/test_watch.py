@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 from helpers import is_alive, until
-from runs import Run, ran, run
+from runs import PYTHON, Run, ran, run
 from terminals import Terminal
 
-PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 HOSTILE = r"\x1b[2J\x9b31m [red]it is[/red] [/bold"
 JOB = (
     "import os, sys, time\n"

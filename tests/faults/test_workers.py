@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from cases import slow
 from helpers import is_alive, living, until
-from runs import Run, program, ran, run
+from runs import PYTHON, Run, program, ran, run
 
 from saferun.cli.runs import runs_view
 from saferun.journal import reader, time_spent
 from saferun.journal.attempts import attempts
 
-WORKERS = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 HEAD = (
     "import os, signal, sys, time\n"
     "worker, attempt = int(os.environ['SAFERUN_WORKER']), int(os.environ['SAFERUN_ATTEMPT'])\n"
@@ -23,7 +22,7 @@ STAY = HEAD + "print('here', worker, os.getpid(), flush=True)\nsignal.pause()\n"
 
 
 def asked(count: int, code: str) -> list[str]:
-    return [*WORKERS, f"--set=workers={count}", "-c", HEAD + code]
+    return [*PYTHON, f"--set=workers={count}", "-c", HEAD + code]
 
 
 def arrived(job: Run, count: int) -> dict[int, int]:
@@ -171,7 +170,7 @@ def test_what_one_worker_writes_to_a_common_file_is_no_evidence_against_another(
 
 
 def test_several_workers_read_no_script_from_stdin(tmp_path):
-    job = ran(tmp_path, *WORKERS, "--set=workers=2", "-", status=2)
+    job = ran(tmp_path, *PYTHON, "--set=workers=2", "-", status=2)
     assert len(job.messages()) == 1
 
 
@@ -195,6 +194,6 @@ def test_workers_run_without_a_journal_where_none_can_be_written(tmp_path):
 def test_a_program_that_cannot_be_started_is_said_by_each_worker(tmp_path):
     (tmp_path / "bad").write_text("#!/nonexistent\n", encoding="utf-8")
     (tmp_path / "bad").chmod(0o755)
-    job = ran(tmp_path, *WORKERS, "--set=workers=2", "--no-python", "./bad", status=69)
+    job = ran(tmp_path, *PYTHON, "--set=workers=2", "--no-python", "./bad", status=69)
     texts = sorted(line for line in job.messages() if "cannot start" in line)
     assert [line.split(": ")[1] for line in texts] == ["worker 0", "worker 1"]

@@ -15,17 +15,14 @@ from cases import slow
 from disks import small_disk
 from helpers import free_port, has_signal, living, until
 from runs import Run, ran, run, small_torchrun
-from sandbox import SAFERUN, executable, shell
+from sandbox import SAFERUN, executable, shell, write
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 STAY = "import signal; print('up', flush=True); signal.pause()"
-EVENTUALLY_S = 300
 
 
 def script(folder: Path, text: str) -> str:
-    path = folder / "train.py"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
+    return str(write(folder / "train.py", text))
 
 
 def machine(folder: Path, answer: str) -> dict[str, str]:
@@ -62,7 +59,7 @@ def small(tmp_path: Path) -> dict[str, str]:
 def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
     argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
     with run(tmp_path, *argv, env=gpu) as first:
-        until(first.ranks, "the first runs", EVENTUALLY_S)
+        until(first.ranks, "the first runs")
         second = ran(tmp_path, "--nproc-per-node=1", "-m", "this", env=gpu)
         in_use = next(line for line in second.messages() if "in use by" in line)
         assert re.search(r"GPU 0 \(GPU-[0-9a-f]{8}…\) is in use by ", in_use)
@@ -74,7 +71,7 @@ def test_a_second_run_on_a_gpu_starts_and_names_the_first(tmp_path, gpu):
 def test_a_second_run_may_be_turned_away(tmp_path, gpu, policy):
     argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
     with run(tmp_path, *argv, env=gpu) as first:
-        until(first.ranks, "the first runs", EVENTUALLY_S)
+        until(first.ranks, "the first runs")
         options = ["--set", f"locks.gpus={policy}", "--set", "locks.wait_s=0.3"]
         second = ran(tmp_path, *options, *argv, env=gpu, status=75)
         assert f"pid {first.process.pid}" in second.err
@@ -85,7 +82,7 @@ def test_a_run_that_waits_starts_when_the_other_ones_last_process_is_gone(tmp_pa
     argv = ["--nproc-per-node=1", script(tmp_path, STAY)]
     waiting = ["--set", "locks.gpus=wait", "--set", "locks.wait_s=600"]
     with run(tmp_path, *argv, env=gpu) as first:
-        until(first.ranks, "the first runs", EVENTUALLY_S)
+        until(first.ranks, "the first runs")
         with run(tmp_path, *waiting, "--nproc-per-node=1", "-m", "this", env=gpu) as second:
             second.wait_for_message("waiting for")
             assert not second.ranks()
@@ -200,9 +197,9 @@ def test_a_run_in_the_background_of_a_script_can_be_interrupted(tmp_path):
     words = shell(*SAFERUN, "--nproc-per-node=1", script(tmp_path, STAY))
     command = ["bash", "-c", f"{words} & echo $!; wait $!"]
     with run(tmp_path, command=command) as job:
-        until(job.ranks, "the job runs", EVENTUALLY_S)
+        until(job.ranks, "the job runs")
         pid = int(job.process.stdout.readline())
-        until(lambda: _handles_sigint(job), "torchrun handles SIGINT", EVENTUALLY_S)
+        until(lambda: _handles_sigint(job), "torchrun handles SIGINT")
         os.kill(pid, signal.SIGINT)
         assert job.end() == 128 + signal.SIGINT
         job.nothing_lives()

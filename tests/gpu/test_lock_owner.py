@@ -7,6 +7,7 @@ import pathlib
 import pytest
 from lock_runs import A, B, files, flock, take
 from rights import STRANGER, needs
+from sandbox import text_of, write
 from users import name_of
 
 from saferun.gpu.lock import gpu_locks, lock_owner
@@ -75,9 +76,7 @@ for name in os.listdir(job["directory"]):
 def forged(pid, **changes):
     """A record as its writer would like it to be read."""
     record = lock_owner.this_process("forged.py", "run-0")._asdict()
-    start = int(
-        pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    )
+    start = int(text_of(pathlib.Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[19])
     record |= {"pid": pid, "start": start, "slots": 4, "schema": 1}
     return {**record, "devices": [A], "files": [f"{A}.slot0", f"{A}.lock"], **changes}
 
@@ -89,7 +88,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 ):
     take(shared / "lock", A).close()
     path = shared / "lock" / f"holder.{name_uid}.1.00000000.json"
-    path.write_text(json.dumps(forged(1)), encoding="utf-8")
+    write(path, json.dumps(forged(1)))
     path.chmod(0o644)
     os.chown(path, STRANGER, STRANGER)
     with flock(shared / "lock" / f"{A}.lock"):
@@ -105,7 +104,7 @@ def test_a_record_that_names_another_users_process_is_ignored(
 
 def put_record(folder, number=0, **changes):
     path = folder / f"holder.{os.geteuid()}.{os.getpid()}.{number}.json"
-    path.write_text(json.dumps({**forged(os.getpid()), "slots": 1, **changes}), encoding="utf-8")
+    write(path, json.dumps({**forged(os.getpid()), "slots": 1, **changes}))
     path.chmod(0o644)
     return path
 

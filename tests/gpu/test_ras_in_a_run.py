@@ -1,40 +1,10 @@
 """A whole run whose ranks are silent asks the RAS that they have, and says what it counts."""
 
-import contextlib
-import json
-import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from ras_server import of_ranks, ras
 from runs import Run, program, run
-
-
-@contextlib.contextmanager
-def ras(answer: Callable[[], dict[str, Any]]) -> Iterator[str]:
-    """Answer as RAS does, whoever asks; yield the address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    with listener.accept()[0] as one:
-                        one.recv(1 << 12)
-                        document = {"communicators": [{"hash": "1", "secondary_hash": "2"}]}
-                        document["communicators"][0] |= answer()
-                        one.sendall(b"OK\n" + json.dumps(document).encode())
-
-        server = threading.Thread(target=serve)
-        server.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        server.join()
-
-
-def member(rank: int, pid: int, launched: int) -> dict[str, Any]:
-    return {"rank": rank, "host": "h", "pid": pid, "collective_counts": {"AllReduce": launched}}
 
 
 @pytest.mark.slow
@@ -46,11 +16,10 @@ def test_a_rank_that_is_gone_by_ras_and_the_recorder_ends_the_attempt_early(mach
     jobs: list[Run] = []
     pid = machine.folder / "pid"
 
-    def answer() -> dict[str, Any]:
+    def answer(_: bytes) -> bytes:
         gone = {"rank": 0, "host": "h", "pid": int(pid.read_text(encoding="utf-8"))}
         gone["status"] = {"considered_dead": True}
-        ranks = [member(n, pid, 41) for n, pid in jobs[0].ranks().items() if n]
-        return {"ranks": ranks, "missing_ranks": [gone]}
+        return of_ranks({n: (pid, 41) for n, pid in jobs[0].ranks().items() if n}, gone)
 
     with ras(answer) as address:
         environ = {**machine.environ, "NCCL_RAS_ADDR": address}

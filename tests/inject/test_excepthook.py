@@ -61,7 +61,6 @@ def test_what_is_printed_is_what_the_users_own_hook_prints(interpreters, before)
 
 def test_a_hook_of_the_users_sitecustomize_still_runs(interpreters):
     users = interpreters.folder / "users"
-    users.mkdir()
     write(
         users / "sitecustomize.py",
         "import os, sys\n"

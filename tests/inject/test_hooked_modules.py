@@ -6,6 +6,7 @@ import sys
 import pytest
 from interpreters import NEUTRAL, SITE, both, fake_torch
 from repo import source
+from sandbox import write
 
 
 def test_a_hooked_module_keeps_its_own_loader_already_while_it_executes(interpreters):
@@ -79,9 +80,7 @@ def test_a_module_is_hooked_whichever_finder_finds_it_and_none_is_starved(
 
 def test_what_a_sitecustomize_imported_is_hooked_too_with_the_names_taken_from_it(interpreters):
     fake = fake_torch(interpreters.folder, "def compile(model): return 'compiled'\n")
-    (interpreters.folder / "taker.py").write_text(
-        "from torch import compile as taken", encoding="utf-8"
-    )
+    write(interpreters.folder / "taker.py", "from torch import compile as taken")
     # Before ours: a .pth file, or a sitecustomize of the interpreter's own.
     import_first = (
         "import taker, runpy\n"

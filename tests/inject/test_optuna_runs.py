@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cases import slow
 from repo import PROGRAMS
-from runs import run
+from runs import ran, run
 from sandbox import text_of, write
 from studies import check_account, recorded, stored
 
@@ -44,16 +44,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(made)
 
 
-@contextlib.contextmanager
-def hpo(folder: Path, *argv: str, every: int = 0, **options: Any) -> Iterator[Any]:
-    with run(folder, *HPO, f"--set=hooks.optuna.recycle_every={every}", *argv, **options) as job:
-        yield job
+def hpo(folder: Path, *argv: str, every: int = 0, start: Any = ran, **options: Any) -> Any:
+    return start(folder, *HPO, f"--set=hooks.optuna.recycle_every={every}", *argv, **options)
 
 
 def script(folder: Path, text: str) -> str:
-    path = folder / "tune.py"
-    write(path, QUIET + text)
-    return str(path)
+    return str(write(folder / "tune.py", QUIET + text))
 
 
 @pytest.mark.timeout(3600)
@@ -67,7 +63,7 @@ def script(folder: Path, text: str) -> str:
 def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
     folder, kind, sampler, trials, every
 ):
-    with hpo(folder, SEARCH, kind, sampler, str(trials), ALL, every=every) as job:
+    with hpo(folder, SEARCH, kind, sampler, str(trials), ALL, every=every, start=run) as job:
         assert job.end(3500) == 0, job.err
         assert job.events("recycled")
         records = recorded(job)
@@ -87,17 +83,16 @@ def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
 def test_a_search_asks_the_context_prunes_and_goes_on_in_a_new_process(folder):
     """Whatever words a poisoned context has; a library's own error is tried again once."""
     path = {"PYTHONPATH": str(PROGRAMS / "inject")}
-    with hpo(folder, str(PROGRAMS / "optuna" / "failing_gpu.py"), env=path) as job:
-        assert job.end() == 0, job.err
-        kinds = collections.Counter(event["kind"] for event in job.events("recycled"))
-        records = recorded(job)
-        assert "10 trials, 4 of them run twice, best 0; 2 processes crashed, 7 replaced" in job.err
-        show = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
-        listed = [*show[:-2], "list", "--json"]
-        shown, report, runs = (
-            subprocess.run(one, env=job.environ, capture_output=True, text=True, check=True).stdout
-            for one in (show, [*show[:-2], "report", show[-1]], listed)
-        )
+    job = hpo(folder, str(PROGRAMS / "optuna" / "failing_gpu.py"), env=path)
+    kinds = collections.Counter(event["kind"] for event in job.events("recycled"))
+    records = recorded(job)
+    assert "10 trials, 4 of them run twice, best 0; 2 processes crashed, 7 replaced" in job.err
+    show = [sys.executable, "-m", "saferun", "runs", "show", str(job.journal)]
+    listed = [*show[:-2], "list", "--json"]
+    shown, report, runs = (
+        subprocess.run(one, env=job.environ, capture_output=True, text=True, check=True).stdout
+        for one in (show, [*show[:-2], "report", show[-1]], listed)
+    )
     assert kinds == {"device-side-assert": 4, "cublas-cudnn-failed": 2, "cuda-oom": 1}
     trials = stored(folder, "journal")
     check_account(trials, records)
@@ -132,7 +127,7 @@ def test_three_processes_that_share_a_study_cover_its_grid(folder, kind, runs, w
     """The grid has 504 points; each process may take all, and stops when there are no more."""
     argv = [f"--set=workers={workers}", SEARCH, kind, "grid", "600", ALL]
     with contextlib.ExitStack() as stack:
-        jobs = [stack.enter_context(hpo(folder, *argv, every=50)) for _ in range(runs)]
+        jobs = [stack.enter_context(hpo(folder, *argv, every=50, start=run)) for _ in range(runs)]
         with ThreadPoolExecutor(runs) as readers:  # a job whose output nobody reads stands still
             statuses = list(readers.map(lambda job: job.end(3500), jobs))
         assert statuses == [0] * runs, "\n".join(job.err for job in jobs)
@@ -147,9 +142,8 @@ def test_three_processes_that_share_a_study_cover_its_grid(folder, kind, runs, w
 
 
 def test_a_trial_in_the_queue_of_a_sqlite_study_is_taken_once(folder):
-    with hpo(folder, str(PROGRAMS / "optuna" / "two_takers.py")) as job:
-        assert job.end() == 0, job.err
-        check_account(trials := stored(folder, "sqlite"), recorded(job))
+    job = hpo(folder, str(PROGRAMS / "optuna" / "two_takers.py"))
+    check_account(trials := stored(folder, "sqlite"), recorded(job))
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
 
 
@@ -161,7 +155,7 @@ def test_a_search_whose_processes_die_is_the_same_where_warm_ones_replace_them(f
         (folder / way).mkdir()
         argv = [f"--set=start.ranks={way}", str(PROGRAMS / "optuna" / "dies_often.py")]
         env = {"WAY": way, "PYTHONPATH": str(PROGRAMS / "faults")}
-        with hpo(folder / way, *argv, str(deaths), env=env) as job:
+        with hpo(folder / way, *argv, str(deaths), env=env, start=run) as job:
             assert job.end(3500) == 0, job.err
             check_account(stored(folder / way, "journal"), recorded(job))
             assert "started as usual" not in job.err
@@ -181,9 +175,8 @@ QUEUE = {  # which trials end their process, by what; their states, by the point
 @pytest.mark.slow
 @pytest.mark.parametrize(("which", "how", "states"), QUEUE.values(), ids=QUEUE)
 def test_a_trial_that_ends_its_process_is_run_again_once(folder, which, how, states):
-    with hpo(folder, QUEUED, which, how, "3") as job:
-        assert job.end() == 0, job.err
-        check_account(trials := stored(folder, "sqlite"), recorded(job))
+    job = hpo(folder, QUEUED, which, how, "3")
+    check_account(trials := stored(folder, "sqlite"), recorded(job))
     queued = [[t.state.name for t in trials if t.params["x"] == point] for point in (0.25, 0.5)]
     assert queued == states
     assert trials[-1].state.name == "COMPLETE"
@@ -191,8 +184,7 @@ def test_a_trial_that_ends_its_process_is_run_again_once(folder, which, how, sta
 
 @pytest.mark.slow
 def test_a_search_whose_processes_always_end_is_not_started_for_ever(folder):
-    with hpo(folder, QUEUED, "True", "SIGKILL", "99") as job:
-        assert job.end() == 128 + 9
+    hpo(folder, QUEUED, "True", "SIGKILL", "99", status=128 + 9)
     assert len(stored(folder, "sqlite")) < 20
 
 
@@ -206,7 +198,7 @@ def f(t):
     return t.suggest_float("x", 0, 1)
 s.optimize(f, n_trials=12 - {mine})
 """
-    with hpo(folder, script(folder, text), every=4) as job:
+    with hpo(folder, script(folder, text), every=4, start=run) as job:
         job.end()
     states = [trial.state.name for trial in stored(folder, "sqlite")]
     assert states.count("COMPLETE") == 12, states
@@ -215,13 +207,12 @@ s.optimize(f, n_trials=12 - {mine})
 @pytest.mark.slow
 def test_what_a_script_does_once_is_not_done_again(folder):
     """Old study deleted, new one made, trials queued, several calls, callbacks that count."""
-    with hpo(folder, ONCE) as job:
-        assert job.end() == 0, job.err
-        lines = job.out.splitlines()
-        assert lines[0] == "none to delete"
-        assert lines[1:-1] == [f"after {number}" for number in (0, 1, 2, 3, 4, 5, 7, 8, 9)]
-        assert lines[-1] == "end 10 [7, 8, 9]"
-        assert [event["kind"] for event in job.events("recycled")] == ["device-side-assert"]
+    job = hpo(folder, ONCE)
+    lines = job.out.splitlines()
+    assert lines[0] == "none to delete"
+    assert lines[1:-1] == [f"after {number}" for number in (0, 1, 2, 3, 4, 5, 7, 8, 9)]
+    assert lines[-1] == "end 10 [7, 8, 9]"
+    assert [event["kind"] for event in job.events("recycled")] == ["device-side-assert"]
     trials = stored(folder, "sqlite")
     assert [trial.params["x"] for trial in trials[:2]] == [0.25, 0.5]
     assert trials[6].user_attrs == {"saferun_cause": "its process ended (SIGKILL)"}
@@ -233,11 +224,10 @@ def test_what_a_script_does_once_is_not_done_again(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [[], ["catch"]])
 def test_threads_end_before_their_process_is_replaced(folder, argv):
-    with hpo(folder, THREADS, *argv) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "7\n"
-        assert len(job.events("recycled")) == 1
-        check_account(stored(folder, "sqlite"), records := recorded(job))
+    job = hpo(folder, THREADS, *argv)
+    assert job.out == "7\n"
+    assert len(job.events("recycled")) == 1
+    check_account(stored(folder, "sqlite"), records := recorded(job))
     states = [trial.state.name for trial in stored(folder, "sqlite")]
     assert sorted(states[:2]) == ["FAIL", "PRUNED"]
     assert states[2:] == ["COMPLETE"] * 5
@@ -247,9 +237,8 @@ def test_threads_end_before_their_process_is_replaced(folder, argv):
 @pytest.mark.slow
 def test_a_grid_is_not_over_while_points_of_killed_trials_wait(folder):
     """For the sampler a failed trial is one that was made: it stops the study at the next."""
-    with hpo(folder, str(PROGRAMS / "optuna" / "last_points.py")) as job:
-        assert job.end() == 0, job.err
-        check_account(stored(folder, "sqlite"), recorded(job))
+    job = hpo(folder, str(PROGRAMS / "optuna" / "last_points.py"))
+    check_account(stored(folder, "sqlite"), recorded(job))
     trials = stored(folder, "sqlite")
     assert [trial.state.name for trial in trials] == ["FAIL"] * 2 + ["COMPLETE"] * 2
     assert sorted(trial.params["x"] for trial in trials[2:]) == [1, 2]
@@ -267,10 +256,9 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
         {KILL}
     study.tell(trial, x)
 """
-    with hpo(folder, script(folder, text)) as job:
-        assert job.end() == 0, job.err
-        assert "the script counts its trials itself" in job.err
-        check_account(stored(folder, "sqlite"), recorded(job))
+    job = hpo(folder, script(folder, text))
+    assert "the script counts its trials itself" in job.err
+    check_account(stored(folder, "sqlite"), recorded(job))
     trials = stored(folder, "sqlite")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2 + ["FAIL"] + ["COMPLETE"] * 2
     assert trials[3].params == trials[2].params
@@ -279,7 +267,7 @@ while len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 4:
 @pytest.mark.parametrize("place", ["journal", *slow("sqlite")])
 def test_a_run_that_ends_in_a_trial_leaves_it_failed(folder, place):
     address = "sqlite:///study.db" if place == "sqlite" else place
-    with hpo(folder, STAY, address) as job:
+    with hpo(folder, STAY, address, start=run) as job:
         assert job.process.stdout.readline() == b"here\n"
         job.process.terminate()
         assert job.end() == 128 + 15, job.err
@@ -307,9 +295,8 @@ def objective(trial):
     return 1.0
 study.optimize(objective, n_trials=2)
 """
-    with hpo(folder, script(folder, text)) as job:
-        assert job.end() == 0, job.err
-        check_account(trials := stored(folder, "sqlite"), recorded(job))
+    job = hpo(folder, script(folder, text))
+    check_account(trials := stored(folder, "sqlite"), recorded(job))
     assert [trial.state.name for trial in trials] == states
     assert trials[1].user_attrs["saferun_cause"].startswith("its process ended (")
 
@@ -317,11 +304,10 @@ study.optimize(objective, n_trials=2)
 @pytest.mark.slow
 def test_a_script_with_a_callback_for_trials_without_heartbeat_has_it_called_at_once(folder):
     """The script's callback puts the killed trial into the queue, and all else stays the same."""
-    with hpo(folder, HEARTBEAT) as job:
-        assert job.end() == 0, job.err
-        lines = ["0 None", "1 None", "2 None", "3 2", "4 2", "5 None"]
-        assert job.out.splitlines() == lines, job.err
-        check_account(stored(folder, "sqlite"), recorded(job))
+    job = hpo(folder, HEARTBEAT)
+    lines = ["0 None", "1 None", "2 None", "3 2", "4 2", "5 None"]
+    assert job.out.splitlines() == lines, job.err
+    check_account(stored(folder, "sqlite"), recorded(job))
     trials = stored(folder, "sqlite")
     assert [t.state.name for t in trials] == [*["COMPLETE"] * 2, *["FAIL"] * 2, *["COMPLETE"] * 2]
     assert trials[4].user_attrs == {}
@@ -338,11 +324,10 @@ def objective(trial):
     return trial.suggest_float("x", 0, 1)
 study.optimize(objective, n_trials=4)
 """
-    with hpo(folder, script(folder, text)) as job:
-        assert job.end() == 1
-        assert [event["kind"] for event in job.events("ended")] == ["study-storage-gone"]
-        assert job.err.count("was deleted, moved or made read-only while the study ran") == 1
-        assert "may still be marked as running" not in job.err
+    job = hpo(folder, script(folder, text), status=1)
+    assert [event["kind"] for event in job.events("ended")] == ["study-storage-gone"]
+    assert job.err.count("was deleted, moved or made read-only while the study ran") == 1
+    assert "may still be marked as running" not in job.err
     assert not (folder / "study.db").exists()
 
 
@@ -358,16 +343,14 @@ def objective(trial):
 study.optimize(objective, timeout=1)
 print("end", [trial.state.name for trial in study.trials])
 """
-    with hpo(folder, script(folder, text)) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "end ['FAIL']\n"
+    job = hpo(folder, script(folder, text))
+    assert job.out == "end ['FAIL']\n"
 
 
 def test_a_script_without_a_study_is_as_without_us(folder):
-    with hpo(folder, script(folder, "print('none')")) as job:
-        assert job.end() == 0
-        assert job.out == "none\n"
-        assert len(job.err.splitlines()) == 1  # which profile
+    job = hpo(folder, script(folder, "print('none')"))
+    assert job.out == "none\n"
+    assert len(job.err.splitlines()) == 1  # which profile
 
 
 @pytest.mark.slow
@@ -379,19 +362,17 @@ study = optuna.create_study(study_name="s", storage="sqlite:///study.db")
 study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=7)
 print(len(study.trials))
 """
-    with hpo(folder, script(folder, text), every=3) as job:
-        assert job.end() == 0, job.err
-        assert job.out == "7\n"
-        assert len(job.events("recycled")) == 1
-        assert "its storage was deleted or replaced" in job.err
+    job = hpo(folder, script(folder, text), every=3)
+    assert job.out == "7\n"
+    assert len(job.events("recycled")) == 1
+    assert "its storage was deleted or replaced" in job.err
 
 
 @pytest.mark.slow
 def test_the_trials_of_a_run_are_shown_by_cause_and_region(folder):
-    with hpo(folder, REGION) as job:
-        assert job.end() == 0, job.err
-        options = ((), ("--json",), ("--csv",))
-        shown, as_json, as_csv = (job.ask("runs", "show", "last", *option) for option in options)
+    job = hpo(folder, REGION)
+    options = ((), ("--json",), ("--csv",))
+    shown, as_json, as_csv = (job.ask("runs", "show", "last", *option) for option in options)
     assert "\n8 trials\n  completed 3\n" in shown
     assert "  pruned    5: 3 cuda-oom, 1 device-side-assert, 1 pruner\n" in shown
     assert "  replaced  1 process: 1 device-side-assert\n" in shown

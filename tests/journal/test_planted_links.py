@@ -6,6 +6,7 @@ import pathlib
 import pytest
 from journals import PLAN, noted, use
 from rights import STRANGER, needs
+from sandbox import text_of, write
 from users import acting_as, open_place
 
 from saferun.inject import receipts
@@ -34,14 +35,14 @@ def test_a_link_under_the_runs_name_is_not_followed(begin, base, tmp_path, messa
 
 def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_path, messages):
     target = tmp_path / "target"
-    target.write_text("mine", encoding="utf-8")
+    write(target, "mine")
     journal = begin()
     draft = f"plan.json.{os.getpid()}.tmp"
     planted = [base / "r" / name for name in ("plan.json", "attempt-1.stdout", draft)]
     for path in planted:
         path.symlink_to(target)
     use(journal)
-    assert target.read_text(encoding="utf-8") == "mine"
+    assert text_of(target) == "mine"
     assert not any(path.is_symlink() for path in planted)
     assert (base / "r" / "plan.json").is_file()
     assert messages == []
@@ -50,14 +51,14 @@ def test_a_link_under_a_files_name_is_replaced_not_followed(begin, base, tmp_pat
 @pytest.mark.parametrize("plant", ["symlink_to", "hardlink_to", "fifo"])
 def test_a_link_under_the_name_of_the_events_is_refused(begin, base, tmp_path, messages, plant):
     target = tmp_path / "target"
-    target.write_text("mine", encoding="utf-8")
+    write(target, "mine")
     journal = begin()
     file = base / "r" / "events.jsonl"
     file.unlink()
     os.mkfifo(file) if plant == "fifo" else getattr(file, plant)(target)
     journal.event(noted("start"))
     journal.event(noted("end"))
-    assert target.read_text(encoding="utf-8") == "mine"
+    assert text_of(target) == "mine"
     assert len(messages) == 1
     assert "does not answer" not in messages[0]  # refused, and not waited for
 
@@ -99,16 +100,14 @@ def test_what_ranks_write_in_another_users_directory_goes_to_the_run_alone(begin
                     os.symlink(ours / name, f"{place}/r/{name}")
         for name, path in places.items():
             receipts.append(path, "a1.jsonl", ["{}"])
-            assert (
-                pathlib.Path(place, "moved", name, "a1.jsonl").read_text(encoding="utf-8") == "{}\n"
-            )
+            assert text_of(pathlib.Path(place, "moved", name, "a1.jsonl")) == "{}\n"
         assert journal.took_receipts()
         assert not [path for path in ours.rglob("*") if path.is_file()]
 
 
 @needs("become others")
 def test_a_run_that_never_began_removes_nothing_by_a_planted_link(begin, tmp_path):
-    (tmp_path / "mine").write_text("", encoding="utf-8")
+    write(tmp_path / "mine", "")
     with open_place() as place:
         os.chown(place, STRANGER, STRANGER)
         journal = begin(pathlib.Path(place))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from runs import ran, small_torchrun
+from sandbox import text_of, write
 
 from saferun.journal import rank_files
 from saferun.system.redact import Masker
@@ -58,9 +59,9 @@ LINE = '{"v":1,"pid":7,"hook":"bootstrap"}'  # without blanks, as a rank writes 
 @pytest.mark.parametrize("name", ["a1-r0-rank0-pid7.jsonl", "a1-r0-ranknone-pid7.recycle.json"])
 def test_what_a_rank_wrote_is_masked_line_by_line(tmp_path, name):
     lines = [LINE, json.dumps({"error": f'E: "{TOKEN}"\n'}), LINE, f'{{"cut": "{TOKEN}']
-    (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    write(tmp_path / name, "\n".join(lines))
     rank_files.mask(str(tmp_path), 1, MASKER.text)
-    assert (tmp_path / name).read_text(encoding="utf-8").split("\n") == [
+    assert text_of(tmp_path / name).split("\n") == [
         LINE,
         '{"error": "E: \\"***\\"\\n"}',
         LINE,
@@ -82,9 +83,7 @@ def test_each_attempts_trials_are_masked_once(tmp_path):
         end = rank_files.mask_trials(str(tmp_path), masked, end)
         assert end == trials.stat().st_size
     expected = [{"attempt": attempt, "cause": "key ***"} for attempt in (1, 2)]
-    assert [
-        json.loads(line) for line in trials.read_text(encoding="utf-8").splitlines()
-    ] == expected
+    assert [json.loads(line) for line in text_of(trials).splitlines()] == expected
     assert sum(text == f"key {TOKEN}" for text in asked) == 2
     assert rank_files.mask_trials(str(tmp_path), masked, end) == end
 
@@ -104,14 +103,14 @@ raise RuntimeError("login failed with " + one + " and " + two)
 
 def test_no_file_of_a_run_holds_a_secret_of_its_ranks(tmp_path):
     """The one is exported, the other is in a profile, which saferun alone has read."""
-    (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
+    write(tmp_path / "job.py", JOB)
     profile = f"schema: 1\nextends: [cpu]\nenv: {{MY_SECRET: {TOKEN[::-1]}}}\n"
-    (tmp_path / "p.yaml").write_text(profile, encoding="utf-8")
+    write(tmp_path / "p.yaml", profile)
     group = tmp_path / "torch" / "distributed" / "distributed_c10d.py"  # of a rank that joined one
     group.parent.mkdir(parents=True)
     for package in group.parents[:2]:
         (package / "__init__.py").touch()
-    group.write_text("is_initialized = lambda: True\nget_rank = lambda: 0\n", encoding="utf-8")
+    write(group, "is_initialized = lambda: True\nget_rank = lambda: 0\n")
     errors = str(tmp_path / "error.json")  # as the real torchrun sets it
     environ = {**small_torchrun(tmp_path), "HF_TOKEN": TOKEN, "TORCHELASTIC_ERROR_FILE": errors}
     one = ran(tmp_path, "--profile=./p.yaml", "job.py", env=environ, status=1)
@@ -132,7 +131,7 @@ REPORT = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": 
 
 def write_error_file(folder: Path, name: str, content: str | None = None) -> None:
     path = folder / name
-    path.write_text(json.dumps(REPORT) if content is None else content, encoding="utf-8")
+    write(path, json.dumps(REPORT) if content is None else content)
 
 
 def test_error_files_are_read_those_of_the_last_restart_only(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import rights
 from cases import check_cases
-from sandbox import shell
+from sandbox import executable, shell
 
 from saferun.inject import contract
 from saferun.journal import receipts
@@ -205,10 +205,7 @@ def torchrun(tmp_path: Path, *argv: str, **extra: str) -> tuple[Receipt, ...]:
 
 
 def python_exec(tmp_path: Path, body: str) -> str:
-    wrapper = tmp_path / "my-python"
-    wrapper.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
-    wrapper.chmod(0o755)
-    return str(wrapper)
+    return str(executable(tmp_path / "my-python", f"#!/bin/bash\n{body}\n"))
 
 
 def test_both_ranks_of_a_real_job_leave_their_word(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -104,8 +105,6 @@ def test_no_descriptor_is_inherited_or_left_and_what_comes_after_close_is_droppe
 
 
 def test_signals_reach_the_thread_that_waits_and_not_the_journals(begin):
-    import signal
-
     masks = []
     journal = begin()
 

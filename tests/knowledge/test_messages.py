@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from repo import installed_torch, read_yaml, tool
+from sandbox import text_of, write
 
 message_texts, messages = tool("message_texts"), tool("messages")
 RELEASES = {"torch": ["2.4.1", "2.5.1", "2.10.0"], "nccl": ["2.20.5"]}
@@ -16,7 +17,7 @@ def record(**found: dict[str, tuple[str, ...]]) -> object:
 
 
 def test_each_phrase_is_printed_by_the_releases_that_it_claims():
-    says = messages.claimed(read_yaml(messages.FAILURES.read_text(encoding="utf-8")))
+    says = messages.claimed(read_yaml(text_of(messages.FAILURES)))
     assert sum(claim != messages.UNCLAIMED for claim in says.values()) > 400
     assert messages.misfits(says, messages.load()) == []
 
@@ -81,9 +82,7 @@ def test_a_release_that_is_added_leaves_what_is_known_of_the_others():
     ],
 )
 def test_a_message_in_python_is_found(tmp_path, source, phrase):
-    (tmp_path / "module.py").write_text(
-        f"x = 1\nx = {source}" if source[0] == "f" else source, encoding="utf-8"
-    )
+    write(tmp_path / "module.py", f"x = 1\nx = {source}" if source[0] == "f" else source)
     assert prints(tmp_path, phrase)
 
 
@@ -97,19 +96,18 @@ def test_a_message_in_python_is_found(tmp_path, source, phrase):
     ],
 )
 def test_what_is_no_message_is_not_found(tmp_path, source):
-    (tmp_path / "module.py").write_text(source, encoding="utf-8")
+    write(tmp_path / "module.py", source)
     assert not prints(tmp_path, "the rank ... is lost")
     assert not prints(tmp_path, "the rank is lost")
 
 
 def test_a_message_in_c_that_is_built_later_is_found(tmp_path):
-    (tmp_path / "driver.c").write_text('const char *prefix = "Rank is lost: ";', encoding="utf-8")
+    write(tmp_path / "driver.c", 'const char *prefix = "Rank is lost: ";')
     assert prints(tmp_path, "rank is lost")
 
 
 def test_tests_of_a_package_print_nothing(tmp_path):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_a.py").write_text('x = "the rank is lost"', encoding="utf-8")
+    write(tmp_path / "tests" / "test_a.py", 'x = "the rank is lost"')
     assert not prints(tmp_path, "the rank is lost")
 
 
@@ -154,7 +152,7 @@ def test_the_record_agrees_with_the_installed_torch():
     folder, release = installed_torch()
     known = messages.load()
     assert release in known.releases["torch"], f"python tools/messages.py add torch=={release}"
-    says = messages.claimed(read_yaml(messages.FAILURES.read_text(encoding="utf-8")))
+    says = messages.claimed(read_yaml(text_of(messages.FAILURES)))
     texts = message_texts.read(folder)
     found = messages.looked_up(says, {"torch": {release: texts}}).found
     recorded = {

@@ -203,7 +203,6 @@ def test_a_release_that_is_added_again_replaces_its_readers():
 
 def test_a_folder_is_added_to_the_data_and_another_library_kept(tmp_path, monkeypatch):
     package = tmp_path / "torch"
-    package.mkdir()
     write(package / "x.py", 'os.environ.get("TORCH_NEW") == "1"')
     monkeypatch.setattr(variables, "DATA", tmp_path / "variables.yaml")
     before = variables.merge(EMPTY, "nccl", "2.27.5", {"NCCL_OLD": {"libnccl.so.2"}})

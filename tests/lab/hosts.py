@@ -17,6 +17,7 @@ from typing import Any
 
 from helpers import until
 from runs import Run
+from sandbox import text_of, write
 
 LOSSY = Path(__file__).parents[1] / "programs" / "nodes" / "lossy_link.py"
 SUMS = LOSSY.with_name("summing_job.py")
@@ -37,9 +38,7 @@ class Namespaces:
 
     def _first_process(self) -> int:
         """Return the pid of the process that reads the pipe: unshare's child where it forks."""
-        children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text(
-            encoding="utf-8"
-        )
+        children = text_of(Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children"))
         return int(children.split()[0]) if children.strip() else self._keeper.pid
 
     def end(self) -> None:
@@ -127,7 +126,7 @@ class Host:
 
     def repeats(self) -> int:
         """Return how often its kernel has sent again what nobody acknowledged (TCPTimeouts)."""
-        text = Path(f"/proc/{self._own.pid}/net/netstat").read_text(encoding="utf-8")
+        text = text_of(Path(f"/proc/{self._own.pid}/net/netstat"))
         names, values = (line.split() for line in text.splitlines() if line.startswith("TcpExt"))
         return int(values[names.index("TCPTimeouts")])
 
@@ -246,7 +245,7 @@ def alive(run: Run, part: str) -> int:
 
 def locked(place: Path) -> list[str]:
     """Return the files below a directory on which some process holds a lock."""
-    rows = [line.split() for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines()]
+    rows = [line.split() for line in text_of(Path("/proc/locks")).splitlines()]
     held = {word for row in rows for word in row if word.count(":") == 2}
     found = []
     for path in place.rglob("*"):
@@ -262,7 +261,7 @@ def standing(folder: Path, count: int) -> Iterator[list[Host]]:
     """Make hosts h1, h2, … (10.77.0.1, …) and end them and all that runs on them afterwards."""
     names = folder / "hosts"
     rows = [f"10.77.0.{number} h{number}" for number in range(1, count + 1)]
-    names.write_text("\n".join(["127.0.0.1 localhost", *rows, ""]), encoding="utf-8")
+    write(names, "\n".join(["127.0.0.1 localhost", *rows, ""]))
     bridge = Namespaces("bridge", names, "--uts", "--mount")
     hosts: list[Host] = []
     try:

@@ -15,7 +15,7 @@ from helpers import until
 from hosts import PORT, Host, add_up, clean, end_all, meeting, saved
 from rights import needs
 from runs import Run
-from sandbox import executable, python_program
+from sandbox import executable, python_program, write
 
 pytestmark = [needs("make networks"), pytest.mark.slow]
 MISFIT = 78  # the exit status: nodes that do not fit
@@ -36,9 +36,7 @@ def fill(disk: Path) -> None:
 
 
 def script(folder: Path, name: str = "train.py") -> str:
-    path = folder / name
-    path.write_text("print('ran')\n", encoding="utf-8")
-    return str(path)
+    return str(write(folder / name, "print('ran')\n"))
 
 
 @pytest.mark.parametrize(

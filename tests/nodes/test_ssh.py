@@ -13,6 +13,7 @@ import pytest
 from helpers import MARK, living, until
 from hosts import Host, add_up, meeting, saved
 from rights import needs
+from sandbox import text_of, write
 
 TOOLS = ("sshd", "ssh-keygen", "pdsh", "parallel-ssh")
 ABSENT = [name for name in TOOLS if not shutil.which(name)]
@@ -37,9 +38,7 @@ def pair(tmp_path: Path) -> Iterator[list[Host]]:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     config = tmp_path / "sshd_config"
     rows = [f"HostKey {key}", f"AuthorizedKeysFile {key}.pub", "StrictModes no", "PidFile none"]
-    config.write_text(
-        "\n".join([*rows, "PermitRootLogin yes", "MaxStartups 100", ""]), encoding="utf-8"
-    )
+    write(config, "\n".join([*rows, "PermitRootLogin yes", "MaxStartups 100", ""]))
     Path("/run/sshd").mkdir(exist_ok=True)
     with hosts.standing(tmp_path, 2) as found:
         for host in found:
@@ -61,8 +60,8 @@ def test_one_line_by_ssh_starts_all_nodes_and_a_failure_is_retried_on_both(pair,
         )
         saved(tmp_path)
         os.kill(rank_1(mark), signal.SIGKILL)
-        assert started.wait() == 0, (tmp_path / "said").read_text(encoding="utf-8")
-    text = (tmp_path / "said").read_text(encoding="utf-8")
+        assert started.wait() == 0, text_of(tmp_path / "said")
+    text = text_of(tmp_path / "said")
     assert "done total=465.0" in text
     assert text.count("saferun: attempt 2 succeeded") == 2, text
     until(lambda: not living(mark), f"{living(mark)} still live")

@@ -1,11 +1,10 @@
 """The option with which a taken port is left depends on the rendezvous, and torchrun takes it."""
 
-import contextlib
 import os
-import socket
 
 import pytest
 from cases import check_cases
+from helpers import taken_port
 from mitigation_plans import ALL, QUIET, here, planned
 from sandbox import captured
 
@@ -103,7 +102,7 @@ def test_a_job_whose_port_is_taken_meets_on_a_free_one(arguments, environ, tmp_p
     pytest.importorskip("torch")
     script = tmp_path / "t.py"
     script.write_text(LISTEN, encoding="utf-8")
-    with _held_port() as port:
+    with taken_port() as port:
         arguments = [word.format(port=port) for word in arguments]
         arguments = (*arguments, "--nproc-per-node=2", str(script))
         environ = {name: text.format(port=port) for name, text in environ.items()}
@@ -122,12 +121,3 @@ def test_a_job_whose_port_is_taken_meets_on_a_free_one(arguments, environ, tmp_p
         assert ended[()][0] != 0
         assert "EADDRINUSE" in ended[()][2]
     assert ended[("free-port",)][:2] == (0, 2), ended[("free-port",)]
-
-
-@contextlib.contextmanager
-def _held_port():
-    with socket.socket(socket.AF_INET6) as holder:
-        holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        holder.bind(("::", 0))
-        holder.listen()
-        yield holder.getsockname()[1]

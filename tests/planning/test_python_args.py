@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sandbox import write
 
 from saferun.errors import ProfileError, UsageError
 from saferun.planning import inputs
@@ -49,8 +50,9 @@ def test_python_gets_the_script_as_it_stands(tmp_path, argv, expected):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_python_does_not_take_is_refused_in_one_line(tmp_path, argv, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         planned(argv, tmp_path)
+    assert caught.value.code == 2
 
 
 def test_a_script_on_stdin_is_tried_once(tmp_path):
@@ -67,9 +69,7 @@ def test_torchrun_still_gets_the_unknown_option_and_refuses_it():
 
 def test_the_launcher_takes_no_condition(tmp_path):
     profile = tmp_path / "p.yaml"
-    profile.write_text(
-        "schema: 1\nlauncher: {value: python, when: {gpus: '>=1'}}\n", encoding="utf-8"
-    )
+    write(profile, "schema: 1\nlauncher: {value: python, when: {gpus: '>=1'}}\n")
     environ = {"HOME": str(tmp_path), "PATH": "/nowhere"}
     with pytest.raises(ProfileError, match="decides how the command line is read"):
         inputs.gather(read(["--profile", str(profile), "t.py"], environ), environ, str(tmp_path))

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox import python_program, shell, text_of, write
-from torch_files import TORCHRUN, path_of, program, torch_in
+from sandbox import executable, python_program, shell, text_of, write
+from torch_files import TORCHRUN, path_of, torch_in
 
 from saferun.planning import request
 from saferun.planning.torchrun.torchrun_install import find_launcher, torch_version
@@ -14,13 +14,15 @@ from saferun.planning.torchrun.torchrun_install import find_launcher, torch_vers
 
 def environment(root: Path, *, cfg: str | None = None, tag: str = "3.11", exe: str = "") -> Path:
     """Make a fake Python below root; return its bin/torchrun."""
-    real = program(root / "bin" / (exe or f"python{tag}"), "")
+    real = executable(root / "bin" / (exe or f"python{tag}"), "")
     if real.name != "python":
         (root / "bin" / "python").symlink_to(real.name)
     if cfg is not None:
         write(root / "pyvenv.cfg", cfg)
     (root / "lib" / f"python{tag}" / "site-packages").mkdir(parents=True)
-    return program(root / "bin" / "torchrun", python_program(TORCHRUN, python=root / "bin/python"))
+    return executable(
+        root / "bin" / "torchrun", python_program(TORCHRUN, python=root / "bin/python")
+    )
 
 
 def version_seen(torchrun: Path, **environ: str) -> str | None:
@@ -70,7 +72,7 @@ def test_the_version_file_of_any_build_is_understood(text, version, tmp_path):
 @pytest.mark.parametrize(("version", "is_asked"), [("2.11.0+cu130", False), ("2.11.0a0", True)])
 def test_the_python_of_a_released_torch_is_not_started_for_its_options(version, is_asked, tmp_path):
     torchrun, asked = environment(tmp_path / "root"), tmp_path / "asked"
-    program(tmp_path / "root" / "bin" / "python3.11", f"#!/bin/sh\n: >{shell(asked)}\n")
+    executable(tmp_path / "root" / "bin" / "python3.11", f"#!/bin/sh\n: >{shell(asked)}\n")
     torch_in(tmp_path / "root/lib/python3.11/site-packages", version)
     environ = {**path_of(torchrun.parent), "HOME": str(tmp_path)}
     assert request.read(["train.py", "--steps=2"], environ).line.script == "train.py"
@@ -101,7 +103,7 @@ def real_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch_in(root / "venv" / "lib" / tag / "site-packages", "1.0+venv")
     torch_in(root / "extra", "1.0+extra")
     torch_in(root / "user" / "lib" / tag / "site-packages", "1.0+user")
-    program(
+    executable(
         root / "venv/bin/torchrun",
         python_program("import torch\nprint(torch.__version__)\n", python=root / "venv/bin/python"),
     )
@@ -148,9 +150,9 @@ def test_flags_of_the_first_line_close_the_user_site_and_pythonpath(tmp_path):
     both = {"PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONPATH": str(tmp_path / "extra")}
     assert version_seen(torchrun, PYTHONUSERBASE=both["PYTHONUSERBASE"]) == "1+user"
     assert version_seen(torchrun, **both, PYTHONNOUSERSITE="1") == "1+extra"
-    program(torchrun, python_program(TORCHRUN, "-E", python=tmp_path / "root/bin/python"))
+    executable(torchrun, python_program(TORCHRUN, "-E", python=tmp_path / "root/bin/python"))
     assert version_seen(torchrun, **both) == "1+user"
-    program(torchrun, python_program(TORCHRUN, "-I", python=tmp_path / "root/bin/python"))
+    executable(torchrun, python_program(TORCHRUN, "-I", python=tmp_path / "root/bin/python"))
     assert version_seen(torchrun, **both) is None
 
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox import python_program, shell, unwrapped
-from torch_files import TORCHRUN, path_of, program, torch_in
+from sandbox import executable, python_program, shell, unwrapped
+from torch_files import TORCHRUN, path_of, torch_in
 
 from saferun.errors import UnavailableError
 from saferun.planning.torchrun.torchrun_install import Launcher, find_launcher, worker_interpreter
@@ -17,8 +17,8 @@ def test_the_first_executable_torchrun_on_path_counts(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "torchrun").write_text("not executable", encoding="utf-8")
     (tmp_path / "b" / "torchrun").mkdir(parents=True)
-    program(tmp_path / "c" / "torchrun", "#!/opt/env/bin/python3.12\n" + TORCHRUN)
-    program(tmp_path / "d" / "torchrun", "#!/usr/bin/python3\n" + TORCHRUN)
+    executable(tmp_path / "c" / "torchrun", "#!/opt/env/bin/python3.12\n" + TORCHRUN)
+    executable(tmp_path / "d" / "torchrun", "#!/usr/bin/python3\n" + TORCHRUN)
     launcher = find_launcher(path_of(*(tmp_path / name for name in ("none", "a", "b", "c", "d"))))
     assert launcher.argv == (str(tmp_path / "c" / "torchrun"),)
     assert launcher.interpreter == "/opt/env/bin/python3.12"
@@ -49,8 +49,8 @@ FIRST_LINES = {
     ("text", "interpreter", "flags"), list(FIRST_LINES.values()), ids=list(FIRST_LINES)
 )
 def test_the_first_lines_name_the_interpreter(text, interpreter, flags, tmp_path):
-    program(tmp_path / "torchrun", text)
-    program(tmp_path / "python3", "a Python")
+    executable(tmp_path / "torchrun", text)
+    executable(tmp_path / "python3", "a Python")
     launcher = find_launcher(path_of(tmp_path))
     assert launcher.argv == (str(tmp_path / "torchrun"),)
     assert launcher.interpreter == (interpreter and interpreter.format(bin=tmp_path))
@@ -70,22 +70,22 @@ WRAPPERS = {  # whether it starts saferun, and does not only name it
 
 @pytest.mark.parametrize(("text", "is_ours"), WRAPPERS.items())
 def test_a_torchrun_that_starts_saferun_is_passed_over(text, is_ours, tmp_path):
-    program(tmp_path / "first" / "torchrun", text)
-    program(tmp_path / "second" / "torchrun", "#!/v/bin/python\n" + TORCHRUN)
+    executable(tmp_path / "first" / "torchrun", text)
+    executable(tmp_path / "second" / "torchrun", "#!/v/bin/python\n" + TORCHRUN)
     launcher = find_launcher(path_of(tmp_path / "first", tmp_path / "second"))
     assert launcher.argv == (str(tmp_path / ("second" if is_ours else "first") / "torchrun"),)
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["a symlink", "a symlink to a symlink"])
 def test_a_symlink_to_our_own_program_is_passed_over(depth, tmp_path, monkeypatch):
-    ours = program(tmp_path / "tool" / "saferun", "#!/v/bin/python\nimport anything\n")
+    ours = executable(tmp_path / "tool" / "saferun", "#!/v/bin/python\nimport anything\n")
     link = ours
     for number in range(depth):
         following = tmp_path / f"link{number}" / "torchrun"
         following.parent.mkdir()
         following.symlink_to(link)
         link = following
-    program(tmp_path / "real" / "torchrun", "#!/v/bin/python\n" + TORCHRUN)
+    executable(tmp_path / "real" / "torchrun", "#!/v/bin/python\n" + TORCHRUN)
     environ = path_of(link.parent, tmp_path / "real")
     assert find_launcher(environ).argv == (str(link),)  # before we know it for ours
     monkeypatch.setattr(sys, "argv", [str(link)])
@@ -132,7 +132,7 @@ def test_with_neither_the_error_says_what_where_and_the_fix(tmp_path, monkeypatc
 
 
 def test_python_exec_is_the_workers_interpreter(tmp_path):
-    python = program(tmp_path / "python9", "")
+    python = executable(tmp_path / "python9", "")
     launcher = Launcher(("/v/bin/torchrun",), "/v/bin/python")
     assert worker_interpreter(launcher, {}) == "/v/bin/python"
     assert worker_interpreter(launcher, {"PYTHON_EXEC": "/o/python"}) == "/o/python"
@@ -167,7 +167,7 @@ HAS_TORCHRUN = pytest.mark.skipif(
 def test_which_of_two_environments_is_meant(start, text, path, runs_own, said, tmp_path):
     other, link = tmp_path / "other" / "torchrun", tmp_path / "links" / "saferun"
     if text:
-        program(other, text)
+        executable(other, text)
     link.parent.mkdir()
     link.symlink_to(BIN / "saferun")
     named = {"other": other.parent, "bin": BIN, "link": link.parent}

@@ -28,10 +28,7 @@ def place(home: pathlib.Path, tmp_path: pathlib.Path) -> tuple[pathlib.Path, dic
 
 
 def own(home: dict, name: str, text: str) -> pathlib.Path:
-    path = pathlib.Path(profiles.user_dir(home)) / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, text)
-    return path
+    return write(pathlib.Path(profiles.user_dir(home)) / f"{name}.yaml", text)
 
 
 def gpus(*names: str) -> GpuFacts:

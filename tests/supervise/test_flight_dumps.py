@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import until
+from sandbox import text_of, write
 
 from saferun.diagnosis.silence import RankSign
 from saferun.planning.own_variables import DUMPS, PIPE
@@ -80,11 +81,9 @@ def test_a_rank_without_the_pipe_is_not_asked(tmp_path):
     one = subprocess.Popen(["sleep", "1000"], env=environ)
     try:
         sign = RankSign(3, one.pid, "S", 0.0, "")
-        Path(f"{tmp_path}/pipe-3.pipe").write_text(
-            "", encoding="utf-8"
-        )  # no pipe: nothing is written to it
+        write(Path(f"{tmp_path}/pipe-3.pipe"), "")  # no pipe: nothing is written to it
         assert FlightDumps([sign], 0.0).are_ready(0.0)
-        assert Path(f"{tmp_path}/pipe-3.pipe").read_text(encoding="utf-8") == ""
+        assert text_of(Path(f"{tmp_path}/pipe-3.pipe")) == ""
         os.unlink(f"{tmp_path}/pipe-3.pipe")
         os.mkfifo(f"{tmp_path}/pipe-3.pipe")  # nobody reads it: nobody waits
         assert FlightDumps([sign], 0.0).are_ready(0.0)

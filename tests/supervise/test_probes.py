@@ -1,13 +1,14 @@
 """What the probes find that a mitigation needs: ports, directories, compilers, limits."""
 
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
 
 import pytest
 from mitigation_plans import planned
-from sandbox import write
+from sandbox import executable
 
 from saferun.model import ProcessLimits
 from saferun.supervise.changes import probes
@@ -41,10 +42,8 @@ def test_the_cache_directory_is_private_stays_for_the_run_and_goes_with_it(tmp_p
 
 
 def _ptxas(path: Path, release: str) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.9'\n")
-    path.chmod(0o755)
-    return str(path)
+    text = f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.9'\n"
+    return str(executable(path, text))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,6 @@ def test_the_newest_ptxas_is_taken_where_it_is_newer_than_the_packaged(
 
 
 def test_open_files_are_answered_only_where_the_limit_can_be_raised(monkeypatch):
-    import resource
-
     for limits, answer in [((1024, 4096), "4096"), ((4096, 4096), None), ((-1, -1), None)]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         assert probes.raisable(resource.RLIMIT_NOFILE) == answer

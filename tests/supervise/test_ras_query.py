@@ -1,16 +1,15 @@
 """NCCL's RAS is asked twice at the address that a rank has for it, and nobody waits for it."""
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
 from helpers import until
+from ras_server import of_ranks, ras
 
 from saferun.diagnosis.silence import RankSign
 from saferun.supervise.watch.ras_query import BETWEEN_S, LIMIT_S, RasQuery
@@ -32,39 +31,6 @@ def two_ranks(**environ: str) -> Iterator[list[RankSign]]:
         yield found
 
 
-@contextlib.contextmanager
-def ras() -> Iterator[tuple[str, list[bytes], list[bytes]]]:
-    """Answer as NCCL does, once for each connection: yields address, answers to give, questions."""
-    answers: list[bytes] = []
-    questions: list[bytes] = []
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                with listener.accept()[0] as one:
-                    asked = b""
-                    while b"STATUS\n" not in asked:
-                        asked += one.recv(1 << 12)
-                    questions.append(asked)
-                    one.sendall(answers.pop(0))
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = threading.Thread(target=serve)
-        server.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", answers, questions
-        listener.shutdown(socket.SHUT_RDWR)
-        server.join()
-
-
-def answer(ranks: list[RankSign], *launched: int) -> bytes:
-    members = [
-        {"rank": one.rank, "host": "h", "pid": one.pid, "collective_counts": {"AllReduce": count}}
-        for one, count in zip(ranks, launched, strict=True)
-    ]
-    comm = {"hash": "0x1", "secondary_hash": "0x2", "ranks": members, "missing_ranks": []}
-    return b"SERVER PROTOCOL 2\nOK\n" + json.dumps({"communicators": [comm]}).encode()
-
-
 def asked(ranks: list[RankSign], **how: bool) -> RasQuery:
     """Return a query that has been looked at until it is ready; the clock moves by itself."""
     query, clock = RasQuery(ranks, 0.0, **{"is_wanted": True, **how}), [0.0]
@@ -78,8 +44,13 @@ def asked(ranks: list[RankSign], **how: bool) -> RasQuery:
 
 
 def test_two_answers_that_stand_still_name_the_rank_that_is_behind():
-    with ras() as (address, answers, questions), two_ranks(NCCL_RAS_ADDR=address) as ranks:
-        answers += [answer(ranks, 41, 40)] * 2
+    questions: list[bytes] = []
+
+    def answer(question: bytes) -> bytes:
+        questions.append(question)
+        return of_ranks({one.rank: (one.pid, 41 - one.rank) for one in ranks})
+
+    with ras(answer) as address, two_ranks(NCCL_RAS_ADDR=address) as ranks:
         found = asked(ranks).finding()
     assert found.ranks == (1,)
     assert questions == [b"CLIENT PROTOCOL 2\nSET FORMAT json\nVERBOSE STATUS\n"] * 2
@@ -87,8 +58,11 @@ def test_two_answers_that_stand_still_name_the_rank_that_is_behind():
 
 @pytest.mark.parametrize("other", [b"", b"NCCL version 2.20.3\n"])
 def test_another_server_or_one_that_ends_tells_nothing(other):
-    with ras() as (address, answers, questions), two_ranks(NCCL_RAS_ADDR=address) as ranks:
-        answers.append(other)
+    questions: list[bytes] = []
+    with (
+        ras(lambda question: questions.append(question) or other) as address,
+        two_ranks(NCCL_RAS_ADDR=address) as ranks,
+    ):
         assert asked(ranks).finding() is None
     assert len(questions) == 1, "it is not asked again"
 

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 from repo import PROGRAMS
-from runs import ran, run
+from runs import PYTHON, ran, run
 
 from saferun.cli.runs import runs_view
 from saferun.journal import reader, time_spent
@@ -13,7 +13,6 @@ from saferun.journal.attempts import attempts
 
 PROGRAM = str(PROGRAMS / "supervise" / "recycled.py")
 ASKED = str(PROGRAMS / "supervise" / "recycle_when_asked_to_end.py")
-PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]"]
 REPLACED = "saferun: process replaced: one piece is enough"
 
 

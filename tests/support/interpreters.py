@@ -112,7 +112,6 @@ def both(*entries: object) -> str:
 def fake_torch(folder: Path, body: str = "") -> Path:
     """A package named torch that costs nothing, for what does not need the real one."""
     package = folder / "fake" / "torch"
-    package.mkdir(parents=True)
     write(
         package / "__init__.py",
         "import sys\ncompile = len\nnow = (__spec__.loader, __loader__)\n" + body,

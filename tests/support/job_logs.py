@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from repo import RECORDS, read_yaml
+from sandbox import text_of
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify
@@ -54,9 +55,7 @@ def output(count: int, text: str = "step {} loss 2.5 tok/s 1234") -> str:
 @functools.cache
 def table(name: str) -> list[dict[str, Any]]:
     """Return the rows of a table of failures: kind, log, and name and exit_code where given."""
-    rows: list[dict[str, Any]] = read_yaml(
-        (RECORDS / "failures" / f"{name}.yaml").read_text(encoding="utf-8")
-    )
+    rows: list[dict[str, Any]] = read_yaml(text_of(RECORDS / "failures" / f"{name}.yaml"))
     return rows
 
 

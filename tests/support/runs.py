@@ -20,6 +20,7 @@ EXAMPLE = ROOT / "examples" / "train_gpt.py"
 PROGRAMS = ROOT / "tests" / "programs" / "faults"
 SMALL = ["--layers=1", "--width=32", "--heads=2", "--block=32", "--batch=2", "--eval-every=1000"]
 AT_ONCE = "--set=retry.backoff_s=[0, 0]"
+PYTHON = ["--profile=cpu", "--set=launcher=python", AT_ONCE]
 LIMIT_S = 300  # generous: a loaded machine is slow, and an event ends the wait
 
 

@@ -84,7 +84,6 @@ def event(name: str, at: float = NOW, s: float = 0.0, **facts) -> dict:
 def journal(base: pathlib.Path, name: str, *events: dict, plan: object = None) -> pathlib.Path:
     """A journal made by hand."""
     place = base / name
-    place.mkdir(parents=True)
     write(place / "events.jsonl", "".join(json.dumps(e) + "\n" for e in events))
     write(place / "plan.json", json.dumps(plan or {"script": "train.py"}))
     return place

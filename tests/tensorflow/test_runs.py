@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from runs import Run, run
+from sandbox import text_of, write
 
 pytestmark = pytest.mark.tensorflow
 Supervised = Callable[..., AbstractContextManager[Run]]
@@ -22,9 +23,7 @@ def losses(job: Run) -> dict[int, float]:
 
 def receipts(job: Run, part: str) -> list[dict[str, Any]]:
     files = sorted((job.journal / "receipts").glob("*.jsonl"))
-    lines = [
-        json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()
-    ]
+    lines = [json.loads(line) for file in files for line in text_of(file).splitlines()]
     return [line for line in lines if line.get("part") == part]
 
 
@@ -78,7 +77,7 @@ def test_too_little_memory_stops_the_run_with_the_reason(supervised):
 
 
 def test_where_tensorflow_is_not_installed_one_line_says_so(tmp_path):
-    (tmp_path / "t.py").write_text("import tensorflow\n", encoding="utf-8")
+    write(tmp_path / "t.py", "import tensorflow\n")
     with run(tmp_path, "--profile=tf-rtx5090", "t.py") as job:
         assert job.end(LIMIT_S) == 1
         assert [e["kind"] for e in job.events("ended")] == ["user-import-error"]

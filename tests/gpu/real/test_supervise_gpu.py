@@ -11,14 +11,13 @@ import pytest
 from helpers import awaits_its_task, living, until
 from repo import source
 from runs import run
+from sandbox import text_of, write
 
 JOB = source("gpu/nccl_job")
 
 
 def script(folder: pathlib.Path, text: str = JOB) -> str:
-    path = folder / "job.py"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
+    return str(write(folder / "job.py", text))
 
 
 def used_mib() -> int:
@@ -64,9 +63,7 @@ def test_no_gpu_memory_stays_with_anybody_whoever_is_killed(tmp_path, two_gpus, 
 
 
 def child_of(pid: int) -> int:
-    return int(
-        pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0]
-    )
+    return int(text_of(pathlib.Path(f"/proc/{pid}/task/{pid}/children")).split()[0])
 
 
 def _receipt_names(job) -> str:
