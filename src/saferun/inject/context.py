@@ -172,7 +172,7 @@ class Context:
             message + "it is required (hooks.required), so this process ends; "
             "set hooks.required to false to go on without it"
         )
-        _refuse()
+        leave(70)
 
     def guard(self, hook: str, step: Callable[..., Result], *args: Any) -> Result | None:
         """Run a step of a hook; an exception in it becomes one line, and the job continues.
@@ -239,11 +239,11 @@ def say(text: str) -> None:
         pass
 
 
-def _refuse() -> NoReturn:
-    """End this process with status 70, in the only way that no code of the job can catch."""
+def leave(status: int) -> NoReturn:
+    """End this process, in the only way that no code of the job can catch."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except Exception:
             pass
-    os._exit(70)
+    os._exit(status)

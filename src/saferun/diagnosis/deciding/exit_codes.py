@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -243,14 +242,13 @@ class _Reader:
                 (sign, when) for sign, when in self._crashes if sign.at > self._summary
             ]
             listed = (sign for sign in self.signs.values() if sign.at > self._summary)
-            own = (sign for sign in listed if sign.code > 0)
-            self._own = [sign for sign in own if not self._has_file.get(sign.rank)]
+            self._own = [s for s in listed if s.code > 0 and not self._has_file.get(s.rank)]
             self._root, self.root_rank = at, None
             self.signs = _crashes_before(self._summary, self.signs)
         elif lower.lstrip().startswith(_FILE):
             self._has_file[line.rank] = has = _NO_FILE not in lower
             known = (sign for sign in self._own if in_root and has and sign.rank in self._has_file)
-            for sign in itertools.islice(known, 1):
+            if sign := next(known, None):
                 self.silent_rank = sign.rank
                 self.signs.setdefault(replace(sign, at=0), sign)
         elif (moment := _moment(line.text)) is not None:

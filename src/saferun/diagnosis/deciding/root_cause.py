@@ -99,9 +99,8 @@ def _is_of_silent(rank: int | None, echo: Candidate, found: Sequence[Candidate])
     """
     told = {one.text for one in found if not one.in_log}
     others = (one for one in found if one.kind == echo.kind and one.in_log and one.raised)
-    return rank is not None and all(
-        one.text in told or one.rank not in (None, rank) for one in others
-    )
+    may_be_its = any(one.text not in told and one.rank in (None, rank) for one in others)
+    return rank is not None and not may_be_its
 
 
 def _standing(best: Candidate, found: Sequence[Candidate]) -> Candidate | None:

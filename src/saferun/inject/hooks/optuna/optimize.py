@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ... import contract, rank
+from ...context import leave
 from .account import Account
 from .objective import Objective
 
@@ -128,9 +127,4 @@ def _end() -> None:
     if not _leaving:
         return
     logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:
-            pass
-    os._exit(contract.RECYCLE_STATUS)
+    leave(contract.RECYCLE_STATUS)
