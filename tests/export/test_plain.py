@@ -17,13 +17,12 @@ import yaml
 from cases import slow
 from helpers import until
 from repo import ROOT
+from sandbox import text_of, write
 from scripts import NASTY, PROGRAMS, STAYS, Machine, end, signals, up
 from terminals import start
 
 PROFILES = sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
-HOOKS = {
-    path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "shell" / "hooks").glob("*.py")
-}
+HOOKS = {path.stem: text_of(path) for path in (ROOT / "shell" / "hooks").glob("*.py")}
 TOOLS = Path(sys.executable).parent
 PYTHON = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
 
@@ -40,10 +39,7 @@ def script(machine: Machine, *argv: str, profile: str = "cpu", **environ: str) -
 
 
 def starts(machine: Machine) -> list[list[str]]:
-    return [
-        json.loads(line)
-        for line in (machine.records("x") / "all").read_text(encoding="utf-8").splitlines()
-    ]
+    return [json.loads(line) for line in text_of(machine.records("x") / "all").splitlines()]
 
 
 # --- the text ------------------------------------------------------------------------------------
@@ -54,10 +50,8 @@ def test_it_has_at_most_200_lines_60_more_for_slurm_and_the_linters_are_silent(m
     for name in PROFILES:
         for extra, most in (((), 200), (("--slurm",), 260)):
             files.append(machine.folder / f"{name}{''.join(extra)}.sh")
-            text = script(machine, *extra, "--", "t.py", NASTY, profile=name).read_text(
-                encoding="utf-8"
-            )
-            files[-1].write_text(text, encoding="utf-8")
+            text = text_of(script(machine, *extra, "--", "t.py", NASTY, profile=name))
+            write(files[-1], text)
             assert text.count("\n") <= most, files[-1]
             assert "#@" not in text
             assert "shellcheck" not in text
@@ -71,7 +65,7 @@ def test_it_has_at_most_200_lines_60_more_for_slurm_and_the_linters_are_silent(m
 def test_each_hook_stands_in_it_as_in_its_file_and_only_where_the_profile_asks(machine):
     held = {}
     for name in PROFILES:
-        text = script(machine, "--", "t.py", profile=name).read_text(encoding="utf-8")
+        text = text_of(script(machine, "--", "t.py", profile=name))
         held[name] = {stem for stem, hook in HOOKS.items() if hook in text}
         if held[name]:
             code = text.partition("<<'PYTHON'\n")[2].partition("\nPYTHON\n")[0]
@@ -89,7 +83,7 @@ def test_each_hook_stands_in_it_as_in_its_file_and_only_where_the_profile_asks(m
 
 
 def test_the_head_names_what_it_leaves_out(machine):
-    head = script(machine, "--", "t.py", profile="hpo").read_text(encoding="utf-8")[:1500]
+    head = text_of(script(machine, "--", "t.py", profile="hpo"))[:1500]
     left = "locks.slot_memory_gib, hooks.optuna.mode, start.ranks, hooks.excepthook"
     assert all(key in head for key in left.split(", ")), head
     assert "hooks.guards.labels" not in head
@@ -99,9 +93,7 @@ def test_a_check_tells_whether_it_would_be_made_again(machine):
     for extra in ((), ("--slurm", "--nodes", "2")):
         made = script(machine, *extra, "--", "train.py", SAFERUN_SET="")
         assert machine.gen_shell("--check", str(made)).stdout == f"{made}: up to date\n"
-        made.write_text(
-            made.read_text(encoding="utf-8").replace("attempts=3", "attempts=4"), encoding="utf-8"
-        )
+        write(made, text_of(made).replace("attempts=3", "attempts=4"))
         done = machine.gen_shell("--check", str(made))
         assert (done.returncode, "would be `attempts=3" in done.stdout) == (1, True)
 
@@ -113,7 +105,7 @@ def test_values_and_arguments_survive(machine):
     text = yaml.safe_dump(
         {"schema": 1, "name": "mine", "env": {"MINE": NASTY, "YOURS": "theirs", "LAST": "x"}}
     )
-    (machine.cwd / "mine.yaml").write_text(text, encoding="utf-8")
+    write(machine.cwd / "mine.yaml", text)
     made = script(
         machine, "--set", "env.LAST=always", "--", "t.py", NASTY, "", profile="./mine.yaml"
     )
@@ -167,7 +159,7 @@ def test_what_is_exported_wins(machine, exported, expected):
 )
 def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch, value):
     made = script(machine, "--", "train.py", profile=profile)
-    (machine.folder / "torch.py").write_text(torch, encoding="utf-8")
+    write(machine.folder / "torch.py", torch)
     ran = machine.run(["bash", made], PYTHONPATH=str(machine.folder))
     assert ran.received[1].env.get(variable) == value
 
@@ -185,7 +177,7 @@ def test_two_scripts_on_a_gpu_know_of_each_other_as_the_policy_says(machine):
     made = script(machine, "--", "t.py", profile="cuda")
     refuses = machine.cwd / "refuses.sh"
     text = machine.gen_shell("--plain", "--profile=cuda", "--set=locks.gpus=refuse").stdout
-    refuses.write_text(text, encoding="utf-8")
+    write(refuses, text)
     command = ["bash", "-c", 'umask 077 && exec bash "$0"', made]
     job = machine.start(command, ends=STAYS, CUDA_VISIBLE_DEVICES="0")
     up(machine)
@@ -235,7 +227,7 @@ def test_slots_are_counted_and_waited_for(machine):
 def test_without_gpus_a_script_locks_itself(machine):
     made = script(machine, "--set=locks.gpus=refuse", "--", "t.py")
     other = machine.cwd / "other.sh"
-    other.write_text(made.read_text(encoding="utf-8"), encoding="utf-8")
+    write(other, text_of(made))
     job = machine.start(["bash", made], ends=STAYS)
     up(machine)
     assert busy(machine, made)[0] == 75
@@ -268,7 +260,7 @@ def test_torchrun_is_started_again_where_what_ended_it_may_pass(machine, failure
     )
     ran = machine.run(["bash", made], PATH=f"{TOOLS}:/usr/bin:/bin", OMP_NUM_THREADS="1")
     assert ran.status == status, ran.err
-    started = sorted((machine.cwd / "started").read_text(encoding="utf-8").splitlines())
+    started = sorted(text_of(machine.cwd / "started").splitlines())
     assert started == ["1 0", "1 1", *(["2 0 --resume", "2 1 --resume"] if attempts == 2 else [])]
     assert machine.living() == {}
 
@@ -290,7 +282,7 @@ def test_torchrun_is_started_again_where_what_ended_it_may_pass(machine, failure
     ids=str,
 )
 def test_attempts_are_bounded_and_the_status_is_that_of_the_last(machine, launcher, last, count):
-    machine.program("python3", (machine.bin / "torchrun").read_text(encoding="utf-8"))
+    machine.program("python3", text_of(machine.bin / "torchrun"))
     made = script(machine, "--set", f"launcher={launcher}", "--", "train.py")
     ran = machine.run(["bash", made], ends=[last])
     signalled = {"9": 137, "11": 139}.get(last.get("code", "")[-3:].strip(" ()"), 1)
@@ -335,7 +327,7 @@ def test_a_port_that_is_taken_is_replaced_by_another(machine, given, moved, when
 
 
 def test_a_port_that_was_moved_stays_moved_when_a_checkpoint_is_found(machine):
-    (machine.cwd / "last.pt").write_text("", encoding="utf-8")
+    write(machine.cwd / "last.pt", "")
     resume = ["--set=retry.resume.checkpoints=*.pt", "--set=retry.resume.args=['{checkpoint}']"]
     made = script(machine, *resume, "--", "--master-port=29500", "t.py")
     ends = [{"stderr": TAKEN, "status": 1}, {"code": "os.kill(os.getpid(), 9)"}, {}]
@@ -381,7 +373,7 @@ def test_it_goes_on_from_the_newest_checkpoint(machine):
 def test_placeholders_within_placeholders_and_steps_are_filled(machine, depth, folder):
     place = machine.cwd / "base dir" / "base_checkpoints" / folder
     place.mkdir(parents=True)
-    (place / "meta_000090.json").write_text("{}", encoding="utf-8")
+    write(place / "meta_000090.json", "{}")
     ends = [{"code": "os.kill(os.getpid(), 9)"}, {}]
     made = script(machine, "--", "t.py", *depth, profile="resume-nanochat")
     machine.run(["bash", made], ends=ends, NANOCHAT_BASE_DIR="base dir")

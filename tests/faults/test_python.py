@@ -10,7 +10,7 @@ import pytest
 from cases import slow
 from helpers import until
 from runs import PYTHON, ran, run
-from sandbox import executable, frame, shell_program
+from sandbox import executable, frame, shell_program, write
 
 SHOW = "import os, sys; print(sys.argv, sys.stdin.read(), os.environ['SAFERUN_ATTEMPT'])"
 
@@ -120,9 +120,8 @@ def test_a_key_that_needs_saferun_beside_a_single_attempt_keeps_it_there(tmp_pat
     [("", {}), ("torch, ", {"RANK": "0"}), *slow(("", {"RANK": "0"}), ("torch, ", {}))],
 )
 def test_a_crash_in_native_code_has_its_python_stack_and_the_torch_version(tmp_path, torch, rank):
-    (tmp_path / "crash.py").write_text(
-        f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n", encoding="utf-8"
-    )
+    code = f"import {torch}ctypes\ndef step():\n    ctypes.string_at(0)\nstep()\n"
+    write(tmp_path / "crash.py", code)
     job = ran(tmp_path, *PYTHON, "--retries=1", "crash.py", env=rank, status=139)
     for event in job.events("ended"):
         assert frame(tmp_path / "crash.py", "line 3 in step") in event["stack"]

@@ -11,8 +11,8 @@ import pytest
 from cases import slow
 from repo import ROOT
 from rights import needs
-from runs import AT_ONCE, Run, program, run
-from sandbox import executable, shell_program
+from runs import AT_ONCE, Run, program, ran, run
+from sandbox import executable, shell_program, write
 
 RANK = program("surroundings_rank")
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -49,8 +49,7 @@ def ranks(job: Run) -> list[str]:
 def test_hooks_run_in_ranks_though_another_sitecustomize_puts_itself_first(tmp_path, retries):
     place = another(tmp_path)
     argv = [f"--retries={retries}", REQUIRED, COMPILE_OFF, "--nproc-per-node=2", RANK]
-    with run(tmp_path, *argv, env={"PYTHONPATH": inherited(place)}) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *argv, env={"PYTHONPATH": inherited(place)})
     attempt = None if retries == "0" else "1"
     assert ranks(job) == [f"hooks=True other=True followed=False attempt={attempt}"] * 2
 
@@ -65,8 +64,7 @@ def test_hooks_run_in_a_program_that_a_rank_executes_behind_another_sitecustomiz
         encoding="utf-8",
     )
     argv = [REQUIRED, COMPILE_OFF, "--no-python", sys.executable, str(wrapper), RANK]
-    with run(tmp_path, *argv) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *argv)
     assert ranks(job) == ["hooks=True other=True followed=False attempt=1"]
 
 
@@ -79,8 +77,7 @@ def test_a_rank_behind_another_sitecustomize_is_named_before_it_meets_others(tmp
     )
     argv = [*([REQUIRED] if required else []), AT_ONCE, COMPILE_OFF, "--nproc-per-node=2"]
     argv += ["--no-python", "bash", "-c", line, "-", RANK, "meet"]
-    with run(tmp_path, *argv) as job:
-        status = job.end()
+    job = ran(tmp_path, *argv, status=None if required else 0)
     said = [text for text in job.messages() if "does not run in rank" in text]
     assert len(said) == 1
     where = "ranks?" if required else "ranks 0-1"  # it ends with the first that is seen
@@ -88,13 +85,11 @@ def test_a_rank_behind_another_sitecustomize_is_named_before_it_meets_others(tmp
     assert named
     assert f"{place}/sitecustomize.py is loaded in".startswith(named[1])
     if required:
-        assert status != 0
         assert "met" not in job.out
         (ended,) = job.events("ended")
         assert ended["kind"] == "hooks-missing"
         assert f"{place}/sitecustomize.py is loaded in its place" in ended["root_line"]
     else:
-        assert status == 0, job.err
         assert job.out.count("met") == 2
 
 
@@ -108,8 +103,7 @@ def test_a_training_without_hooks_below_a_python_that_has_them_is_named(tmp_path
     argv = [REQUIRED, AT_ONCE, COMPILE_OFF, "--nproc-per-node=2"]
     argv += ["--no-python", sys.executable] if no_python else []
     argv += [WRAPPER, place, how, RANK, *(["meet"] if how != "fixed" else [])]
-    with run(tmp_path, *argv) as job:
-        assert job.end() != 0
+    job = ran(tmp_path, *argv, status=None)
     assert "met" not in job.out
     (ended,) = job.events("ended")
     assert ended["kind"] == "hooks-missing"
@@ -122,8 +116,7 @@ def test_a_training_without_hooks_below_a_python_that_has_them_is_named(tmp_path
 def test_a_wrapper_whose_training_has_hooks_is_left_alone(tmp_path, how):
     place = another(tmp_path)
     argv = [REQUIRED, COMPILE_OFF, "--nproc-per-node=2", WRAPPER, place, how, RANK, "meet"]
-    with run(tmp_path, *argv) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *argv)
     assert job.out.count("met") == 2
     assert len(job.messages()) <= 1
 
@@ -141,16 +134,13 @@ def test_a_plain_python_behind_another_sitecustomize_is_named(tmp_path, required
     argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", COMPILE_OFF, AT_ONCE]
     argv += [REQUIRED] if required else []
     path = f"{shim.parent}:{os.path.dirname(sys.executable)}:/usr/bin:/bin"
-    with run(tmp_path, *argv, str(script), env={"PATH": path}) as job:
-        status = job.end()
+    job = ran(tmp_path, *argv, str(script), env={"PATH": path}, status=None if required else 0)
     line = "saferun's sitecustomize does not run in the job's Python: "
     if required:
-        assert status != 0
         (ended,) = job.events("ended")
         assert ended["kind"] == "hooks-missing"
         assert ended["root_line"] == f"{line}{place}/sitecustomize.py is loaded in its place"
     else:
-        assert status == 0, job.err
         assert job.out == "True\n"
         assert len([text for text in job.messages() if line in text]) == 1
 
@@ -162,8 +152,7 @@ FOLLOWING += slow(("popen", []), ("fork_exec", ["--retries=0"]), ("executable", 
 @pytest.mark.parametrize(("tool", "argv"), FOLLOWING)
 def test_a_tool_that_follows_processes_reaches_the_ranks(tmp_path, tool, argv):
     command = [sys.executable, program("follower"), tool, str(TORCHRUN.with_name("saferun"))]
-    with run(tmp_path, *argv, "--nproc-per-node=2", RANK, command=command) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *argv, "--nproc-per-node=2", RANK, command=command)
     assert ranks(job) == ["hooks=True other=False followed=True attempt=None"] * 2
     assert job.out.endswith("the tool sees the end\n")
     said = [line for line in job.messages() if "not supervised" in line]
@@ -185,8 +174,7 @@ def test_a_disabled_saferun_is_equal_to_torchrun_under_a_tool(tmp_path, tool):
 
 def test_under_a_tool_that_follows_nobody_the_run_is_supervised(tmp_path):
     command = [sys.executable, program("follower"), "none", str(TORCHRUN.with_name("saferun"))]
-    with run(tmp_path, RANK, command=command) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, RANK, command=command)
     assert ranks(job) == ["hooks=True other=False followed=False attempt=1"]
 
 
@@ -197,8 +185,7 @@ NEEDS_MOUNTS = needs("make namespaces")
 @NEEDS_MOUNTS
 def test_without_proc_torchrun_runs_unsupervised_and_a_line_says_so(tmp_path):
     command = [*WITHOUT_PROC, sys.executable, "-m", "saferun"]
-    with run(tmp_path, RANK, command=command) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, RANK, command=command)
     assert ranks(job) == ["hooks=True other=False followed=False attempt=None"]
     assert [line for line in job.messages() if "there is no /proc" in line] == job.messages()[:1]
     assert "keeper" not in job.err
@@ -215,8 +202,7 @@ def test_without_proc_torchrun_runs_unsupervised_and_a_line_says_so(tmp_path):
 )
 def test_without_proc_a_key_that_needs_supervision_is_refused(tmp_path, argv, key):
     command = [*WITHOUT_PROC, sys.executable, "-m", "saferun"]
-    with run(tmp_path, *argv, RANK, command=command) as job:
-        assert job.end() == 69, job.err
+    job = ran(tmp_path, *argv, RANK, command=command, status=69)
     assert "there is no /proc" in job.messages()[0]
     assert key in job.messages()[0]
     assert job.out == ""
@@ -232,8 +218,7 @@ def test_a_keeper_that_fails_before_the_start_is_our_own_fault(tmp_path):
     assert "planted" in text
     keeper.write_text(text, encoding="utf-8")
     argv = ["--set=launcher=python", AT_ONCE, RANK]
-    with run(tmp_path, *argv, env={"PYTHONPATH": inherited(str(tmp_path / "src"))}) as job:
-        assert job.end() == 70, job.err
+    job = ran(tmp_path, *argv, env={"PYTHONPATH": inherited(str(tmp_path / "src"))}, status=70)
     assert "ValueError: planted" in job.err
     assert "keeper failed before the job's start" in job.messages()[-1]
     assert "killed" not in job.err
@@ -251,12 +236,10 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.mark.parametrize("ranks", ["spawn", "warm"])
 def test_a_job_ignores_the_signals_that_it_would_ignore_without_us(tmp_path, parent, ranks):
     script = tmp_path / "ignored.py"
-    script.write_text(
-        "print(*(line for line in open('/proc/self/status') if line.startswith('SigIgn')))",
-        encoding="utf-8",
+    write(
+        script, "print(*(line for line in open('/proc/self/status') if line.startswith('SigIgn')))"
     )
     argv = ["--set=launcher=python", f"--set=start.ranks={ranks}", str(script)]
-    with run(tmp_path, *argv, command=[sys.executable, *parent, "-m", "saferun"]) as job:
-        assert job.end() == 0, job.err
+    job = ran(tmp_path, *argv, command=[sys.executable, *parent, "-m", "saferun"])
     # Started as the job was: a Python from 3.13 on starts some by posix_spawn, others by fork.
     assert job.out == job.ran(sys.executable, *parent, script).stdout

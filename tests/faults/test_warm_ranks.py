@@ -54,8 +54,7 @@ def test_what_one_of_eight_ranks_says_as_it_exits_is_the_root_line(job, way, end
     assert not any("attempt 2" in line for line in messages)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "ending"), ENDS)
+@pytest.mark.parametrize(("way", "ending"), [ENDS[0], *slow(*ENDS[1:])])
 def test_what_a_rank_says_as_it_exits_is_the_root_line_though_its_peers_died_too(job, way, ending):
     """torchrun looks when both have ended, and names the one with an exception."""
     job.script.write_text(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import is_alive, until
 from repo import source
+from sandbox import write
 
 from saferun.knowledge.torchrun_options import of_torch
 from saferun.model import Option
@@ -33,10 +34,8 @@ class FakeTorch:
         package.mkdir(parents=True)
         (package.parent / "__init__.py").write_text("", encoding="utf-8")
         (package / "__init__.py").write_text("", encoding="utf-8")
-        (package / "argparse_util.py").write_text(
-            source("planning/fake_argparse_util"), encoding="utf-8"
-        )
-        (package / "run.py").write_text(source("planning/fake_torch_run"), encoding="utf-8")
+        write(package / "argparse_util.py", source("planning/fake_argparse_util"))
+        write(package / "run.py", source("planning/fake_torch_run"))
         self.environ = {"PYTHONPATH": str(root / "site"), "XDG_CACHE_HOME": str(root)}
         self.environ |= {"STARTS": str(self.starts), "MORE": "", "PATH": os.defpath}
 
