@@ -67,6 +67,9 @@ TRIED_AGAIN = {
     "one that came three times, with a step between": case(
         *attempts(2, **OUTSIDE), failed(3, last_step=7, **OUTSIDE), attempts=9
     ),
+    "one that came three times, with trials between": case(
+        *(failed(n, progressed=True, **OUTSIDE) for n in (1, 2, 3)), attempts=9
+    ),
     "three faults of the outside that differ": case(
         *attempts(2, **OUTSIDE), failed(3, fingerprint="k: other", **OUTSIDE), attempts=9
     ),

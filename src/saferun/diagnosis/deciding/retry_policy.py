@@ -169,7 +169,7 @@ def _stays(history: Sequence[AttemptOutcome]) -> str:
     last, times = history[-1], 1
     storage = last.kind == _STORAGE
     for one, after in zip(history[-2::-1], history[:0:-1], strict=True):
-        between = after.progressed if storage else after.last_step is not None
+        between = after.progressed or (not storage and after.last_step is not None)
         if between or one.fingerprint != last.fingerprint:
             break
         times += 1
