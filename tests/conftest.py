@@ -40,7 +40,8 @@ tempfile.tempdir = TEMPORARY = _place_for_temporary_files()  # what tests start 
 _environ = {
     **sandbox.clean(os.environ),
     "PYTEST_DEBUG_TEMPROOT": TEMPORARY,  # tmp_path lies below it
-    "TORCHINDUCTOR_CACHE_DIR": f"{TEMPORARY}/inductor",  # else one in /tmp, maybe another user's
+    # Else one in /tmp, maybe another user's.
+    "TORCHINDUCTOR_CACHE_DIR": sandbox.unquoted(pathlib.Path(TEMPORARY, "inductor")),
     "OMP_NUM_THREADS": "1",  # what tests start: torch's threads fight for the cores
 }
 os.environ.clear()

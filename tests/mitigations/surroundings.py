@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers import free_port
-from sandbox import clean
+from sandbox import clean, unquoted
 
 HERE = Path(__file__).resolve().parent
 CAP_NET_BIND_SERVICE, PR_CAPBSET_DROP = 10, 24
@@ -93,7 +93,7 @@ def earlier_cache(damaged: str = "") -> Around:
 
     @contextlib.contextmanager
     def around(folder: Path) -> Iterator[Setup]:
-        env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        env = {"TORCHINDUCTOR_CACHE_DIR": unquoted(folder / "inductor")}
         run_to_the_end([sys.executable, str(HERE / "compile_one.py"), "cpu"], env)
         found = list((folder / "inductor").rglob(damaged)) if damaged else []
         assert bool(found) == bool(damaged)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from helpers import free_port, living
 from runs import Run, run
+from sandbox import unquoted
 from surroundings import HERE, torchrun
 from table import Case
 
@@ -128,4 +129,4 @@ def variables(case: Case, way: str, folder: Path) -> dict[str, str]:
         kept = {n: v for n, v in os.environ.items() if not n.startswith(_OURS)}
         few = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}  # rows run side by side
     healthy = {"WITHOUT_FAULT": "1"} if way == HEALTHY else {}
-    return {**kept, **few, **healthy, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    return {**kept, **few, **healthy, "TORCHINDUCTOR_CACHE_DIR": unquoted(folder / "inductor")}
