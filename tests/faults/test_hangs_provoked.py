@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rights
 from helpers import until
-from runs import PROGRAMS, Run, program, ran, run
+from runs import PROGRAMS, Run, program, run
 
 pytestmark = pytest.mark.slow
 END = ["--profile=cpu", "--set", "watch.mode=end", "--set", "watch.silence_s=20", "--retries=1"]
@@ -121,8 +121,9 @@ def test_a_read_on_a_dead_file_system_is_named_and_tried_again(tmp_path, dead_mo
 def test_a_rank_that_the_kernel_cannot_end_stops_the_run_with_its_line(tmp_path, dead_mount):
     kept, stdin = os.pipe()
     argv = ["--nproc-per-node=2", program("hanging_rank"), "file", str(dead_mount)]
-    job = ran(tmp_path, *END, *argv, stdin=kept, status=None)
-    until(lambda: job.events("ended"), "the end in the journal")
+    with run(tmp_path, *END, *argv, stdin=kept) as job:  # which leaves that rank behind
+        assert job.end()
+        until(lambda: job.events("ended"), "the end in the journal")
     os.close(kept)
     os.close(stdin)
     (ended,) = job.events("ended")
