@@ -12,7 +12,6 @@ library of tests/lab/fakes makes the test and the launches run; FAKE_CUDA_INIT_M
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -24,8 +23,9 @@ from pathlib import Path
 
 from launch import first_line_ms, paired, quartiles
 
+from saferun.gpu.preflight import preflight
+
 SOURCES = Path(__file__).resolve().parents[1] / "src"
-PROGRAM = SOURCES / "saferun" / "gpu" / "preflight" / "preflight.py"
 TRIAL_BOUND_MS, LAUNCH_BOUND_MS = 1500.0, 50.0  # the first for 4 GPUs
 SCRIPT = "import time; print(time.monotonic_ns(), flush=True)\n"
 TORCH = """
@@ -41,13 +41,11 @@ print(torch.cuda.device_count())
 def test() -> tuple[float, dict]:
     """Run the test; return its wall time in ms and what it told."""
     began = time.monotonic()
-    argv = [sys.executable, "-I", "-S", str(PROGRAM)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    wall = (time.monotonic() - began) * 1000
-    reported = json.loads(done.stdout)
-    if done.returncode:
-        raise SystemExit(f"the GPUs here are not well:\n{done.stdout}")
-    return wall, reported
+    with preflight.PreflightTest(os.environ) as asked:
+        reported = asked.report(preflight.TIMEOUT_S)
+    if not preflight.is_well(reported):
+        raise SystemExit(f"the GPUs here are not well:\n{reported}")
+    return (time.monotonic() - began) * 1000, reported
 
 
 def tests(runs: int) -> dict[str, float]:

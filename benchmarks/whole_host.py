@@ -7,7 +7,7 @@ Parts, in this order; N ranks are all GPUs of the host, two of gloo where there 
     starts    start.py with NCCL: torchrun, saferun, saferun with warm ranks, first and second sight
     step      hooks_gpu.py with all ranks: the ratio of steps, torchrun and saferun in turns
     goodput   goodput.py: eight faults in four minutes; needs root. Beside it, on the same cards:
-    faults    a rank is killed, stopped, spins, sleeps, is slow by a tenth of a step, another one
+    faults    a rank is killed, stopped, spins, sleeps, is slow by a fifth of a step, another one
               each: seconds until it is named, until the next attempt begins, until the job is
               further than it was
     hidden    one rank sees no GPU

@@ -4,7 +4,7 @@
 
 Each rank leaves its pid in `DIR/pids`, rank 0 its steps with their times in `DIR/steps`, from which
 the next start goes on. `DIR/fault-RANK` holds what that rank does then: `spin`, `sleep`, or `slow`,
-which makes each of its steps a tenth longer. `DIR/stop` ends the job.
+which makes each of its steps a fifth longer. `DIR/stop` ends the job.
 """
 
 import os
@@ -31,7 +31,7 @@ step = int(lines[-1].split()[1]) if lines else 0
 fault = place / f"fault-{rank}"
 while True:
     what = fault.read_text() if fault.exists() else ""
-    time.sleep(STEP_S * (1.1 if what == "slow" else 1.0))  # the length of a step, as of its kernels
+    time.sleep(STEP_S * (1.2 if what == "slow" else 1.0))  # the length of a step, as of its kernels
     if what in ("spin", "sleep"):
         fault.unlink()
     while what == "spin":
