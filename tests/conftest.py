@@ -58,6 +58,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in forked)
 
 
+def pytest_unconfigure() -> None:
+    sandbox.LINKS.cleanup()  # a worker of pytest-xdist calls no exit functions
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was skipped in one line, the commonest reason first."""
     skipped = terminalreporter.stats.get("skipped", [])

@@ -6,13 +6,12 @@ in a `#!` line (BINPRM_BUF_SIZE, 256 bytes; 128 before Linux 5.1).
 
 from __future__ import annotations
 
-import atexit
+import functools
 import json
 import locale
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from helpers import DEADLINE_S, MARK, kill_all, living, until, watched
 
@@ -33,8 +31,7 @@ _HANDED_ON = re.compile(
     r"|CC|CXX|CUDA_HOME|CUDA_PATH"  # where a machine has its compilers
     r"|PYTEST_\w+|SAFERUN_(?:CORPUS|TEST_\w+)|TEST_(?:TENSORFLOW|BASH)|OUT",  # of the tests
 )
-_LINKS = Path(tempfile.mkdtemp(prefix="saferun-", dir="/tmp"))
-atexit.register(shutil.rmtree, _LINKS)
+LINKS = tempfile.TemporaryDirectory(prefix="saferun-", dir="/tmp")
 OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
 
 SAFERUN = (sys.executable, "-m", "saferun")
@@ -45,10 +42,14 @@ SHELLS_OWN = {"PWD", "OLDPWD", "SHLVL", "_"}  # what a shell on the way adds to 
 
 def unquoted(path: Path) -> str:
     """Return another name of a path, without blanks: torch gives compilers such names unquoted."""
-    link = _LINKS / f"{crc32(bytes(path.parent)):08x}"
-    if not link.is_symlink():
-        link.symlink_to(path.parent)
-    return str(link / path.name)
+    return str(_link(path.parent) / path.name)
+
+
+@functools.cache
+def _link(folder: Path) -> Path:
+    link = Path(LINKS.name, str(len(os.listdir(LINKS.name))))
+    link.symlink_to(folder)
+    return link
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
