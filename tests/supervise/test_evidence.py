@@ -31,10 +31,8 @@ eaten = bytearray(b"x") * (1 << 30)
     ("seen", "count"), [(True, 1), (False, None)], ids=["its group is read", "it is not"]
 )
 def test_a_kill_in_the_ranks_own_group_is_counted_there(seen, count):
-    kills, pipes = (
-        evidence.OutOfMemoryKills(),
-        {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
-    )
+    kills = evidence.OutOfMemoryKills()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with small_group(32 << 20) as group:
         with subprocess.Popen([sys.executable, "-c", EATS, str(group)], **pipes) as rank:
             assert rank.stdout.readline() == b"there\n"

@@ -17,14 +17,15 @@ def small_group(size: int) -> Iterator[Path]:
     place = TOP / "memory" if (TOP / "memory").is_dir() else TOP
     group = place / f"saferun-test-{os.getpid()}"
     try:
-        group.mkdir()
-        limit = next((name for name in FILES if (group / name).exists()), "memory.max")
-        (group / limit).write_text(str(size), encoding="utf-8")
-        if (swap := group / FILES[limit]).exists():
-            swap.write_text("0" if limit == "memory.max" else str(size), encoding="utf-8")
+        try:
+            group.mkdir()
+            limit = next((name for name in FILES if (group / name).exists()), "memory.max")
+            (group / limit).write_text(str(size), encoding="utf-8")
+            if (swap := group / FILES[limit]).exists():
+                swap.write_text("0" if limit == "memory.max" else str(size), encoding="utf-8")
+        except OSError as error:
+            pytest.skip(f"control groups cannot be made here: {error}")
         yield group
-    except OSError as error:
-        pytest.skip(f"control groups cannot be made here: {error}")
     finally:
         with contextlib.suppress(OSError):
             group.rmdir()

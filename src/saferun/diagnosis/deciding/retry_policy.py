@@ -163,8 +163,9 @@ def _seen_before(history: Sequence[AttemptOutcome]) -> bool:
 def _stays(history: Sequence[AttemptOutcome]) -> str:
     """Return why the last fault of the world outside does not pass; "" if it may.
 
-    It came so often without a step between. An attempt that made steps may begin such a row, since
-    its fault came after them. For storage only a new checkpoint counts, which it had to hold.
+    It came so often without a step or a trial between. An attempt that made some may begin such a
+    row, since its fault came after them. For storage that does not answer only a new checkpoint
+    counts, which it had to hold.
     """
     last, times = history[-1], 1
     storage = last.kind == _STORAGE
