@@ -31,6 +31,7 @@ def test_a_killed_rank_of_a_real_training_is_survived(tmp_path, way):
     job = ran(tmp_path, *argv, command=command)
     assert "done step=20" in job.out
     assert "resumed at step 10" in job.out
+    assert "at the beginning" not in job.err, "it has a --resume of its own"
     assert [e["kind"] for e in job.events("ended")] == ["killed-from-outside", "no-failure"]
     receipts = [text_of(path).splitlines() for path in job.journal.glob("receipts/*.jsonl")]
     hooks = {json.loads(line).get("hook") for lines in receipts for line in lines}

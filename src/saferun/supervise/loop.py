@@ -393,9 +393,8 @@ class _Run:
         change = self._mitigations.describe([*added, *self._mitigations.beside])
         path, history, telling = self._record.path, self._history, self._nodes.telling(decision)
         host, diagnosis = telling.host, telling.diagnosis
-        resumes = self._resumption.is_set
         lines = report.attempt_lines(
-            history, decision, change, path, host, diagnosis, resumes=resumes
+            history, decision, change, path, host, diagnosis, resumes=self._resumption.is_set
         )
         report.show(self._say, ended, [*problems, *([] if telling.is_silent else lines)])
 

@@ -71,8 +71,10 @@ class Resumption:
 
     @property
     def is_set(self) -> bool:
-        """Return whether a setting says what a later attempt goes on from."""
-        return bool(self._policy.checkpoints or self._first.settings.retry.resume_args)
+        """Return whether a setting, or an argument as `--resume`, says how an attempt goes on."""
+        words = self._gathered.request.line.script_args
+        own = [word for word in words if "resume" in word.lower().partition("/")[0]]
+        return bool(self._policy.checkpoints or self._first.settings.retry.resume_args or own)
 
     def _begin(self) -> None:
         args, environ = self._gathered.request.line.script_args, self._gathered.environ

@@ -47,7 +47,7 @@ def attempt_lines(
         journal: the run's directory; None if there is none.
         host: the host where the failure began; "" for this one.
         diagnosis: of the run, where it does not end of what its last attempt failed of.
-        resumes: a setting says what a later attempt goes on from.
+        resumes: a setting or an argument of the script says how a later attempt goes on.
     """
     if not history:  # a node that joined a run shortly before its end
         return [f"the run ends: {decision.reason}"]

@@ -124,7 +124,6 @@ def can_leave() -> None:
 
 
 def _end() -> None:
-    if not _leaving:
-        return
-    logging.shutdown()
-    leave(contract.RECYCLE_STATUS)
+    if _leaving:
+        logging.shutdown()
+        leave(contract.RECYCLE_STATUS)
