@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure() -> None:
-    sandbox.LINKS.cleanup()  # a worker of pytest-xdist calls no exit functions
+    sandbox.LINKS().cleanup()  # a worker of pytest-xdist calls no exit functions
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -31,7 +31,7 @@ _HANDED_ON = re.compile(
     r"|CC|CXX|CUDA_HOME|CUDA_PATH"  # where a machine has its compilers
     r"|PYTEST_\w+|SAFERUN_(?:CORPUS|TEST_\w+)|TEST_(?:TENSORFLOW|BASH)|OUT",  # of the tests
 )
-LINKS = tempfile.TemporaryDirectory(prefix="saferun-", dir="/tmp")
+LINKS = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="saferun-", dir="/tmp"))
 OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
 
 SAFERUN = (sys.executable, "-m", "saferun")
@@ -47,7 +47,7 @@ def unquoted(path: Path) -> str:
 
 @functools.cache
 def _link(folder: Path) -> Path:
-    link = Path(LINKS.name, str(len(os.listdir(LINKS.name))))
+    link = Path(LINKS().name, str(len(os.listdir(LINKS().name))))
     link.symlink_to(folder)
     return link
 

@@ -84,7 +84,7 @@ class WarmJob(Sandbox):
 
     def last(self) -> Path:
         """Return the directory of the last run."""
-        return max(path for path in self.runs.iterdir() if path.is_dir())
+        return max(self.runs.glob("*/plan.json"), key=os.path.getmtime).parent
 
     def starts(self) -> list[str]:
         """Return how each process of the last run was started, in the order of attempts."""
