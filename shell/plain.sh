@@ -32,6 +32,13 @@ if [[ ! ${on_node-} ]]; then
 fi
 
 #@ end
+#@ if gpus
+gpus=() # those that the job sees, by their locks
+while read -r number uuid; do
+  seen=,${CUDA_VISIBLE_DEVICES-$number},
+  [[ $seen != *,"$number",* && $seen != *,"$uuid",* ]] || gpus+=("$uuid.lock")
+done < <(nvidia-smi -L 2>/dev/null | sed -nE 's/^GPU ([0-9]+):.*\(UUID: (GPU-.*)\)/\1 \2/p')
+#@ end
 #@ settings
 job=(torchrun "$@")
 #@ if again
@@ -48,8 +55,7 @@ export PYTHONPATH=$tmp${PYTHONPATH:+:$PYTHONPATH}
 #@ end
 #@ if locks
 # --- The lock: saferun's own files, held until the last process of the job has ended -------------
-gpus=() locks=/run/lock/saferun
-[[ -d $locks ]] || { locks=/tmp/saferun-lock && [[ -d $locks ]]; } || mkdir -m 1777 "$locks"
+{ locks=/run/lock/saferun && [[ -d $locks ]]; } || { locks=/tmp/saferun-lock && [[ -d $locks ]]; } || mkdir -m 1777 "$locks"
 #@ if table
 lock() { # FILE [-s]: it may be another user's, and is only read
   (umask 0 && set -C && : >"$locks/$1") 2>/dev/null
@@ -68,10 +74,6 @@ take() { # GPU.lock: and one of its slots
 take() { lock "$1"; }
 #@ end
 #@ end
-while read -r number uuid; do
-  seen=,${CUDA_VISIBLE_DEVICES-$number},
-  [[ $seen != *,"$number",* && $seen != *,"$uuid",* ]] || gpus+=("$uuid.lock")
-done < <(nvidia-smi -L 2>/dev/null | sed -nE 's/^GPU ([0-9]+):.*\(UUID: (GPU-.*)\)/\1 \2/p')
 for gpu in "${gpus[@]:-script-$(readlink -f "$0" | cksum | tr ' ' -).lock}"; do
   #@ if wait
   limit_s=0

@@ -6,16 +6,16 @@
 #     saferun gen-shell --plain --profile cpu --set 'retry.resume_args=[--resume]'
 set -uo pipefail
 
-job=(torchrun "$@")
-attempts=3 wait_s=5 longest_s=60 # seconds until another attempt, doubled each time
-tmp=$(mktemp -d) asked='' || exit
-# --- The lock: saferun's own files, held until the last process of the job has ended -------------
-gpus=() locks=/run/lock/saferun
-[[ -d $locks ]] || { locks=/tmp/saferun-lock && [[ -d $locks ]]; } || mkdir -m 1777 "$locks"
+gpus=() # those that the job sees, by their locks
 while read -r number uuid; do
   seen=,${CUDA_VISIBLE_DEVICES-$number},
   [[ $seen != *,"$number",* && $seen != *,"$uuid",* ]] || gpus+=("$uuid.lock")
 done < <(nvidia-smi -L 2>/dev/null | sed -nE 's/^GPU ([0-9]+):.*\(UUID: (GPU-.*)\)/\1 \2/p')
+job=(torchrun "$@")
+attempts=3 wait_s=5 longest_s=60 # seconds until another attempt, doubled each time
+tmp=$(mktemp -d) asked='' || exit
+# --- The lock: saferun's own files, held until the last process of the job has ended -------------
+{ locks=/run/lock/saferun && [[ -d $locks ]]; } || { locks=/tmp/saferun-lock && [[ -d $locks ]]; } || mkdir -m 1777 "$locks"
 for gpu in "${gpus[@]:-script-$(readlink -f "$0" | cksum | tr ' ' -).lock}"; do
   (umask 0 && set -C && : >"$locks/$gpu") 2>/dev/null # it may be another user's, and is only read
   { [[ -f $locks/$gpu ]] && exec {file}<"$locks/$gpu" && flock -n "$file"; } ||

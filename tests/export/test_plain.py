@@ -149,19 +149,21 @@ def test_what_is_exported_wins(machine, exported, expected):
 
 
 @pytest.mark.parametrize(
-    ("profile", "variable", "torch", "value"),
+    ("profile", "variable", "torch", "gpus", "value"),
     [
-        ("h100-nanochat", "TORCHINDUCTOR_FX_GRAPH_CACHE", "__version__ = '2.4.1'", "1"),
-        ("h100-nanochat", "TORCHINDUCTOR_FX_GRAPH_CACHE", "__version__ = '2.5.0'", None),
-        ("rtx4090", "NCCL_P2P_DISABLE", "class cuda: device_count = lambda: 2", "1"),
-        ("rtx4090", "NCCL_P2P_DISABLE", "class cuda: device_count = lambda: 1", None),
+        ("h100-nanochat", "TORCHINDUCTOR_FX_GRAPH_CACHE", "__version__ = '2.4.1'", 1, "1"),
+        ("h100-nanochat", "TORCHINDUCTOR_FX_GRAPH_CACHE", "__version__ = '2.5.0'", 1, None),
+        ("h100-nanochat", "TORCHINDUCTOR_FX_GRAPH_CACHE", "raise ImportError", 1, None),
+        ("rtx4090", "NCCL_P2P_DISABLE", "raise ImportError", 2, "1"),
+        ("tf-rtx5090", "NCCL_P2P_DISABLE", "raise ImportError", 1, None),
     ],
 )
-def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch, value):
-    made = script(machine, "--", "train.py", profile=profile)
+def test_a_condition_is_decided_where_it_runs(machine, profile, variable, torch, gpus, value):
+    made = script(machine, "--set=launcher=torchrun", "--", "train.py", profile=profile)
+    machine.gpus(gpus)
     write(machine.folder / "torch.py", torch)
     ran = machine.run(["bash", made], PYTHONPATH=str(machine.folder))
-    assert ran.received[1].env.get(variable) == value
+    assert (ran.received[1].env.get(variable), ran.err) == (value, "")
 
 
 # --- the lock ------------------------------------------------------------------------------------
@@ -175,9 +177,7 @@ def busy(machine: Machine, made: Path, **environ: str) -> tuple[int, str]:
 def test_two_scripts_on_a_gpu_know_of_each_other_as_the_policy_says(machine):
     first, second = machine.gpus(2)
     made = script(machine, "--", "t.py", profile="cuda")
-    refuses = machine.cwd / "refuses.sh"
-    text = machine.gen_shell("--plain", "--profile=cuda", "--set=locks.gpus=refuse").stdout
-    write(refuses, text)
+    refuses = machine.script("--plain", "--profile=cuda", "--set=locks.gpus=refuse", name="r.sh")
     command = ["bash", "-c", 'umask 077 && exec bash "$0"', made]
     job = machine.start(command, ends=STAYS, CUDA_VISIBLE_DEVICES="0")
     up(machine)

@@ -83,8 +83,11 @@ _PHRASES = {
     "port-in-use": ("server socket has failed to listen on any",),
 }
 _PORT = "free-port"  # a mitigation's name in knowledge/mitigations.yaml
-# Facts for conditions, as `python3 -c` expressions; a version is compared with a text.
-_FACTS = {"torch": "torch.__version__", "gpus": "torch.cuda.device_count()"}
+# Facts for conditions, as tests of the shell; without torch no condition on it holds.
+_FACTS = {
+    "torch": """python3 -c 'import torch; exit(not torch.__version__ {} "{}")' 2>/dev/null""",
+    "gpus": "((${{#gpus[@]}} {} {}))",
+}
 _COMPARISON = re.compile(r"([<>=!]{0,2}) {0,8}([\d.]+)")
 _HOLE = re.compile(PLACEHOLDER, re.ASCII)
 _MARK = re.compile("\x01([^\x02]*)\x02")  # a piece of shell in a text
@@ -125,18 +128,19 @@ def render(
         "again": settings.retry.attempts > 1,
         "port": slurm is None and mitigation_overlay.port_moves(Situation(gathered.plan(), {})),
     }
-    text = "".join(_kept(read(TEMPLATE), conditions))
     words = ["torchrun", *args]
     if settings.launcher == "python":
         words = ["python3", *(gathered.plan().command[1:] if args else ())]
-    variables = _variables(script_settings, gathered, chosen)
+    variables = "".join(dict.fromkeys(_variables(script_settings, gathered, chosen)))
+    conditions["gpus"] = conditions["locks"] or "#gpus[@]" in variables
     places = {
         "header": _header(script_settings, profile, chosen, command),
-        "settings": "".join(dict.fromkeys(variables)),
+        "settings": variables,
         "hooks": _hooks(chosen, read),
         "phrases": "".join(_passing()),
         "again": "".join(_again(settings.retry.resume_args, settings.retry.resume)),
     }
+    text = "".join(_kept(read(TEMPLATE), conditions))
     text = re.sub(r"^ *#@ (\w+)\n", lambda place: places[place[1]], text, flags=re.MULTILINE)
     wait_s, longest_s = map(math.ceil, settings.retry.backoff_s)
     retry = f"attempts={settings.retry.attempts} wait_s={wait_s} longest_s={longest_s}"
@@ -353,18 +357,14 @@ def _test(leaf: Leaf, gathered: RunInputs) -> str | None:
     several = options.processes != "1" or options.nodes != 1
     # Facts known when the script is made; `distributed` may be uncertain.
     made = Conditions(None, 0, several, profile.named, profile.settings.retry.attempts)
-    found = []
+    test = ""
     for name, wanted in leaf.when:
         if name in _FACTS:
             for operator, number in _COMPARISON.findall(str(wanted)):
-                text = f'"{number}"' if name == "torch" else number
-                found.append(f"{_FACTS[name]} {operator or '=='} {text}")
+                test += f"! {_FACTS[name].format(operator or '==', number)} || "
         elif not holds(leaf._replace(when=((name, wanted),)), made):
             return None
-    if not found:
-        return ""
-    code = f"import torch; exit(not ({' and '.join(found)}))"
-    return f"! python3 -c {quote(code)} || "
+    return test
 
 
 # --- another attempt -----------------------------------------------------------------------------
