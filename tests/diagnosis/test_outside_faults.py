@@ -1,7 +1,7 @@
 """Exceptions of the world outside the job: what passes is tried again, and a mistake is not."""
 
 from cases import check_cases
-from job_logs import KNOWN, TRACEBACK, diagnose, output, table
+from job_logs import KNOWN, SUMMARY, TRACEBACK, diagnose, output, table
 
 from saferun.diagnosis.evidence import RankFailure
 
@@ -16,7 +16,10 @@ REFUSED = "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>
 
 
 def holds(raised: str, before: str, after: str, kind: str | None) -> None:
-    assert diagnose(f"{LOCAL}{raised}\n").verdict == before
+    alone = diagnose(f"{LOCAL}{raised}\n")
+    marked = "[rank1]: " + f"{LOCAL}{raised}".replace("\n", "\n[rank1]: ") + "\n"
+    below = diagnose(f"{marked}{SUMMARY.format(rank=1, code=1)}")
+    assert (alone.verdict, below.verdict, below.kind) == (before, before, alone.kind)
     assert diagnose(f"step 0 loss 2.5\n{LOCAL}{raised}\n", step=None).verdict == before
     late = diagnose(f"{STEPS}{LOCAL}{raised}\n")
     assert late.verdict == after
@@ -48,18 +51,15 @@ def test_a_time_limit_of_the_scripts_own_is_told_by_who_raised_it():
         f'{TRACEBACK}  File "/e/lib/python3.11/ssl.py", line 9, in f\n    raise TimeoutError(x)\n'
     )
     raised = "TimeoutError: timed out\n"
-    assert diagnose(STEPS + own + raised).verdict == "stop-user"
-    assert diagnose(STEPS + deep + raised).verdict == "retry"
+    for said in (raised, "ConnectionError: the feed is gone\n"):
+        assert diagnose(STEPS + own + said).verdict == "stop-user"
+        assert diagnose(STEPS + deep + said).verdict == "retry"
 
 
 def test_a_class_of_the_scripts_own_counts_as_what_it_derives_from():
-    live = RankFailure(
-        rank=1,
-        type="FeedGone",
-        message="FeedGone: shard 7",
-        traceback=f"{LOCAL}feed.FeedGone: shard 7",
-        bases=("FeedGone", "ConnectionResetError", "ConnectionError", "OSError"),
-    )
+    bases = ("FeedGone", "ConnectionResetError", "ConnectionError", "OSError")
+    said = "FeedGone: shard 7"
+    live = RankFailure(rank=1, type="FeedGone", message=said, traceback=LOCAL + said, bases=bases)
     assert diagnose("", failures=(live,)).kind == "hub-unavailable"
     assert diagnose("", failures=(live._replace(bases=()),)).kind == "user-exception"
 

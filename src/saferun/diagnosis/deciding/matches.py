@@ -33,12 +33,12 @@ _INFORMATION = re.compile(
     r"|\[?I\d{4} \d\d:|\S{0,40}\blevel=(?:info|debug)\b"
     r"|.{0,400}?\"(?:level|levelname|severity)\": ?\"(?:info|debug)\")"
 )
-# Lines that say nothing about a failure beside them: torchrun's name for this machine and the link
-# to its manual (no request was sent to either), wandb's lines about its run, and a full progress
-# bar.
+# Lines that say nothing about a failure beside them: torchrun's about a rank that failed, its name
+# for this machine and the link to its manual (no request was sent to either), wandb's lines about
+# its run, and a full progress bar.
 _NOT_CONTEXT = re.compile(
-    r"\s{0,20}(?:host\s{1,20}: |traceback : to enable|wandb:(?!.{0,40}\berror\b))"
-    r"|.{0,200}\b100%\|"
+    r"\s{0,20}(?:(?:host|rank)\s{1,20}: |traceback : to enable|wandb:(?!.{0,40}\berror\b))"
+    r"|.{0,200}(?:\b100%\||failed \(exitcode: |childfailederror:)"
 )
 # Exceptions whose traceback is only the launcher's that reports the failure.
 _LAUNCHERS = frozenset(("ChildFailedError", "CalledProcessError"))
@@ -62,9 +62,8 @@ def goes_on(item: Raised, lines: Sequence[Line]) -> bool:
 
     The line, or the one below it, says that the program retries or does without.
     """
-    if item.headed:
-        return False
-    return any(GOES_ON.search(line.text.lower()) for line in lines[item.at : item.at + 2])
+    near = lines[item.at : item.at + 2]
+    return not item.headed and any(GOES_ON.search(line.text.lower()) for line in near)
 
 
 def _own_faults(lines: Sequence[Line]) -> frozenset[int]:
@@ -200,7 +199,7 @@ class Text:
     def _context(self, row: int) -> str:
         begin, end = max(0, row - _CONTEXT_LINES), row + _CONTEXT_LINES
         return "\n".join(
-            line if at != row else self.lines[row].raw.lower()
+            line if at != row else re.sub(r"\[rank\d{1,6}\]: ", "", self.lines[row].raw.lower())
             for at, line in enumerate(self.lower[begin:end], begin)
             if at == row
             or not (at in self._launcher_rows or _WARNING.search(line) or _NOT_CONTEXT.match(line))

@@ -85,6 +85,11 @@ def choose(
     if best.generic and root_rank is None:
         best = _launchers_end(best, found) or best
         steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
+    elif best.generic and best.rank not in (None, root_rank):
+        gone = best.raised is not None and best.raised.type in _GONE
+        ends = (item for item in found if gone and item.rank == root_rank and not item.raised)
+        best = min(ends, key=order, default=best)
+        steps.append(Step(best, "that connection broke with the rank that failed first"))
     steps.append(Step(_standing(best, found) or best, "the other one is its consequence"))
     return tuple(
         step for at, step in enumerate(steps) if not at or step.taken is not steps[at - 1].taken
@@ -184,11 +189,7 @@ def _own_faults(
 
 
 def _is_own_fault(
-    item: Candidate,
-    best: Candidate,
-    *,
-    after_only: bool,
-    before_communication: bool,
+    item: Candidate, best: Candidate, *, after_only: bool, before_communication: bool
 ) -> bool:
     """Return whether an exception of the user's code, and not `best`, ended the job.
 
