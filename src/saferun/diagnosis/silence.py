@@ -196,6 +196,10 @@ class Silence:
         """Return the seconds since the last sign of work; 0 before the first."""
         return at_s - self._since.at_s if self._since is not None else 0.0
 
+    def started(self, rank: int, pid: int) -> None:
+        """Note a rank that wrote when it started: it may have ended before any look."""
+        self._seen.setdefault(rank, RankSign(rank, pid, "X", 0.0, ""))
+
     def with_ended(self, look: Look) -> Look:
         """Return a look that also has the ranks that ended before it, in their last state."""
         present = {one.rank for one in look.ranks}

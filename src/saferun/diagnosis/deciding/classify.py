@@ -149,11 +149,7 @@ def _by_last_words(found: Reading, knowledge: Knowledge, stderr_from: int | None
     return replace(found, diagnosis=own)
 
 
-def _of_lines(
-    evidence: Evidence,
-    log: Sequence[Line],
-    knowledge: Knowledge,
-) -> Reading:
+def _of_lines(evidence: Evidence, log: Sequence[Line], knowledge: Knowledge) -> Reading:
     """Return what lines of a log mean, with the rest of the evidence."""
     lines = exit_codes.with_ranks(log)
     collected = candidates.collect(evidence, lines, knowledge)

@@ -176,12 +176,8 @@ def _note_thread(context: "Context", value: BaseException, thread: str) -> None:
     import traceback
 
     text = "".join(traceback.format_exception(type(value), value, value.__traceback__))
-    facts = {
-        "thread": thread,
-        "error": _message(value),
-        "traceback": cut.end(text, _TRACEBACK_CHARS),
-    }
-    context.receipt("excepthook", contract.OBSERVED, **facts)
+    facts = {"error": _message(value), "traceback": cut.end(text, _TRACEBACK_CHARS)}
+    context.receipt("excepthook", contract.OBSERVED, thread=thread, **facts)
 
 
 def _message(value: BaseException) -> str:

@@ -24,6 +24,7 @@ from saferun.diagnosis.flight_record import CollectiveFinding
 from saferun.diagnosis.places import Helper, Place, Used
 from saferun.diagnosis.silence import Look, Silence
 from saferun.inject import contract
+from saferun.journal import rank_files
 from saferun.keeper import process_tree
 from saferun.supervise.beside import Beside
 from saferun.supervise.watch import work_signs
@@ -245,6 +246,10 @@ class HangWatch(Beside):
             moves = self._last_traffic.is_more(now.at_s, pids)
             if self._gpu_use.are_used(now.at_s) or moves:
                 self._silence.note_busy(now.at_s)
+        receipts = self._job.receipts, self._job.number, rank_files.RECEIPTS
+        for file in rank_files.of_attempt(*receipts):
+            if file.rank is not None and not work_signs.cpu_ticks(file.pid):
+                self._silence.started(file.rank, file.pid)
         began = self._silence.take(now, self._every_s)
         if self._is_wanted:
             began = self._silence.with_ended(now)

@@ -53,7 +53,7 @@ def observe_job(launcher: int, at_s: float, children: Tree) -> Look | None:
     if not signs:
         return None
     ticks = {
-        pid: n for sign in signs for pid in _all_below(sign.pid, children) if (n := _ticks(pid))
+        pid: n for sign in signs for pid in _all_below(sign.pid, children) if (n := cpu_ticks(pid))
     }
     family = sorted(pid for sign in signs for pid in _below(sign.pid, children) if pid in ticks)
     others = ticks.keys() - set(family)
@@ -93,7 +93,7 @@ def helpers(ranks: Iterable[int]) -> list[Helper]:
     return found
 
 
-def _ticks(pid: int) -> int:
+def cpu_ticks(pid: int) -> int:
     """Return the CPU time of a process in clock ticks, at least 1; 0 if it is gone or a zombie."""
     fields = proc.stat(pid)
     gone = fields is None or fields[0] in "ZX"
