@@ -6,11 +6,7 @@ import pytest
 from node_faults import FAULTS, Trial
 from rights import needs
 
-pytestmark = [
-    needs("make networks"),
-    pytest.mark.slow,
-    pytest.mark.timeout(3000),
-]
+pytestmark = [needs("make networks"), pytest.mark.slow, pytest.mark.timeout(3000)]
 STRUCK = int(os.environ.get("SAFERUN_TEST_STRIKES", "6"))
 
 

@@ -161,11 +161,22 @@ def test_a_shared_disk_that_is_full_is_named_and_the_run_goes_on(small_disk, tmp
         clean(runs)
 
 
+def signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
 def test_a_shared_disk_that_fills_up_ends_the_run_with_the_same_words(small_disk, tmp_path):
+    """It is full when the next attempt is prepared, and was not when this one began."""
     with hosts.standing(tmp_path, 2) as pair:
         runs = summing_on(small_disk, pair, small_disk)
         saved(small_disk)
+        ranks = [pid for run in runs for pid in run.ranks().values()]
+        signal_all(ranks, signal.SIGSTOP)
         fill(small_disk)
+        keeper = "int, sys.argv[4:]))"  # the end of its program
+        until(lambda: all(len(run.processes(keeper)) > 1 for run in runs), "the next keepers")
+        signal_all(ranks, signal.SIGCONT)
         assert end_all(runs) == [1, 1], [run.err for run in runs]
         for run in runs:
             assert "(disk-full on rank 0, host h" in run.err

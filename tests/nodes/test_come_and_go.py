@@ -12,10 +12,7 @@ from hosts import Host, add_up, clean, end_all, meeting, saved
 from rights import needs
 from runs import Run
 
-pytestmark = [
-    needs("make networks"),
-    pytest.mark.slow,
-]
+pytestmark = [needs("make networks"), pytest.mark.slow]
 CARD = hosts.SUMS.with_name("bad_card.py")
 SOON = "--rdzv-conf=last_call_timeout=5"
 

@@ -10,10 +10,7 @@ from hosts import clean, end_all, meeting
 from rights import needs
 from runs import Run
 
-pytestmark = [
-    needs("make networks"),
-    pytest.mark.slow,
-]
+pytestmark = [needs("make networks"), pytest.mark.slow]
 JOB = Path(__file__).parents[1] / "programs" / "nodes" / "resuming_job.py"
 STEPS = 40
 

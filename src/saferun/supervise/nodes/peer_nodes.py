@@ -68,7 +68,6 @@ class PeerNodes(Nodes):
     ) -> None:
         self._gathered, self._record, self._resumption = gathered, record, resumption
         self._say = say
-        self._place: str | None = None  # where the agent writes what its meeting decides
         self._temporary: str | None = None  # replaces a run directory that cannot be written to
         self._facts = node_facts.of_run(gathered)
         self._report: NodeReport | None = None  # on the last attempt here, for the meeting
@@ -362,17 +361,18 @@ class PeerNodes(Nodes):
         return decision
 
     def _new_place(self) -> str | None:
-        """Return the directory to which the next agent writes the nodes' decisions; None if none.
+        """Return the directory to which a new agent writes the nodes' decisions; None if none.
 
-        It is not on a full disk, where the nodes would not learn why they have to end.
+        It is not on a full disk, where the nodes would not learn why they have to end. An agent may
+        be made before the one that runs has ended, and the disk fill up between the two.
         """
-        self._place = self._gathered.identity.receipts
-        if self._place is None or not disk_room.has(self._place, _ROOM_BYTES):
-            if self._temporary is None:
-                with contextlib.suppress(OSError):
-                    self._temporary = tempfile.mkdtemp(prefix="saferun-nodes-")
-            self._place = self._temporary
-        return self._place
+        place = self._gathered.identity.receipts
+        if place is not None and disk_room.has(place, _ROOM_BYTES):
+            return place
+        if self._temporary is None:
+            with contextlib.suppress(OSError):
+                self._temporary = tempfile.mkdtemp(prefix="saferun-nodes-")
+        return self._temporary
 
     def close(self) -> None:
         """Remove what was made only for this run."""
@@ -380,16 +380,15 @@ class PeerNodes(Nodes):
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _read(self, name: str) -> Any:  # parsed JSON: an MeetingOutcome or a LostNodes
-        if self._place is None:
-            return None
-        path = os.path.join(self._place, name)
-        content = files.read_private(path)
-        try:
-            if content is not None:
-                os.unlink(path)  # another start of the same attempt writes its own
-            return None if content is None else json.loads(content)
-        except (OSError, ValueError):
-            return None
+        for place in filter(None, (self._gathered.identity.receipts, self._temporary)):
+            path = os.path.join(place, name)
+            if (content := files.read_private(path)) is not None:
+                try:
+                    os.unlink(path)  # another start of the same attempt writes its own
+                    return json.loads(content)
+                except (OSError, ValueError):
+                    return None
+        return None
 
 
 def _is_of_hardware(diagnosis: Diagnosis) -> bool:
