@@ -6,15 +6,7 @@ import pytest
 from cases import check_cases, spread
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from job_logs import (
-    FULL_CARD,
-    KNOWN,
-    TIMEOUT,
-    TRACEBACK,
-    diagnose,
-    table,
-    wrongly_diagnosed,
-)
+from job_logs import FULL_CARD, KNOWN, TIMEOUT, TRACEBACK, diagnose, table, wrongly_diagnosed
 
 from saferun.diagnosis import signatures
 from saferun.diagnosis.deciding import classify, root_line

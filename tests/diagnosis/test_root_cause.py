@@ -200,10 +200,11 @@ def test_what_stands_beside_a_failure_does_not_decide_its_kind():
 def test_what_a_file_of_another_rank_says_is_weighed_with_the_end_of_the_log():
     """A rank that a signal ended breaks the connections of the others, whatever these held."""
     broken = "ConnectionResetError: [Errno 104] Connection reset by peer"
-    file = RankFailure(rank=0, time_s=1.0, message=broken, traceback=TRACEBACK + broken)
-    for steps in (0, 2, 700):
-        log = output(steps) + SUMMARY.format(rank=2, code=-11)
-        assert diagnose(log, failures=(file, RankFailure(rank=2))).kind == "segfault"
+    for said, kind in ((broken, "segfault"), ("EOFError: a short file", "user-exception")):
+        file = RankFailure(rank=0, time_s=1.0, message=said, traceback=TRACEBACK + said)
+        for steps in (0, 2, 700):
+            log = output(steps) + SUMMARY.format(rank=2, code=-11)
+            assert diagnose(log, failures=(file, RankFailure(rank=2))).kind == kind
 
 
 def test_a_file_of_another_rank_does_not_show_that_the_job_outlived_an_exception():

@@ -54,6 +54,13 @@ def of_attempt(directory: str | None, attempt: int, *endings: str) -> list[RankF
     ]
 
 
+def of_last_restart(directory: str | None, attempt: int, *endings: str) -> list[RankFile]:
+    """Return those of `of_attempt` that are of torchrun's last restart."""
+    left = of_attempt(directory, attempt, *endings)
+    newest = max((file.restart for file in left), default=0)
+    return [file for file in left if file.restart == newest]
+
+
 def mask(directory: str | None, attempt: int, masked: Callable[[str], str]) -> None:
     """Mask the files of an attempt's ranks; a file that cannot be masked is removed.
 
@@ -97,9 +104,7 @@ def failures(directory: str | None, attempt: int) -> tuple[RankFailure, ...]:
         directory: the directory of the error files; None if there is none.
         attempt: the number of the attempt whose files are read.
     """
-    left = of_attempt(directory, attempt, ERRORS)
-    newest = max((file.restart for file in left), default=0)
-    last = [file for file in left if file.restart == newest]
+    last = of_last_restart(directory, attempt, ERRORS)
     last.sort(key=lambda file: (file.rank is None, file.rank, file.name))
     found = []
     for file in last[:_ERROR_FILES]:

@@ -68,11 +68,8 @@ def outcome(run: Run) -> str:
 
 def as_json(run: Run) -> dict[str, Any]:
     """Return a run for programs; times in seconds since the epoch, null where unknown."""
-    return {
-        **asdict(run),
-        "mitigations": list(run.mitigations),
-        "script_args": list(run.script_args),
-    }
+    lists = {"mitigations": [*run.mitigations], "script_args": [*run.script_args]}
+    return {**asdict(run), **lists}
 
 
 def cleaned(done: Cleaned, *, dry_run: bool) -> str:

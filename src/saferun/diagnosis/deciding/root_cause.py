@@ -29,7 +29,8 @@ _SILENT_TO_PEERS = (*SILENT, *_SIGNALLED)
 # Kinds of torchrun's own end by a signal from outside.
 _ASKED = ("sigterm-preempted", "sighup-terminal-closed", "interrupted")
 _KILLED = ("killed-from-outside", "host-oom-killed")
-_GONE = ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError")
+_BROKEN = ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError")
+_GONE = (*_BROKEN, "EOFError")  # the last also of a file that ends too early
 _SUMMARY = "ChildFailedError"  # torchrun's; the failures that it lists happened before it
 _COMMUNICATION = ("collective", "rendezvous")  # groups of kinds
 _NO_GPU = "cuda-not-available"
@@ -86,8 +87,8 @@ def choose(
         best = _launchers_end(best, found) or best
         steps.append(Step(best, "the launcher was asked to end, or killed, before that exception"))
     elif best.generic and best.rank not in (None, root_rank):
-        gone = best.raised is not None and best.raised.type in _GONE
-        ends = (item for item in found if gone and item.rank == root_rank and not item.raised)
+        broken = best.raised is not None and best.raised.type in _BROKEN
+        ends = (item for item in found if broken and item.rank == root_rank and not item.raised)
         best = min(ends, key=order, default=best)
         steps.append(Step(best, "that connection broke with the rank that failed first"))
     steps.append(Step(_standing(best, found) or best, "the other one is its consequence"))

@@ -247,7 +247,8 @@ class HangWatch(Beside):
             if self._gpu_use.are_used(now.at_s) or moves:
                 self._silence.note_busy(now.at_s)
         receipts = self._job.receipts, self._job.number, rank_files.RECEIPTS
-        for file in rank_files.of_attempt(*receipts):
+        # Without a rank that is seen, those that wrote may be of something that is long over.
+        for file in rank_files.of_last_restart(*receipts) if now.ranks[0].rank is not None else ():
             if file.rank is not None and not work_signs.cpu_ticks(file.pid):
                 self._silence.started(file.rank, file.pid)
         began = self._silence.take(now, self._every_s)
