@@ -4,8 +4,8 @@
 #@ end
 #@ header
 set -uo pipefail
-
 #@ if slurm
+
 # --- Under Slurm: sbatch runs this once, on the first node; there it starts itself on every node --
 # Each node runs its own loop. They agree on nothing but where they meet.
 if [[ ! ${on_node-} ]]; then
@@ -32,6 +32,7 @@ if [[ ! ${on_node-} ]]; then
 fi
 
 #@ end
+# --- The variables, with their reasons; one that is exported stays as it is ----------------------
 #@ if gpus
 gpus=() # those that the job sees, by their locks
 while read -r number uuid; do
@@ -113,8 +114,7 @@ end_all() { # whatever has this script's mark in its environment, however it has
 }
 #@ if again
 copy() { # stdin to stderr, and the end of it to a file
-  trap '' HUP INT TERM && exec {alive}>&-
-  tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt" 2>/dev/null) >&2
+  trap '' HUP INT TERM && exec {alive}>&- && tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt" 2>/dev/null) >&2
 }
 passing=( # what an error says that may pass (from saferun's knowledge/failures.yaml)
   #@ phrases
@@ -160,8 +160,9 @@ for ((attempt = 1; ; attempt++)); do
   #@ if port
   if [[ $errors == *"failed to listen on any"* ]]; then
     export PET_MASTER_PORT=$((10000 + RANDOM % 20000))
+    [[ ${PET_RDZV_ENDPOINT-} != *:[1-9]* ]] || export PET_RDZV_ENDPOINT=${PET_RDZV_ENDPOINT%:*}:$PET_MASTER_PORT
     for ((i = 1; i < ${#job[@]}; i++)); do
-      [[ "${job[i - 1]}=${job[i]}" =~ --(master.port|rdzv.endpoint)=(.*:)?[1-9][0-9]*$ ]] &&
+      [[ "${job[i - 1]}=${job[i]}" =~ --(master.p|rdzv.e)[a-z]*=(.*:)?[1-9][0-9]*$ ]] &&
         job[i]=${job[i]%"${job[i]##*[!0-9]}"}$PET_MASTER_PORT
     done
     #@ if resume

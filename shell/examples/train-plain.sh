@@ -5,7 +5,7 @@
 # Made by saferun 1.0.0 with
 #     saferun gen-shell --plain --profile cpu --set 'retry.resume_args=[--resume]'
 set -uo pipefail
-
+# --- The variables, with their reasons; one that is exported stays as it is ----------------------
 gpus=() # those that the job sees, by their locks
 while read -r number uuid; do
   seen=,${CUDA_VISIBLE_DEVICES-$number},
@@ -38,8 +38,7 @@ end_all() { # whatever has this script's mark in its environment, however it has
     ((${#pids[@]})); do kill -KILL "${pids[@]}" 2>/dev/null || :; done
 }
 copy() { # stdin to stderr, and the end of it to a file
-  trap '' HUP INT TERM && exec {alive}>&-
-  tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt" 2>/dev/null) >&2
+  trap '' HUP INT TERM && exec {alive}>&- && tee >(tail -c 65536 >"$tmp/end" && mv "$tmp/end" "$tmp/$attempt" 2>/dev/null) >&2
 }
 passing=( # what an error says that may pass (from saferun's knowledge/failures.yaml)
   'connection closed by peer|connection reset by peer|remote process exited or there was a network error|DistNetworkError'                       # peer-lost
@@ -62,8 +61,9 @@ for ((attempt = 1; ; attempt++)); do
   run sleep "$wait_s"
   if [[ $errors == *"failed to listen on any"* ]]; then
     export PET_MASTER_PORT=$((10000 + RANDOM % 20000))
+    [[ ${PET_RDZV_ENDPOINT-} != *:[1-9]* ]] || export PET_RDZV_ENDPOINT=${PET_RDZV_ENDPOINT%:*}:$PET_MASTER_PORT
     for ((i = 1; i < ${#job[@]}; i++)); do
-      [[ "${job[i - 1]}=${job[i]}" =~ --(master.port|rdzv.endpoint)=(.*:)?[1-9][0-9]*$ ]] &&
+      [[ "${job[i - 1]}=${job[i]}" =~ --(master.p|rdzv.e)[a-z]*=(.*:)?[1-9][0-9]*$ ]] &&
         job[i]=${job[i]%"${job[i]##*[!0-9]}"}$PET_MASTER_PORT
     done
   fi

@@ -297,6 +297,8 @@ MOVED = [
     (["--rdzv-backend=c10d", "--rdzv_endpoint=h1:29500"], [None, "--rdzv_endpoint=h1:PORT"]),
     (["--rdzv-endpoint", "[::1]:29500", "t.py"], [None, "[::1]:PORT", "t.py"]),
     (["--rdzv-backend=c10d", "--rdzv-endpoint=h:0", "t.py"], [None, "--rdzv-endpoint=h:0"]),
+    (["--master-p", "29500", "t.py"], ["--master-p", "PORT", "t.py"]),
+    (["--rdzv-b=c10d", "--rdzv_end=h1:29500", "t.py"], [None, "--rdzv_end=h1:PORT", "t.py"]),
 ]
 # Known where the script is made: the rendezvous, and where SCRIPT begins.
 KEPT = [
@@ -324,6 +326,14 @@ def test_a_port_that_is_taken_is_replaced_by_another(machine, given, moved, when
         assert new == (old if expected is None else expected.replace("PORT", port))
     is_moved = "PORT" in "".join(filter(None, moved))
     assert (first != second) is is_moved
+
+
+def test_the_port_of_an_exported_endpoint_moves(machine):
+    made = script(machine, "--", "t.py")
+    exported = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "[::1]:29400"}
+    ran = machine.run(["bash", made], ends=[{"stderr": TAKEN, "status": 1}, {}], **exported)
+    env = ran.received[2].env
+    assert env["PET_RDZV_ENDPOINT"] == f"[::1]:{env['PET_MASTER_PORT']}", ran.err
 
 
 def test_a_port_that_was_moved_stays_moved_when_a_checkpoint_is_found(machine):

@@ -91,6 +91,7 @@ WRONG = {
         "schema: 1\nenv: {A: {value: x, when: {torch: new}}}",
         ["`new` is not a condition on `torch`", ">=2.8,<2.10"],
     ),
+    "half a GPU": ("schema: 1\nenv: {A: {value: x, when: {gpus: '1.5'}}}", ["on `gpus`", ">=2,<8"]),
     "unknown condition": (
         "schema: 1\nenv: {A: {value: x, when: {cuda: '12'}}}",
         ["unknown condition `cuda`"],
