@@ -124,7 +124,7 @@ def importers(job):
 @pytest.mark.slow
 def test_what_ranks_import_is_imported_once_from_the_second_run_on(job):
     job.package("heavy", HEAVY)
-    write(job.script, "import torch\nimport heavy, os\nprint(os.environ['RANK'])\n")
+    write(job.script, "import torch\nimport heavy, os\nprint(os.environ['RANK'] + '\\n', end='')\n")
     assert [importers(job) for _ in range(2)] == [2, 1]
 
 
@@ -154,7 +154,7 @@ def test_what_the_first_step_of_an_optimizer_imports_is_imported_ahead_and_hooke
 def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
     job.package("heavy", HEAVY)
     job.package("odd", "import os\nFOUND = os.environ['RANK']\n")
-    write(job.script, "import torch, heavy, odd\nprint(odd.FOUND)\n")
+    write(job.script, "import torch, heavy, odd\nprint(f'{odd.FOUND}\\n', end='')\n")
     assert [importers(job) for _ in range(3)] == [2, 2, 1]
     (note,) = (job.cache / "imports").glob("*.left")
     assert note.stat().st_mode & 0o777 == 0o600
@@ -219,7 +219,7 @@ def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
         "parent = pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}')\n"
         "pids = (parent / 'children').read_text().split()\n"
         "states = [pathlib.Path('/proc', p, 'status').read_text() for p in pids]\n"
-        "assert not any('(zombie)' in text for text in states), states\nprint(hub.HOME)\n",
+        "assert '(zombie)' not in str(states), states\nprint(hub.HOME + '\\n', end='')\n",
     )
     for number in range(2):
         done = job.run("warm", *words)
@@ -230,7 +230,7 @@ def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
 @pytest.mark.slow
 def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(job):
     job.package("early", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nos.environ.get('RANK')\n")
-    write(job.script, "import early, torch\nprint(torch.get_num_threads())\n")
+    write(job.script, "import early, torch\nprint(f'{torch.get_num_threads()}\\n', end='')\n")
     job.run("warm")  # the first start does not know the package
     done = job.run("warm")
     assert done.stdout.split() == ["2", "2"]
@@ -242,7 +242,7 @@ def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
     write(job.folder / "filelock.py", "MINE = True\n")
     job.package("user", "import filelock_of_torch\n")
     write(job.folder / "numpy.py", "MINE = True\n")
-    write(job.script, "import numpy\nprint(numpy.MINE)\n")
+    write(job.script, "import numpy\nprint(f'{numpy.MINE}\\n', end='')\n")
     done = job.run("warm")
     assert done.stdout.split() == ["True", "True"]
     assert SAID in done.stderr
@@ -256,25 +256,21 @@ def test_torchruns_own_restart_forks_again_and_notices_a_changed_package(job):
         job.script,
         "import torch, version, os, sys, time\n"
         "count = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "print(count, version.NUMBER, os.environ['SAFERUN_START'].split()[0], flush=True)\n"
+        "start = os.environ['SAFERUN_START'].split()[0]\n"
+        "os.write(1, f'{count} {version.NUMBER} {start}\\n'.encode())\n"
         "if int(count) < 2: sys.exit(1)\n",
     )
     words = ("--max-restarts=2", "--monitor-interval=0.1", "train.py")
     assert job.run("warm", *words).returncode == 0
     done = job.run("warm", *words)
-    assert {line for line in done.stdout.splitlines() if line} == {
-        "0 1 warm",
-        "1 1 warm",
-        "2 1 warm",
-    }
+    assert set(done.stdout.splitlines()) == {"0 1 warm", "1 1 warm", "2 1 warm"}
     write(
         job.script,
         f"import pathlib\npathlib.Path({str(package)!r}).write_text('NUMBER = 2\\n')\n"
         + text_of(job.script),
     )
     done = job.run("warm", *words)
-    lines = {line for line in done.stdout.splitlines() if line}
-    assert "1 2 spawn" in lines
+    assert "1 2 spawn" in done.stdout.splitlines()
     assert f"{package} has changed since it was imported" in done.stderr
 
 
@@ -343,7 +339,7 @@ def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
         "-s",
     )
     torchrun = executable(job.folder / "bin" / "torchrun", text)
-    write(job.script, "import sys, torch\nprint(sys.flags.no_user_site)\n")
+    write(job.script, "import sys, torch\nprint(f'{sys.flags.no_user_site}\\n', end='')\n")
     done = job.run("warm", PATH=f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}")
     assert done.stdout.split() == ["0", "0"]
     assert SAID + "torchrun's own Python does not start them" in done.stderr

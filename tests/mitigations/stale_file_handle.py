@@ -13,11 +13,7 @@ data, kept = sys.argv[1:]
 
 
 class Handle(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_uint),
-        ("type", ctypes.c_int),
-        ("bytes", ctypes.c_ubyte * 128),
-    )
+    _fields_ = (("size", ctypes.c_uint), ("type", ctypes.c_int), ("bytes", ctypes.c_ubyte * 128))
 
 
 def checked(result):
