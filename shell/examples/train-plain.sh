@@ -5,7 +5,7 @@
 # Made by saferun 1.0.0 with
 #     saferun gen-shell --plain --profile cpu --set 'retry.resume_args=[--resume]'
 set -uo pipefail
-# --- The variables, with their reasons; one that is exported stays as it is ----------------------
+# --- The variables, with their reasons -----------------------------------------------------------
 gpus=() # those that the job sees, by their locks
 while read -r number uuid; do
   seen=,${CUDA_VISIBLE_DEVICES-$number},
@@ -59,7 +59,7 @@ for ((attempt = 1; ; attempt++)); do
   if ((status == 0 || attempt == attempts)) || ! passes; then break; fi
   echo "$0: attempt $((attempt + 1)) of $attempts starts in $wait_s s" >&2
   run sleep "$wait_s"
-  if [[ $errors == *"failed to listen on any"* ]]; then
+  if [[ $errors == *"failed to listen on any"* && "${job[*]}${PET_RDZV_BACKEND-}" != *etcd* ]]; then
     export PET_MASTER_PORT=$((10000 + RANDOM % 20000))
     [[ ${PET_RDZV_ENDPOINT-} != *:[1-9]* ]] || export PET_RDZV_ENDPOINT=${PET_RDZV_ENDPOINT%:*}:$PET_MASTER_PORT
     for ((i = 1; i < ${#job[@]}; i++)); do

@@ -51,9 +51,11 @@ def test_a_time_limit_of_the_scripts_own_is_told_by_who_raised_it():
         f'{TRACEBACK}  File "/e/lib/python3.11/ssl.py", line 9, in f\n    raise TimeoutError(x)\n'
     )
     raised = "TimeoutError: timed out\n"
-    for said in (raised, "ConnectionError: the feed is gone\n"):
+    bare, limit = "feed.errors.StepTimeoutError\n", "feed.errors.ShardTimeout: shard 7\n"
+    for said in (raised, "ConnectionError: the feed is gone\n", bare, limit):
         assert diagnose(STEPS + own + said).verdict == "stop-user"
         assert diagnose(STEPS + deep + said).verdict == "retry"
+    assert [diagnose(frames + bare).verdict for frames in (own, deep)] == ["stop-user", "retry"]
 
 
 def test_a_class_of_the_scripts_own_counts_as_what_it_derives_from():

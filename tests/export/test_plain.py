@@ -300,17 +300,18 @@ MOVED = [
     (["--master-p", "29500", "t.py"], ["--master-p", "PORT", "t.py"]),
     (["--rdzv-b=c10d", "--rdzv_end=h1:29500", "t.py"], [None, "--rdzv_end=h1:PORT", "t.py"]),
 ]
-# Known where the script is made: the rendezvous, and where SCRIPT begins.
+ETCD = (["--rdzv-backend=etcd-v2", "--rdzv-endpoint=h:1", "t"], [None, "--rdzv-endpoint=h:1"])
+# Known where the script is made: the number of nodes, and where SCRIPT begins.
 KEPT = [
     (["-t3", "t.py", "--master-port=29500"], [None, "t.py", "--master-port=29500"]),
     (["--nnodes=2", "--master-port=29500", "t.py"], [None, "--master-port=29500", "t.py"]),
-    (["--rdzv-backend=etcd-v2", "--rdzv-endpoint=h:1", "t"], [None, "--rdzv-endpoint=h:1"]),
 ]
 
 
 @pytest.mark.parametrize(
     ("given", "moved", "when"),
-    [(*case, "made") for case in MOVED + KEPT] + [(*case, "run") for case in MOVED],
+    [(*case, "made") for case in (*MOVED, *KEPT, ETCD)]
+    + [(*case, "run") for case in (*MOVED, ETCD)],
     ids=str,
 )
 def test_a_port_that_is_taken_is_replaced_by_another(machine, given, moved, when):
@@ -328,12 +329,15 @@ def test_a_port_that_is_taken_is_replaced_by_another(machine, given, moved, when
     assert (first != second) is is_moved
 
 
-def test_the_port_of_an_exported_endpoint_moves(machine):
+@pytest.mark.parametrize("backend", ["c10d", "etcd-v2"])
+def test_the_port_of_an_exported_endpoint_moves(machine, backend):
+    """That of a service stays."""
     made = script(machine, "--", "t.py")
-    exported = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "[::1]:29400"}
+    exported = {"PET_RDZV_BACKEND": backend, "PET_RDZV_ENDPOINT": "[::1]:29400"}
     ran = machine.run(["bash", made], ends=[{"stderr": TAKEN, "status": 1}, {}], **exported)
     env = ran.received[2].env
-    assert env["PET_RDZV_ENDPOINT"] == f"[::1]:{env['PET_MASTER_PORT']}", ran.err
+    port = env["PET_MASTER_PORT"] if backend == "c10d" else "29400"
+    assert env["PET_RDZV_ENDPOINT"] == f"[::1]:{port}", ran.err
 
 
 def test_a_port_that_was_moved_stays_moved_when_a_checkpoint_is_found(machine):

@@ -26,7 +26,9 @@ def test_every_mitigation_says_only_what_the_code_understands():
             assert value in choices, key
         assert made.cost_percent is None or 0 <= made.cost_percent <= 100
         assert set(made.excludes) <= {*ALL, CUDAGRAPHS}
-        assert all(not versions or is_range(versions) for versions in (made.torch, made.nccl))
+        assert all(
+            not versions or is_range("torch", versions) for versions in (made.torch, made.nccl)
+        )
         assert {made.last, made.rank_directories} <= {True, False}
 
     check_cases([(made,) for made in ALL.values()], check)

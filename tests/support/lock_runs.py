@@ -55,16 +55,7 @@ def no_wait(seconds):
     raise AssertionError(f"slept {seconds} s")
 
 
-def take(
-    directory,
-    *uuids,
-    mode="refuse",
-    wait_s=0,
-    slots=1,
-    environ=None,
-    parents=None,
-    **world,
-):
+def take(directory, *uuids, mode="refuse", wait_s=0, slots=1, environ=None, parents=None, **world):
     """Acquire in this process."""
     policy = LockPolicy(mode, wait_s, slots, None)
     directory = None if directory is None else str(directory)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from saferun.errors import ProfileError
 from saferun.profile.merge import Given
-from saferun.profile.schema import WHEN_FLAGS, WHEN_RANGES, WHEN_WORDS, Doc, Leaf, is_range
+from saferun.profile.schema import WHEN_FLAGS, WHEN_WORDS, Doc, Leaf, is_range
 from saferun.profile.values import read_value
 
 PROFILE, CHOSEN, MADE_FOR = "profile", "chosen", "made-for"  # keys that are not settings
@@ -123,7 +123,7 @@ def _when(conditions: Iterable[str], script: str) -> Iterable[tuple[str, str | b
         name, wanted = match.groups() if match else (condition, "")
         if name in WHEN_FLAGS and wanted in ("=true", "=false"):
             yield name, wanted == "=true"
-        elif name in WHEN_RANGES and is_range(wanted := _comparison(wanted)):
+        elif is_range(name, wanted := _comparison(wanted)):
             yield name, wanted
         else:
             fix = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"

@@ -17,8 +17,9 @@ MAX_BYTES = 256 * 1024  # the longest text of a profile
 HEAD = ("schema", "name", "description", "extends", "match")
 OPEN = ("env", "torchrun")  # sections whose names are not declared keys
 LEAF_KEYS = ("value", "why", "source", "when")
-WHEN_RANGES, WHEN_FLAGS = ("torch", "gpus", "attempts"), ("distributed", "named")
-WHEN_WORDS = WHEN_RANGES + WHEN_FLAGS
+WHEN_RANGES = {"torch": ">=2.8,<2.10", "gpus": ">=2,<8", "attempts": ">=2"}  # each with an example
+WHEN_FLAGS = ("distributed", "named")
+WHEN_WORDS = (*WHEN_RANGES, *WHEN_FLAGS)
 TORCHRUN_FLAGS = {o.strings[-1].lstrip("-").replace("_", "-"): o.flag for o in OPTIONS}
 
 
@@ -78,9 +79,10 @@ _OPS = {
 }
 
 
-def is_range(text: str) -> bool:
-    """Return whether a text is a list of comparisons such as ">=2.8,<2.10"."""
-    return all(_RANGE.match(part.strip()) for part in text.split(","))
+def is_range(name: str, text: str) -> bool:
+    """Return whether a text is a condition on torch's version (">=2.8,<2.10") or on a count."""
+    parts = all(_RANGE.match(part.strip()) for part in text.split(","))
+    return parts and (name == "torch" or (name in WHEN_RANGES and "." not in text))
 
 
 def in_range(version: str, wanted: str) -> bool:
@@ -150,10 +152,10 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _entry(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a value, either bare or with reason, source and condition."""
     text = {"type": "string"}
-    comparisons = {"type": ["string", "number"], "pattern": r"^[\d<>=!., ]+$"}
-    when = _object(
-        dict.fromkeys(WHEN_RANGES, comparisons) | {name: {"type": "boolean"} for name in WHEN_FLAGS}
-    )
+    versions = {"torch": {"type": ["string", "number"], "pattern": r"^[\d<>=!., ]+$"}}
+    counts = {"type": ["string", "integer"], "pattern": r"^[\d<>=!, ]+$"}
+    flags = {name: {"type": "boolean"} for name in WHEN_FLAGS}
+    when = _object(dict.fromkeys(WHEN_RANGES, counts) | versions | flags)
     annotated = _object({"value": plain, "why": text, "source": text, "when": when})
     return {"anyOf": [plain, {**annotated, "required": ["value"]}]}
 

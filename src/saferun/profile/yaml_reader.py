@@ -289,11 +289,11 @@ class Reader:
                 self.error(f"unknown condition `{name}`", key_node, nearest(name, WHEN_WORDS), key)
             elif name in WHEN_FLAGS and isinstance(value, bool):
                 found.append((name, value))
-            elif name in WHEN_RANGES and isinstance(value, (str, int)) and _fits(name, str(value)):
+            elif isinstance(value, (str, int)) and is_range(name, str(value)):
                 found.append((name, str(value)))
             else:
-                count = "a range such as " + ('">=2.8,<2.10"' if name == "torch" else '">=2,<8"')
-                fix = "true or false" if name in WHEN_FLAGS else count
+                example = WHEN_RANGES.get(name)
+                fix = f'a range such as "{example}"' if example else "true or false"
                 self.error(f"`{value}` is not a condition on `{name}`", value_node, fix, key)
         return tuple(found)
 
@@ -303,11 +303,6 @@ class Reader:
             scalars = [n for n in node.value if isinstance(n, yaml.ScalarNode)]
             return [scalar(n) for n in scalars] if len(scalars) == len(node.value) else None
         return scalar(node) if isinstance(node, yaml.ScalarNode) else None
-
-
-def _fits(name: str, comparisons: str) -> bool:
-    """Return whether a text compares versions of torch or, of another name, whole numbers."""
-    return is_range(comparisons) and (name == "torch" or "." not in comparisons)
 
 
 def _texts(value: Any) -> bool:
