@@ -15,8 +15,6 @@ from saferun.inject.start.imports import assigned_variables
 if not all(map(importlib.util.find_spec, ("torch", "numpy"))):
     pytest.skip("needs torch and numpy", allow_module_level=True)
 
-SAID = "saferun: start.ranks is warm, but ranks are started as usual: "
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Ranks:
@@ -163,70 +161,6 @@ def test_a_module_that_must_be_left_to_the_ranks_is_found_out_once_a_week(job):
     assert [importers(job) for _ in range(2)] == [2, 1]
 
 
-THREAD = (
-    "import threading\n"
-    "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    "FOUND = threading.active_count()"
-)
-ODD = {  # a package's text, and the number of ranks
-    "prints": ("print('hello')\nFOUND = 1", 2),
-    "reads RANK": ("import os\nFOUND = os.environ.get('RANK')", 2),
-    "starts a thread": (THREAD, 2),
-    "starts a thread beside OpenBLAS's": (THREAD, 1),
-    "starts a thread, and assigns what OpenMP reads, as scikit-learn does": (
-        f"import os\nos.environ.setdefault('KMP_DUPLICATE_LIB_OK', 'True')\n{THREAD}",
-        2,
-    ),
-    "fails ahead": ("import os\nFOUND = os.environ['RANK']", 2),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("text", "ranks"), ODD.values(), ids=ODD)
-def test_a_module_whose_import_would_differ_is_left_to_the_ranks(job, text, ranks):
-    job.package("odd", text)
-    write(
-        job.script,
-        "import sys, threading, torch, odd\n"
-        "sys.stdout.write(f'{odd.FOUND} {threading.active_count()}\\n')\n",
-    )
-    words = (f"--nproc-per-node={ranks}", "train.py")
-    env = {"OMP_NUM_THREADS": "2"} if ranks == 1 else {}  # OpenBLAS starts one thread then
-    started = job.run("spawn", *words, **env)
-    for _ in range(2):
-        warm = job.run("warm", *words, **env)
-        assert sorted(warm.stdout.split()) == sorted(started.stdout.split())
-        assert SAID not in warm.stderr
-        assert all(start.startswith("warm ") for start in job.starts())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "words"),
-    [
-        ("import os; os.environ['HUB_HOME'] = '/data'", ("train.py",)),
-        ("import settings", ("train.py",)),
-        ("import settings", ("-m", "train")),
-    ],
-)
-def test_a_script_that_sets_what_an_import_reads_is_started(job, first, words):
-    """What another module assigns is known from the run before."""
-    job.package("hub", "import os\nHOME = os.environ.get('HUB_HOME', 'default')\n")
-    write(job.folder / "settings.py", "import os\nos.environ['HUB' + '_HOME'] = '/data'\n")
-    write(
-        job.script,
-        f"{first}\nimport os, pathlib, torch, hub\n"
-        "parent = pathlib.Path(f'/proc/{os.getppid()}/task/{os.getppid()}')\n"
-        "pids = (parent / 'children').read_text().split()\n"
-        "states = [pathlib.Path('/proc', p, 'status').read_text() for p in pids]\n"
-        "assert '(zombie)' not in str(states), states\nprint(hub.HOME + '\\n', end='')\n",
-    )
-    for number in range(2):
-        done = job.run("warm", *words)
-        assert done.stdout.split() == ["/data", "/data"], done.stderr
-        assert (SAID + "HUB_HOME is set" in done.stderr) is (number == 1)
-
-
 @pytest.mark.slow
 def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(job):
     job.package("early", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nos.environ.get('RANK')\n")
@@ -234,7 +168,7 @@ def test_a_package_that_assigns_what_torch_reads_before_torch_has_ranks_started(
     job.run("warm")  # the first start does not know the package
     done = job.run("warm")
     assert done.stdout.split() == ["2", "2"]
-    assert SAID + "OMP_NUM_THREADS is set" in done.stderr
+    assert job.said + "OMP_NUM_THREADS is set" in done.stderr
 
 
 @pytest.mark.slow
@@ -245,7 +179,7 @@ def test_a_module_beside_the_script_is_not_hidden_by_one_that_is_imported(job):
     write(job.script, "import numpy\nprint(f'{numpy.MINE}\\n', end='')\n")
     done = job.run("warm")
     assert done.stdout.split() == ["True", "True"]
-    assert SAID in done.stderr
+    assert job.said in done.stderr
     assert "numpy.py has the name of a module" in done.stderr
 
 
@@ -342,7 +276,7 @@ def test_a_torchrun_whose_python_has_flags_has_ranks_started_without_them(job):
     write(job.script, "import sys, torch\nprint(f'{sys.flags.no_user_site}\\n', end='')\n")
     done = job.run("warm", PATH=f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}")
     assert done.stdout.split() == ["0", "0"]
-    assert SAID + "torchrun's own Python does not start them" in done.stderr
+    assert job.said + "torchrun's own Python does not start them" in done.stderr
 
 
 def test_variables_that_a_script_assigns_are_found(tmp_path):

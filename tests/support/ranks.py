@@ -6,10 +6,8 @@ depend on torchrun itself runs in forks of an interpreter that has imported torc
 
 import contextlib
 import json
-import os
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -107,7 +105,7 @@ class ForkServers:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._sandbox = folder, Sandbox(folder)
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(
@@ -164,20 +162,17 @@ class ForkServers:
         modules = ["torch", "torch._dynamo", "torch.distributed.fsdp"]  # what ranks need, once
         if settings["compile"] != hooks()["compile"]:
             modules = ["torch._inductor.compile_fx"]
-        server = self._servers[patches] = subprocess.Popen(
-            [sys.executable, str(FORK_SERVER), *modules],
-            env={**os.environ, **environment(settings, self._folder)},
+        server = self._servers[patches] = self._sandbox.popen(
+            *(sys.executable, FORK_SERVER, *modules),
+            env=environment(settings, self._folder),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
+            stderr=None,
+            start_new_session=True,  # a script may signal its group
         )
         return server
 
     def close(self) -> None:
-        for server in self._servers.values():
-            with contextlib.suppress(ProcessLookupError):  # a test of an attempt has ended it
-                os.killpg(server.pid, signal.SIGKILL)
-            server.communicate()
+        self._sandbox.close()
         self._servers.clear()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import PROGRAMS, SOURCES, until
-from sandbox import SAFERUN, Sandbox, python_program
+from sandbox import SAFERUN, Sandbox, python_program, text_of
 from supervised import Supervised, supervised
 from terminals import read_all, start
 
@@ -19,8 +19,13 @@ WAYS = ("spawn", "warm")
 ONCE = ("--set=retry.attempts=1", "--set=watch.silence_s=900")  # saferun is beside it in both ways
 # The hooks wait for this module, and it may be any: a process that has it lists its imports.
 WATCHED = "torchdata.stateful_dataloader.stateful_dataloader"
-HEAD = f"import {WATCHED}\nimport os, signal, sys, successor, threading\n"
+HEAD = "import os, signal, sys, successor, threading\n"
 DIES = "if 'LEARN' not in os.environ: successor.die()\n"
+
+
+def says(value: str) -> str:
+    """Return a line of a script that prints a value, in one piece: torchrun gives its ranks -u."""
+    return f"os.write(1, f'{{{value}}}\\n'.encode())\n"
 
 
 class WarmJob(Sandbox):
@@ -30,7 +35,20 @@ class WarmJob(Sandbox):
         folder: of the script.
         options: saferun's.
         script: its name.
+
+    Attributes:
+        ranks: the digits of its ranks.
+        warm: what a receipt of a warm start begins with.
+        head: what its script imports before all else.
+        dies: the script's lines up to which only a process that replaces another one is warm.
+        said: the line of a start that is not warm, up to its reason.
     """
+
+    ranks: str
+    warm: str
+    head: str
+    dies = ""
+    said: str
 
     def __init__(self, folder: Path, *options: str, script: str) -> None:
         self._options, self._name = options, script
@@ -79,8 +97,17 @@ class WarmJob(Sandbox):
             found.append([_comparable(json.loads(f.read_text(encoding="utf-8"))) for f in files])
         return found
 
+    def write(self, text: str) -> None:
+        self.script.write_text(self.head + HEAD + text, encoding="utf-8")
+
     def learn(self, *words: str, **env: str) -> None:
-        """Let saferun know what has to be known of it before it is warm."""
+        """Run it until its end, undisturbed, so that its imports are known."""
+        done = self.run("warm", *words, **env, LEARN="1")
+        assert done.returncode == 0, done.stderr
+
+    def left(self) -> str:
+        """Return the first module that is left to the script's own import; "" for none."""
+        return "".join(text_of(note).split("\n")[0] for note in self.cache.glob("imports/*.left"))
 
     def last(self) -> Path:
         """Return the directory of the last run."""
@@ -98,42 +125,32 @@ class WarmJob(Sandbox):
 class Ranks(WarmJob):
     """A script of two ranks under torchrun."""
 
-    ranks, warm = "01", "warm "
+    ranks, warm, head = "01", "warm ", "import torch\n"
+    said = "saferun: start.ranks is warm, but ranks are started as usual: "
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--nproc-per-node=2", script="train.py")
-        self.environ["LEARN"] = "1"  # rank_facts.py does not die then
 
     def endings(self, body: str, fails: bool = True) -> list[tuple[object, ...]]:
         """Return how it ends, started and warm, where rank 0 does this and the other one waits."""
         # torchrun ends the other rank where one fails.
         other = "signal.pause()" if fails else "pass"
-        self.script.write_text(
-            "import os, signal, sys, threading\nimport torch\n"
-            f"if os.environ['RANK'] == '0':\n{textwrap.indent(body, '    ')}\nelse:\n    {other}\n",
-            encoding="utf-8",
-        )
+        indented = textwrap.indent(body, "    ")
+        self.write(f"if os.environ['RANK'] == '0':\n{indented}\nelse:\n    {other}\n")
         return self._endings(*ONCE)
 
 
 class Python(WarmJob):
     """A job of plain python, which dies in its first attempt."""
 
-    ranks, warm = "0", "ahead "
+    ranks, warm, head, dies = "0", "ahead ", f"import {WATCHED}\n", DIES
+    said = "saferun: start.ranks is warm, but a process is started as usual: "
 
     def __init__(self, folder: Path) -> None:
         options = ("--profile=cpu", "--set=launcher=python", "--set=hooks.shards=off")
         super().__init__(folder, *options, script="job.py")
         for name in ("torchdata", "torchdata.stateful_dataloader", WATCHED):
             self.package(name, "")
-
-    def write(self, text: str) -> None:
-        self.script.write_text(HEAD + text, encoding="utf-8")
-
-    def learn(self, *words: str, **env: str) -> None:
-        """Run it until its end, undisturbed, so that its imports are known."""
-        done = self.run("warm", *words, **env, LEARN="1")
-        assert done.returncode == 0, done.stderr
 
     def endings(self, body: str, fails: bool = True) -> list[tuple[object, ...]]:
         """Return how it ends, started and warm, where its second process does this."""

@@ -184,7 +184,7 @@ def main():
     with open(f"{os.environ['FACTS']}-{RANK}", "w", encoding="utf-8") as file:
         json.dump({"alike": facts, "different": different}, file)
     atexit.register(lambda: sys.stdout.write(f"at exit {RANK}\n"))
-    if "WAY" in os.environ and "LEARN" not in os.environ:
+    if "WAY" in os.environ and not {"LEARN", "RANK"} & os.environ.keys():
         import successor
 
         successor.die()

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -24,6 +24,14 @@ def await_agent() -> None:
         time.sleep(0.02)
 
 
+def await_successor() -> None:
+    """Wait for what takes the place of this one, where it is warm."""
+    if os.environ["WAY"] == "warm" and "RANK" in os.environ:
+        await_agent()
+    while os.environ["WAY"] == "warm" and "RANK" not in os.environ and not waits():
+        time.sleep(0.02)
+
+
 def _warm_processes() -> Iterator[Path]:
     mark = b"SAFERUN_TEST_MARK=" + os.environb[b"SAFERUN_TEST_MARK"]
     for process in Path("/proc").iterdir():
@@ -34,9 +42,15 @@ def _warm_processes() -> Iterator[Path]:
                 yield process
 
 
-def die(*, in_every_attempt: bool = False) -> None:
-    """Die of SIGKILL, in attempt 1: under `warm` once a successor waits."""
-    if in_every_attempt or os.environ["SAFERUN_ATTEMPT"] == "1":
-        while os.environ["WAY"] == "warm" and not waits():
-            time.sleep(0.02)
+def die(act: Callable[[], object] = bool, *, in_every_attempt: bool = False) -> None:
+    """Die of SIGKILL, in attempt 1, one rank of all: under `warm` once a successor waits.
+
+    Args:
+        act: called before.
+    """
+    if os.environ.get("RANK", "0") == "0" and (
+        in_every_attempt or os.environ["SAFERUN_ATTEMPT"] == "1"
+    ):
+        await_successor()
+        act()
         os.kill(os.getpid(), signal.SIGKILL)
