@@ -85,7 +85,8 @@ def one(path: str) -> tuple[float, int]:
 def verdicts(corpus: Path) -> list[str]:
     """Return how often verdict and kind are right, for both parts of the corpus."""
     from saferun.diagnosis import evidence
-    from saferun.diagnosis.foreign import front, long_log
+    from saferun.diagnosis.deciding import classify
+    from saferun.diagnosis.foreign import long_log
 
     known = signatures.load()
     counts: dict[bool, list[int]] = {False: [0, 0, 0], True: [0, 0, 0]}
@@ -93,7 +94,7 @@ def verdicts(corpus: Path) -> list[str]:
         record = json.loads(line)
         code = record["exit"] if record["exit_shown"] else None
         log = long_log.read([record["log"].encode()])
-        found = front.classify(evidence.Evidence(log=log, exit_code=code), known)
+        found = classify.classify(evidence.Evidence(log=log, exit_code=code), known)
         held = int(hashlib.sha256(record["id"].encode()).hexdigest(), 16) % 3 == 0
         right = (1, found.verdict == record["verdict"], found.kind == record["kind"])
         counts[held] = [a + b for a, b in zip(counts[held], right, strict=True)]

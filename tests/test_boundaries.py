@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pathlib
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -122,6 +123,15 @@ def test_a_file_that_calls_itself_pure_touches_no_world():
     assert pure
     for path in pure:
         assert not {name.split(".")[0] for name in imported(path)} & WORLD, path
+
+
+def test_what_benchmarks_and_tools_import_is_there():
+    """No suite starts most of them."""
+    files = [file for place in ("benchmarks", "tools") for file in (ROOT / place).rglob("*.py")]
+    assert len(files) > 20
+    for path, name in ((path, name) for path in files for name in imported(path)):
+        if name.startswith("saferun."):
+            pkgutil.resolve_name(name)
 
 
 def test_what_runs_elsewhere_needs_only_its_room_and_the_standard_library():
