@@ -129,7 +129,7 @@ def test_what_benchmarks_and_tools_import_is_there():
     """No suite starts most of them."""
     files = [file for place in ("benchmarks", "tools") for file in (ROOT / place).rglob("*.py")]
     assert len(files) > 20
-    for path, name in ((path, name) for path in files for name in imported(path)):
+    for name in (name for file in files for name in imported(file)):
         if name.startswith("saferun."):
             pkgutil.resolve_name(name)
 
