@@ -1,6 +1,6 @@
 """The immutable values that several packages share, in the order in which a launch makes them.
 
-What a launch loads before torchrun runs are named tuples: to make a frozen dataclass takes four
+What a launch loads before torchrun runs are named tuples: to make a frozen dataclass takes five
 times as long, and 145 of them would take half of the time that a launch may take
 (benchmarks/imports.py). All other values are frozen dataclasses. Mappings in them are read-only by
 convention: nothing changes one after construction.

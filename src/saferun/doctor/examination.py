@@ -182,7 +182,7 @@ def _checks(
     yield {"host", "gpus"}, lambda: checks_host.processors(v.host.memory, len(mine))
     yield (
         {"files", "host", "gpus"},
-        lambda: checks_host.numa(v.files.numa, v.host.numa, _numbers(v)),
+        lambda: checks_host.numa(v.files.numa, v.host.numa, v.gpus.smi.report.numbers()),
     )
     yield {"host"}, lambda: checks_host.limits(v.host.limits)
     yield {"host"}, lambda: checks_host.clock(v.host.clock)
@@ -202,11 +202,6 @@ def _untried(gpus: Gpus) -> Iterator[Finding]:
         if card.get("GPU UUID") in gpus.full:
             what = f"not tried: {card.get('FB Memory Usage/Free')} MiB of its memory are free"
             yield Finding(NOTE, f"GPU {numbers[card.bus]}", what)
-
-
-def _numbers(vitals: Vitals) -> dict[str, int]:
-    report = vitals.gpus.smi.report
-    return report.numbers()
 
 
 def _events(vitals: Vitals) -> list[Finding]:

@@ -113,7 +113,7 @@ def render(script: str, job: Job, line: CommandLine, shell: str) -> str:
     assert mark, "a script has a section for its job"
     head, mark = f"{head}\n".removeprefix(_FIRST_LINE), PLACE
     head = head.replace("     bash THIS-FILE", "     sbatch THIS-FILE", 1)
-    part = shell.replace(_NUMBERS, _numbers(job))
+    part = shell.replace(_NUMBERS, _settings(job))
     return f"{_FIRST_LINE}{directives(job, line)}{head}{part}\n{mark}{tail}"
 
 
@@ -162,12 +162,13 @@ def _name(line: CommandLine) -> str:
     return base if base and base.isprintable() else "saferun"
 
 
-def _numbers(job: Job) -> str:
+def _settings(job: Job) -> str:
+    """Return the lines of the script that set what export/slurm_job reads."""
     notice = next((int(n) for n in map(_notice, reversed(job.extra)) if n), NOTICE_S)
     gpus = (job.gpus or "").rpartition(":")[2]
     return (
-        "# Seconds from Slurm's signal before the limit until the job is queued again, ended or\n"
-        "# not; and from the end of one node's part until those of the others are ended.\n"
+        "# Seconds from Slurm's signal until the job, even if it runs on, is queued again; and\n"
+        "# from the end of one node's part until those of the others are ended.\n"
         f"slurm grace_s {max(notice - _RESERVE_S, notice // 2)}\n"
         f"slurm wait_s {WAIT_S}\n"
         f"slurm logs {shlex.quote(_logs(job.extra))}\n"

@@ -99,17 +99,17 @@ def _owner(entry: str) -> tuple[int, int] | None:
     return (int(pid), int(start)) if whole else None
 
 
-def _journal(text: str, runs: str) -> str:
-    """Return the journal of a process's run; "" if the process does not name it."""
+def _journal(injected: str, runs: str) -> str:
+    """Return the directory of a process's run, which its SAFERUN_INJECT names; "" if not."""
     try:
-        document = contract.decode(text)
+        document = contract.decode(injected)
     except ValueError:
         return ""
     run, receipts = str(document["run"]), document["receipts"]
     if isinstance(receipts, str) and os.path.isabs(receipts) and not receipts.startswith("/proc/"):
         return os.path.dirname(receipts)
-    named = run and run == os.path.basename(run) and not run.startswith(".")
-    return os.path.join(runs, run) if named and runs else ""
+    is_name = run and run == os.path.basename(run) and not run.startswith(".")
+    return os.path.join(runs, run) if is_name and runs else ""
 
 
 def _ended_owners(folder: str) -> set[tuple[int, int]]:

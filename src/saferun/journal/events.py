@@ -98,6 +98,7 @@ def read_raw(path: str) -> list[dict[str, Any]]:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
+    """Return the event of a line, or of its end: a line that was cut off may stand before it."""
     for start in (0, line.rfind(b'{"at":')):
         found = untrusted.value(line[max(0, start) :])
         if isinstance(found, dict) and isinstance(found.get("event"), str):

@@ -272,6 +272,7 @@ def _failed_for_good(event: Event) -> bool:
 
 
 def _kind(log: Sequence[Event]) -> str:
+    """Return what ended the run: a failure's kind, a fault of our own, or a status."""
     end = _last([event for event in log if event.worker is None], "end")
     last = next((event for event in log if _failed_for_good(event)), _last(log, "ended"))
     if last is not None and isinstance(last.facts, AttemptOutcome) and last.facts.kind:

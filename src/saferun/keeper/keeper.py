@@ -3,7 +3,7 @@
     saferun -> keeper -> torchrun -> ranks -> DataLoader workers, compile workers, …
 
 The keeper leads its own session and is a *subreaper*: any process of the job that loses its parent
-becomes the keeper's child, even if it has changed its session or its group. When the job ends, or
+becomes the keeper's child, even if it has changed its session or its group. When the job fails, or
 when the pipe from saferun closes because saferun died, the keeper freezes all descendants (a frozen
 process makes no new ones), kills them, and reports. If the keeper itself is killed, saferun is the
 next subreaper and does the same (supervise/attempt/keeper_loss.py).

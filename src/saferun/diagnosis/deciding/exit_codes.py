@@ -125,7 +125,7 @@ class ExitSign:
 
     @property
     def is_crash(self) -> bool:
-        """Return whether a signal ended the process that no launcher sends to all of them."""
+        """Return whether a signal ended it, and none that a launcher sends to all processes."""
         return bool(signal_of(self.code)) and self.weight > _ECHO
 
 

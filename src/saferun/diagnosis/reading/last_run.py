@@ -92,7 +92,7 @@ class _EndedByException:
         self._raised: int | None = None  # line of the last exception
         self._again: int | None = None  # a later line that equals one of the first lines
         self._step = 0  # last step before the exception
-        self._read = 0  # number of lines for which the next two are known
+        self._read = 0  # number of lines that _last_step and _commands cover
         self._last_step = 0
         self._commands: set[str] = set()  # commands that the shell has printed
 
