@@ -27,10 +27,7 @@ def ranks_stay(job: Run) -> None:
 
 @pytest.mark.parametrize(
     ("how", "number", "raised"),
-    [
-        ("", signal.SIGINT, "KeyboardInterrupt"),
-        *slow(("raises", signal.SIGALRM, "TimeoutError")),
-    ],
+    [("", signal.SIGINT, "KeyboardInterrupt"), *slow(("raises", signal.SIGALRM, "TimeoutError"))],
 )
 def test_an_exception_ends_the_run_and_is_raised_then(tmp_path, how, number, raised):
     with calls(tmp_path, how) as job:

@@ -16,10 +16,7 @@ from saferun.cli.completion import candidates
 from saferun.planning.torchrun.torchrun_args import COMMANDS, OWN
 
 BIN = pathlib.Path(sys.executable).parent
-INTERACTIVE = {
-    "bash": ("bash", "--norc", "--noprofile", "-i"),
-    "zsh": ("zsh", "-f", "-i"),
-}
+INTERACTIVE = {"bash": ("bash", "--norc", "--noprofile", "-i"), "zsh": ("zsh", "-f", "-i")}
 SOURCE = {
     "bash": 'eval "$(_SAFERUN_COMPLETE=bash_source saferun)"',
     "zsh": "zle_highlight=(none); autoload -U compinit; compinit -u -D; "

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from cases import check_cases
-from job_logs import TIMEOUT, diagnose
+from job_logs import TIMEOUT, TRACEBACK, diagnose
 from sandbox import in_ascii
 
 from saferun.diagnosis.explaining import failure_report
@@ -30,6 +30,17 @@ def test_each_ranks_stack_is_read_on_its_own():
     rows = CUT.splitlines()
     log = "".join(f"[rank0]: {row}\n[rank1]: step {at} loss 1.0\n" for at, row in enumerate(rows))
     assert user_frame.innermost(log_reader.of_text(log).lines) == "/w/train.py:9  loss.backward()"
+
+
+def test_frames_of_compiled_python_are_no_code_of_the_users():
+    log = (
+        f'{TRACEBACK}  File "data/users.py", line 9, in rows\n    s.execute(q)\n'
+        '  File "lib/cluster.py", line 2677, in lib.cluster.Session.execute\n'
+        '  File "src/driver/impl/transport.pyx", line 340, in driver.impl.read\n'
+        "lib.Unknown: x\n"
+    )
+    found = user_frame.innermost(log_reader.of_text(log).lines)
+    assert found == "data/users.py:9  s.execute(q)"
 
 
 def test_a_stack_of_faulthandler_begins_with_its_innermost_frame(tmp_path):

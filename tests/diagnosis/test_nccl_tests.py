@@ -70,10 +70,7 @@ def test_data_that_arrives_wrong_comes_before_paths_that_cannot_be_used():
 
 def test_ranks_of_a_part_of_the_job_are_not_those_of_the_job():
     failed = path("write mismatch", (0, 4), (1, 5))
-    outputs = [
-        printed(BEGIN, end(2)),
-        printed(BEGIN, failed, end(2), process="node0:4715"),
-    ]
+    outputs = [printed(BEGIN, end(2)), printed(BEGIN, failed, end(2), process="node0:4715")]
     found = nccl_tests.read(outputs, 8)
     assert found.finding == "NCCL's own test: write mismatch from GPU 4 to GPU 5 (SYS)"
     assert found.rank is None

@@ -1,5 +1,7 @@
 """Exceptions of the world outside the job: what passes is tried again, and a mistake is not."""
 
+import re
+
 from cases import check_cases
 from job_logs import KNOWN, SUMMARY, TRACEBACK, diagnose, output, table
 
@@ -12,6 +14,11 @@ ROWS = [
     for group in table("outside")
     for raised in group["raised"]
 ]
+LOADER = (  # torch's DataLoader raises a worker's exception again
+    f'{TRACEBACK}  File "/w/train.py", line 8, in run\n    for batch in loader:\n'
+    '  File "/e/lib/python3.11/site-packages/torch/_utils.py", line 769, in reraise\n'
+    "    raise exception\n{name}: Caught {name} in DataLoader worker process 5.\nOriginal "
+)
 REFUSED = "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>"
 
 
@@ -21,6 +28,11 @@ def holds(raised: str, before: str, after: str, kind: str | None) -> None:
     below = diagnose(f"{marked}{SUMMARY.format(rank=1, code=1)}")
     assert (alone.verdict, below.verdict, below.kind) == (before, before, alone.kind)
     assert diagnose(f"step 0 loss 2.5\n{LOCAL}{raised}\n", step=None).verdict == before
+    name = re.match(r"[\w.]*?(\w+)(?=:|$)", raised)
+    if name and not raised.startswith("terminate"):
+        again = "".join([LOADER.format(name=name[1]), LOCAL, raised, "\n"])
+        assert diagnose(again).verdict == before
+        assert diagnose(STEPS + again).verdict == after
     late = diagnose(f"{STEPS}{LOCAL}{raised}\n")
     assert late.verdict == after
     live = RankFailure(rank=1, traceback=f"{LOCAL}{raised}")
@@ -72,3 +84,41 @@ def test_what_a_peer_saw_of_it_does_not_decide():
     assert [diagnose(log).kind for log in (lost + peer, peer + lost)] == ["user-exception"] * 2
     assert diagnose(STEPS + lost + peer).kind == "hub-unavailable"
     assert diagnose(STEPS + lost).decided_by == ("log", "progress, as the log shows it")
+
+
+CALLED = (
+    f'{TRACEBACK}  File "/e/lib/python3.11/subprocess.py", line 571, in run\n'
+    "    raise CalledProcessError(retcode, process.args,\n"
+    "subprocess.CalledProcessError: Command '['fetch', 'a']' returned non-zero exit status 5.\n"
+    "E1127 03:14:53.1 9 torch/distributed/elastic/multiprocessing/api.py:9] failed (exitcode: 1)\n"
+)
+
+
+def test_a_called_programs_last_words_decide_where_its_failure_ended_the_script():
+    words = {
+        "2026/11/27 03:14 failed: Get https://up/1: read tcp 10.0.0.4:1: i/o timeout": "retry",
+        "fetch: error: server answered HTTP 503": "retry",
+        "fetch: fatal: access denied (HTTP 403)": "stop-user",
+        "fetch: error: unknown option --depth": "stop-user",
+    }
+    for said, verdict in words.items():
+        found = diagnose(f"{said}\n{CALLED}{SUMMARY.format(rank=1, code=1)}")
+        assert (found.verdict, found.root_line) == (verdict, said)
+    timeout = next(iter(words))
+    mistake = f"{timeout}\n{CALLED}{TRACEBACK}ValueError: a shard is missing\n"
+    assert diagnose(mistake).verdict == "stop-user"
+
+
+def test_a_message_that_begins_with_a_number_alone_is_shown_with_its_next_line():
+    said = "columnlib.errors.ServerException: Code: 516."
+    reason = "DB::Exception: Authentication failed: password is incorrect."
+    assert diagnose(f"{LOCAL}{said}\n{reason}\n").root_line == f"{said} {reason}"
+
+
+def test_a_connection_that_ended_in_the_middle_is_told_by_what_its_library_made_of_it():
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    log = f"{LOCAL}EOFError\n{during}{LOCAL}shelllib.SSHException: Error reading SSH banner\n"
+    found = diagnose(STEPS + log)
+    assert (found.kind, found.root_line) == (
+        "hub-unavailable", "shelllib.SSHException: Error reading SSH banner",
+    )  # fmt: skip

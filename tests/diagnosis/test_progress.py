@@ -218,10 +218,7 @@ APART = {
     "no ranks": (of_two_ranks("step {n}", (20, 0)), None),
     "settings": (b"rank 0 batch 4\nrank 1 batch 8\n" * 3, None),
     "memory": (of_two_ranks("GPU {n}.5 GiB of {r}", (20, 0)), None),
-    "counts otherwise": (
-        b"rank 0 step 1\nrank 1 step 9\nrank 0 step 2\nrank 1 step 11\n",
-        None,
-    ),
+    "counts otherwise": (b"rank 0 step 1\nrank 1 step 9\nrank 0 step 2\nrank 1 step 11\n", None),
 }
 
 

@@ -127,10 +127,7 @@ SILENT = {  # the answer; of the finding that counts: area, level, what is in it
         *(answer(1, status=None, trouble=HUNG, silent=(bus(1),)), f"GPU at {bus(1)}"),
         *(PROBLEM, "the others do"),
     ),
-    "each GPU answers alone": (
-        answer(2, status=None, trouble=HUNG),
-        *("driver", NOTE, "-pm 1"),
-    ),
+    "each GPU answers alone": (answer(2, status=None, trouble=HUNG), *("driver", NOTE, "-pm 1")),
 }
 
 

@@ -122,10 +122,7 @@ def test_directives_stand_sorted_before_all_else_and_the_users_own_replace_ours(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"slurm": False, "--nodes": "2"},
-            "--nodes is for Slurm; saferun gen-shell --slurm",
-        ),
+        ({"slurm": False, "--nodes": "2"}, "--nodes is for Slurm; saferun gen-shell --slurm"),
         ({"--nodes": "two"}, "--nodes takes a number of nodes, not `two`"),
         ({"extra": ["account=x"]}, "--sbatch takes an option of sbatch"),
         ({"--partition": "p\n#SBATCH --uid=0"}, "--partition takes one line"),

@@ -175,7 +175,7 @@ def test_what_is_edited_into_the_script_counts(machine):
         *slow(
             ("export_default 1X y", "`1X` cannot be a variable's name"),
             ("when torch~2 setting retry.attempts 3", "`torch~2` is not a condition"),
-            ("when gpus>1.5 setting retry.attempts 3", "`gpus>1.5` is not a condition"),
+            ("when 'gpus>1.5' setting retry.attempts 3", "`gpus>1.5` is not a condition"),
         ),
     ],
 )

@@ -61,10 +61,7 @@ def test_job_that_has_ended_as_asked_does_not_wait_for_a_reader_that_is_stuck(tm
     with supervised(tmp_path, python(code), launcher=launcher, grace_s=600.0) as run:
         run.arrived(up=1)
         (job,) = run.members("up")
-        until(
-            lambda: "pipe" in text_of(Path(f"/proc/{job}/wchan")),
-            "the pipe is full",
-        )
+        until(lambda: "pipe" in text_of(Path(f"/proc/{job}/wchan")), "the pipe is full")
         run.process.terminate()
         run.process.wait(DEADLINE_S)  # of the ten minutes that the job has to end
         _, count = digest_of(run.process.stdout.fileno())

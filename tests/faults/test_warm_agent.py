@@ -12,15 +12,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from helpers import (
-    PROGRAMS,
-    children,
-    has_signal,
-    parent,
-    stat_of,
-    until,
-    warm_agent_of,
-)
+from helpers import PROGRAMS, children, has_signal, parent, stat_of, until, warm_agent_of
 from sandbox import python_program, text_of, write
 from warm_jobs import FAKE_RUN, PROGRAM, QuickLauncher, used
 

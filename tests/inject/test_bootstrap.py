@@ -171,10 +171,7 @@ def test_a_python_that_a_shell_runs_on_the_way_is_not_the_rank(interpreters, tor
     environ = interpreters.environ(NEUTRAL)
     arguments = [*torchrun, "--standalone", "--no-python", str(program)]
     subprocess.run(arguments, env=environ, check=True, capture_output=True, timeout=500)
-    assert [text_of(Path(f"{reported}.{n}")) for n in (1, 2)] == [
-        "False\n",
-        "True\n",
-    ]
+    assert [text_of(Path(f"{reported}.{n}")) for n in (1, 2)] == ["False\n", "True\n"]
 
 
 def test_an_older_python_is_left_alone(interpreters, tmp_path):

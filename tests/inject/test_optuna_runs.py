@@ -55,10 +55,7 @@ def script(folder: Path, text: str) -> str:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("kind", "sampler", "trials", "every"),
-    [
-        ("journal", "random", 14, 5),
-        *slow(("sqlite", "tpe", 60, 25), ("sqlite", "random", 500, 50)),
-    ],
+    [("journal", "random", 14, 5), *slow(("sqlite", "tpe", 60, 25), ("sqlite", "random", 500, 50))],
 )
 def test_a_search_through_all_faults_has_its_trials_and_proposes_none_twice(
     folder, kind, sampler, trials, every

@@ -66,10 +66,7 @@ TIMES = {  # events; of each attempt and of the run: useful, done again, starts 
         [*attempt(1, 0, 100, lost_work=LOST), *ok(2, 100), end(150)],
         [(87.5, 12.5, 0), (50, 0, 0)],
     ),
-    "asked to end": (
-        [*attempt(1, 0, 100, **ASKED), ENDED],
-        [(100, 0, 0)],
-    ),
+    "asked to end": ([*attempt(1, 0, 100, **ASKED), ENDED], [(100, 0, 0)]),
     "asked to end, with a checkpoint": (
         [*attempt(1, 0, 100, lost_work=LOST, **ASKED), ENDED],
         [(87.5, 12.5, 0)],

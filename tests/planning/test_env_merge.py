@@ -66,10 +66,7 @@ def test_allocator_settings_are_merged_key_by_key(ours, theirs, result):
 def test_a_list_exported_under_its_other_name_is_merged_into_both():
     """Which name torch reads first has changed: either way both hold the user's and ours."""
     merged = merge(profile(PYTORCH_CUDA_ALLOC_CONF="a:1"), {"PYTORCH_ALLOC_CONF": "b:2"})
-    assert values(merged) == {
-        "PYTORCH_ALLOC_CONF": "b:2,a:1",
-        "PYTORCH_CUDA_ALLOC_CONF": "b:2,a:1",
-    }
+    assert values(merged) == {"PYTORCH_ALLOC_CONF": "b:2,a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2,a:1"}
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,7 @@ def test_saferun_yaml_of_a_shipped_name_is_said_aloud(place):
     assert "env.X" in choice.chain[-1].leaves
     assert "./saferun.yaml" in choice.remarks[0]
     choice = chosen(None, place, gpus("NVIDIA B200"))
-    assert (choice.chain[-1].name, choice.named, choice.origin) == (
-        "h100",
-        True,
-        "./saferun.yaml",
-    )
+    assert (choice.chain[-1].name, choice.named, choice.origin) == ("h100", True, "./saferun.yaml")
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,7 @@ RESUMED = {
         ),
     ],
     "resume-deepspeed": [
-        (
-            "--save c --load x",
-            "c/global_step100",
-            "--save c --load=c --load-tag=global_step100",
-        ),
+        ("--save c --load x", "c/global_step100", "--save c --load=c --load-tag=global_step100"),
     ],
 }
 

@@ -38,10 +38,7 @@ def facts(library: Nvml, rank: int = 1, holders: dict[int, list[int]] | None = N
         ({"GetClockInfo": "1200"}, "runs at 1200 MHz, the others at 1980 MHz"),
         ({"GetCurrentClocksEventReasons": "4"}, "is slowed down (SW Power Cap)"),
         ({"GetCurrentClocksEventReasons": "64"}, "is slowed down (HW Thermal Slowdown)"),
-        (
-            {"GetEnforcedPowerLimit": "350000"},
-            "has a power limit of 350.00 W, the others 700.00 W",
-        ),
+        ({"GetEnforcedPowerLimit": "350000"}, "has a power limit of 350.00 W, the others 700.00 W"),
         ({"GetCurrPcieLinkWidth": "8"}, "has a PCIe link of 8x, the others 16x"),
         (
             {"GetMemoryErrorCounter.1.0.2": "3"},

@@ -45,10 +45,7 @@ class Supervised(Sandbox):
         """Wait until so many have entered the roster in each role."""
         until(
             lambda: all(len(self.members(role)) >= n for role, n in counts.items()),
-            lambda: (
-                counts,
-                text_of(self.roster) if self.roster.exists() else "no roster",
-            ),
+            lambda: (counts, text_of(self.roster) if self.roster.exists() else "no roster"),
         )
 
     def pid(self, who: str) -> int:

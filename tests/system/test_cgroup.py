@@ -106,10 +106,7 @@ def test_the_limit_of_cpu_time_is_a_number_of_cpus(machine, files, quota):
 
 @pytest.mark.parametrize(
     ("files", "counter"),
-    [
-        (JOB_V2, "g/slurm/job_7/memory.events"),
-        (JOB_V1, "g/memory/slurm/job_7/memory.oom_control"),
-    ],
+    [(JOB_V2, "g/slurm/job_7/memory.events"), (JOB_V1, "g/memory/slurm/job_7/memory.oom_control")],
     ids=["version-2", "version-1"],
 )
 def test_kills_for_lack_of_memory_are_counted_by_the_group(machine, files, counter):

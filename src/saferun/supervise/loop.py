@@ -158,7 +158,9 @@ class _Run:
         self._history: list[AttemptOutcome] = []
         self._mitigations = RunMitigations(gathered, first, run_record.path or "")
         self._resumption = Resumption(gathered, first, say)
-        self._following = NextAttempt(gathered, first, keepers, self._planned_next, say)
+        self._following = NextAttempt(
+            gathered, first, keepers, lambda: self._planned(self._inputs_next()), say
+        )
         self._parts = RunParts(gathered)
         self._nodes = self._all_nodes(first)
         self._requests = EndRequests()
@@ -296,9 +298,6 @@ class _Run:
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         own = plan.environment(self._gathered.environ)
         return {**own, **self._held.environ(), **self._nodes.environ(plan)}
-
-    def _planned_next(self) -> tuple[LaunchPlan, dict[str, str]]:
-        return self._planned(self._inputs_next())
 
     def _inputs_next(self) -> RunInputs:
         """Return the inputs for the plan of the attempt after the running one."""

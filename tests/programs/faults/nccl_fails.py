@@ -31,10 +31,7 @@ EVERY = "p2p: verified P2P access in both directions between every GPU pair (2 p
 IMPORT = "[INFO] p2p: peer-memory import failed"
 FINDINGS = {
     "well": [f"[OK]   {EVERY}"],
-    "wrong": [
-        f"[INFO] p2p: write mismatch {EDGE.format(0, 1)} {WRONG}; {ADVICE}",
-        ONLY.format(1),
-    ],
+    "wrong": [f"[INFO] p2p: write mismatch {EDGE.format(0, 1)} {WRONG}; {ADVICE}", ONLY.format(1)],
     "no-import": [
         f"{IMPORT} {EDGE.format(0, 1)} reason=import; {ADVICE}",
         f"{IMPORT} {EDGE.format(1, 0)} reason=import; {ADVICE}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from saferun.base.phrases import says
 from saferun.base.signal_names import name_of
-from saferun.diagnosis.deciding import exit_codes, matches, outside_faults, refinements
+from saferun.diagnosis.deciding import exit_codes, last_words, matches, outside_faults, refinements
 from saferun.diagnosis.deciding.candidate import LOG, Candidate, Source
 from saferun.diagnosis.evidence import Evidence, RankFailure
 from saferun.diagnosis.process_end import signal_of
@@ -63,7 +63,7 @@ _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin me
 # more.
 _CONTROL_FLOW = frozenset(
     ("KeyError", "AttributeError", "StopIteration", "Empty", "IndexError", "ImportError",
-     "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError")
+     "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError", "EOFError")
 )  # fmt: skip
 
 
@@ -117,6 +117,7 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
     explained = {(one.source.order, one.raised.at) for one in fitting if one.raised}
     for text in texts:
         found += _of_unknown_exceptions(text, explained, knowledge, known)
+    found += _of_called_program(texts, knowledge, known)
     found = _with_survived_weights(_without_cut(found), lines)
     for text in texts[:-1]:
         found += _of_exit_signs(exit_codes.find(text.lines, text.framed), text, known)
@@ -261,6 +262,25 @@ def _of_unknown(
     return one.as_kind(outside.kind) if outside and known.has_begun(one) else one
 
 
+def _of_called_program(
+    texts: Sequence[matches.Text], knowledge: Knowledge, known: refinements.KindRefinement
+) -> Iterator[Candidate]:
+    """Yield what a program said last whose failure ended the script, if it may pass."""
+    raised, log = [item for text in texts for item in text.raised], texts[-1]
+    called = next((item for item in raised if item.name == "CalledProcessError"), None)
+    if called is None or not all(map(_is_wrapper, raised)):
+        return
+    before = log.lines[: called.at] if called in log.raised else log.lines
+    at = last_words.of_rank(before, called.rank, 0, log.framed | log.by_row.keys())
+    if at is not None:
+        said = Raised(at, called.rank, "", (at,), log.lines[at].text)
+        if row := outside_faults.row_of(said, knowledge.outside):
+            one = Candidate(
+                row.before, USER, at, said.rank, said.text, log.source, "its last words"
+            )
+            yield one.as_kind(row.kind) if known.has_begun(one) else one
+
+
 def _without_cut(found: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates except cut tracebacks whose message stands in the next line.
 
@@ -353,7 +373,8 @@ def _is_read(item: Raised) -> bool:
 
 def _root_of_chain(chain: Sequence[Raised]) -> Raised:
     """Return the exception to blame: the first of the chain that is not only control flow."""
-    real = [item for item in chain if not _is_wrapper(item)] or list(chain)
+    real = [item for item in chain if not (_is_wrapper(item) or _PASSED_ON.search(item.text))]
+    real = real or list(chain)
     for item, following in zip(real, [*real[1:], None], strict=True):
         if following is None or following.link != "context" or item.name not in _CONTROL_FLOW:
             return item

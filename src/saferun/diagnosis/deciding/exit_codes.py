@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.diagnosis.process_end import number_of, signal_of
@@ -244,7 +244,11 @@ class _Reader:
             listed = (sign for sign in self.signs.values() if sign.at > self._summary)
             self._own = [s for s in listed if s.code > 0 and not self._has_file.get(s.rank)]
             self._root, self.root_rank = at, None
-            self.signs = _crashes_before(self._summary, self.signs)
+            # Most ends that the summary lists beside the root came later, many by the launcher's
+            # own SIGKILL. Those at the same moment did not (_SAME_MOMENT_S): the launcher looks
+            # every tenth of a second, and may see a rank's crash after the exception of a peer.
+            crashes = (s for s in self.signs.values() if s.weight > _ECHO and s.at < self._summary)
+            self.signs = {replace(sign, at=0): sign for sign in crashes}
         elif lower.lstrip().startswith(_FILE):
             self._has_file[line.rank] = has = _NO_FILE not in lower
             known = (sign for sign in self._own if in_root and has and sign.rank in self._has_file)
@@ -293,18 +297,6 @@ def _may_report(text: str) -> bool:
         if hint in text:
             return True
     return False
-
-
-def _crashes_before(summary: int, signs: Mapping[ExitSign, ExitSign]) -> dict[ExitSign, ExitSign]:
-    """Return the crashes that happened before the launcher's summary.
-
-    Most ends that the summary lists beside the root came later, many by the launcher's own SIGKILL.
-    Those at the same moment did not (`_SAME_MOMENT_S`): the launcher checks the processes every
-    tenth of a second, and may see a rank's crash after the exception of a peer that met it.
-    """
-    return {
-        alike: sign for alike, sign in signs.items() if sign.weight > _ECHO and sign.at < summary
-    }
 
 
 def _moment(text: str) -> float | None:

@@ -7,7 +7,7 @@ job's progress, the number of ranks that report it, and measurements on the mach
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from saferun.diagnosis.deciding.candidate import Candidate
@@ -188,7 +188,8 @@ class KindRefinement:
     @cached_property
     def _pids(self) -> set[str]:
         """Return the processes of this job that its launcher names."""
-        return set(_own_pids(self._lines))
+        lines = (line.text for line in self._lines if "pid" in line.text or "Sending" in line.text)
+        return {found[found.lastindex or 0] for text in lines for found in _OWN.finditer(text)}
 
     def _of_full_disk(self, match: Candidate) -> str:
         """Return why a file could not be opened: if the disk has room, the path is wrong."""
@@ -234,7 +235,8 @@ class KindRefinement:
         if any(map(_is_first_barrier, found)) and not progress.steps(before, 0, len(before)):
             ranks = {int(hit["rank"]) for hit in found if hit["rank"]}
             # Every rank waits and none is missing, so the connection between them is broken.
-            return "nccl-p2p-hang" if _is_complete(ranks) else "nccl-timeout-slow-rank"
+            complete = len(ranks) > 1 and ranks == set(range(len(ranks)))
+            return "nccl-p2p-hang" if complete else "nccl-timeout-slow-rank"
         limits = {int(limit) / 1000 for m in timeouts for limit in _TIMEOUT_MS.findall(m.text)}
         slow = any(progress.bar_of_age(before, limit) for limit in limits)
         return "nccl-timeout-slow-rank" if slow else ""
@@ -265,18 +267,7 @@ def by_machine(kind: str, evidence: Evidence) -> str:
     return kind
 
 
-def _own_pids(lines: Sequence[Line]) -> Iterator[str]:
-    for line in lines:
-        if "pid" in line.text or "Sending process" in line.text:
-            for found in _OWN.finditer(line.text):
-                yield found[found.lastindex or 0]
-
-
 def _is_first_barrier(found: re.Match[str]) -> bool:
     default_group = found["group"] in (None, "0")
     single = found["numel"] == "1" or found["shape"] in ("", "1")
     return default_group and single and int(found["seq"]) <= _FIRST_SEQUENCE
-
-
-def _is_complete(ranks: set[int]) -> bool:
-    return len(ranks) > 1 and ranks == set(range(len(ranks)))

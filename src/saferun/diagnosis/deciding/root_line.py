@@ -16,7 +16,10 @@ _FAILURE_WORDS = (
     *("error", "exception", "fail", "fatal", "abort", "kill", "denied", "invalid", "cannot"),
 )
 _NEAR_ROWS = 100  # lines after a logger's record (Optuna) within which its traceback follows
-_NAME_ALONE = re.compile(r"(?:^|[\s.])\w{1,80}(?:Error|Exception):$")
+# An exception's name with nothing, a number or a heading: the line below has the details.
+_NAME_ALONE = re.compile(
+    r"(?:^|[\s.])\w{1,80}(?:Error|Exception):(?: (?:Error )?Code:? ?\d{1,9}\.?| -{3,}.*-{3,})?$"
+)
 
 
 def root_line(best: Candidate, knowledge: Knowledge) -> str:
@@ -33,17 +36,12 @@ def root_line(best: Candidate, knowledge: Knowledge) -> str:
     if raised is not None and not raised.headed:
         row = _own_row(raised, lines, row)
     line = lines[row].raw.strip()
-    if raised is not None and _goes_on_below(line):
+    if raised is not None and (_NAME_ALONE.search(line) or line.endswith((":", "…", "..."))):
         # A cause of its own, as of a compiler's back end, begins with its exception's name.
         below = [at for at in raised.rows if at > row] or range(row + 1, min(row + 3, len(lines)))
         rest = (lines[at].text.strip() for at in below)
         line = " ".join([line, *[text for text in rest if any(map(str.isalnum, text))][:1]])
     return line[:ROOT_CHARS]
-
-
-def _goes_on_below(line: str) -> bool:
-    """Return whether the line below has the details: the message, its sizes, its names."""
-    return _NAME_ALONE.search(line) is not None or line.endswith((":", "…", "..."))
 
 
 def _own_row(raised: Raised, lines: Sequence[Line], row: int) -> int:

@@ -57,7 +57,9 @@ _GROWING = ("poch", "POCH", "rial ", "[", "━")  # every line that it fits has 
 _STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not used here
 _EPOCHS = re.compile(
-    r"\bepoch[\s=:#\[(]{1,4}(\d{1,5})\b|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s", re.I
+    r"\bepoch(?:\(train\))?['\"]?[\s=:#\[(]{1,4}(\d{1,5})\b|\btrain: {0,3}(\d{1,5}) {0,3}\["
+    r"|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s",
+    _FLAGS,
 )
 # tqdm's position, total (absent in an endless bar) and elapsed time.
 _TQDM = re.compile(
@@ -69,7 +71,6 @@ _RESUMED = re.compile(r"(?<![\d.])[1-9]\d{0,8}/\d{1,9} ?\[00:00<\?")
 _FIRST_STEPS = 1  # a job that reports no higher step is in its first one
 _STARTED = 20  # an unfinished bar beyond this shows that the job made steps before
 _SAME_AGE = (0.95, 1.1)  # parts of a time-out: a bar of that age began when the wait began
-_ELAPSED = re.compile(r"\[(?:(\d{1,3}):)?(\d{1,2}):(\d\d)<")
 # A bar of tqdm that another message has cut: the percentage done, and after the message the
 # remaining time and the rate, or the elapsed time without its end or its start.
 _CUT = re.compile(r"\s{0,8}(?P<what>[^|%]{0,60}?)\s{0,4}(?P<done>\d{1,2})%\|")
@@ -98,11 +99,6 @@ _OVER = re.compile(
     r"|^\W{0,4}(?:the )?(?:fine-?tuning|training) (?:is |has )?(?:completed?|finished|done)"
     r"(?: (?:in|after|at) .{1,80})?[.! ]{0,4}$",
     re.I,
-)
-_IN_EPOCHS = re.compile(
-    r"\bepoch(?:\(train\))?['\"]?[\s=:#\[(]{1,4}(\d{1,5})\b|\btrain: {0,3}(\d{1,5}) {0,3}\["
-    r"|^\s{1,12}(\d{1,5})/\d{1,5}\s+[\d.]+G\s",
-    _FLAGS,
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NUMBERS = re.compile(r"\d+", re.ASCII)
@@ -252,7 +248,7 @@ def epoch_in(line: str, before: int | None = None) -> int | None:
     """Return the epoch that an output line names, else `before`."""
     if not ("poch" in line or "EPOCH" in line or "rain: " in line or line[:1] == " "):
         return before
-    found = _IN_EPOCHS.search(line)
+    found = _EPOCHS.search(line)
     return int(found[found.lastindex or 0]) if found else before
 
 
@@ -375,8 +371,7 @@ def _age_of_cut(percent: int, text: str) -> float:
         text: the text of the bar's lines.
     """
     if left := _LEFT.search(text):
-        hours = int(left["h"] or bool(left["cut"]))
-        left_s = hours * 3600 + int(left["m"]) * 60 + int(left["s"])
+        left_s = _elapsed_s(left) + 3600 * bool(left["cut"] and not left["h"])
         return left_s * percent / (100 - percent)
     found = _SECONDS_A_STEP.search(text)
     return float(found[1]) * percent if found else 0.0
@@ -422,12 +417,15 @@ def is_long(before: Sequence[Line], behind: Sequence[Line] = ()) -> bool:
             continue
         if max(_counted(line.text, text), default=0) >= LONG_STEPS:
             return True
-        if any(int(a or b) >= _LONG_EPOCHS for a, b in _EPOCHS.findall(text)):
+        if any(int("".join(epoch)) >= _LONG_EPOCHS for epoch in _EPOCHS.findall(text)):
             return True
-        for hours, minutes, seconds in _ELAPSED.findall(text):
-            if int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) >= LONG_S:
-                return True
+        if any(_elapsed_s(bar) >= LONG_S for bar in _TQDM.finditer(text)):
+            return True
     return False
+
+
+def _elapsed_s(bar: re.Match[str]) -> int:
+    return int(bar["h"] or 0) * 3600 + int(bar["m"]) * 60 + int(bar["s"])
 
 
 def is_early(before: Sequence[Line]) -> bool:
@@ -440,7 +438,7 @@ def is_early(before: Sequence[Line]) -> bool:
             continue
         if _cut_percent(line.text) > _FIRST_STEPS:
             return False
-        if any(int(a or b) > _FIRST_STEPS for a, b in _EPOCHS.findall(text)):
+        if any(int("".join(epoch)) > _FIRST_STEPS for epoch in _EPOCHS.findall(text)):
             return False
         bar = _POSITION.search(text)
         if bar is not None and bar[1] == bar[2]:  # it was completed, such as a bar of loading
@@ -464,8 +462,7 @@ def bar_of_age(before: Sequence[Line], age_s: float) -> bool:
         found = _TQDM.search(text)
         if found is None or found["at"] == found["of"] or "loss" in text:
             continue
-        elapsed = int(found["h"] or 0) * 3600 + int(found["m"]) * 60 + int(found["s"])
-        if _SAME_AGE[0] * age_s <= elapsed <= _SAME_AGE[1] * age_s:
+        if _SAME_AGE[0] * age_s <= _elapsed_s(found) <= _SAME_AGE[1] * age_s:
             return True
     return False
 

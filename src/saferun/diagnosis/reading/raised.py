@@ -20,7 +20,7 @@ class Raised:
     text: str  # those lines
     frames: str = ""  # lines of the traceback before it
     chain: int = -1  # number shared by the exceptions of one chain
-    link: str = ""  # relation to the previous exception: "", "cause", "context"
+    link: str = ""  # relation to the previous exception: "", "cause", "context", "original"
     background: bool = False  # in a thread, or at the interpreter's exit: the process continued
     headed: bool = False  # a complete traceback stands before it
     bases: tuple[str, ...] = ()  # the classes that its own derives from, where the rank told them

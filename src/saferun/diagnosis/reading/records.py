@@ -154,7 +154,9 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
     """Return the texts in the record's fields, tracebacks last."""
     found: list[tuple[bool, str]] = []
     for key, value in record.items():
-        if not _TEXT.match(key) and not _holds_lines(value):
+        # A text of several lines, or an exception, counts whatever the field's name.
+        holds = isinstance(value, str) and ("\n" in value.strip() or _EXCEPTION.match(value))
+        if not _TEXT.match(key) and not holds:
             continue
         if key == "event" and "data" in record and _NAME_OF_TEXT.match(str(value)):
             continue
@@ -165,11 +167,6 @@ def _texts(record: dict[str, object], depth: int) -> list[tuple[bool, str]]:
         elif isinstance(value, dict) and depth:
             found += _texts(value, depth - 1)
     return sorted(found, key=lambda item: item[0])
-
-
-def _holds_lines(value: object) -> bool:
-    """Return whether a field is a text of several lines or an exception, whatever its name."""
-    return isinstance(value, str) and bool("\n" in value.strip() or _EXCEPTION.match(value))
 
 
 def _rank(record: dict[str, object]) -> int | None:

@@ -20,6 +20,7 @@ MOST = 300  # most exceptions of a log: the first and the last ones
 _TRACEBACK = "Traceback (most recent call last)"
 _DIRECT = "direct cause of the following exception"
 _DURING = "During handling of the above exception"
+_ORIGINAL = "Original Traceback"  # of a worker's exception that its parent raises again
 _NAME = r"(?:[A-Za-z_]\w{0,80}\.){0,8}"
 # The line of an exception: a dotted name that ends like an exception's name, then `:` or nothing.
 _RAISED = re.compile(
@@ -159,6 +160,8 @@ class _Stream:
 
     def _begin(self, text: str) -> None:
         self.close()
+        if _ORIGINAL in text and self._chain:
+            self._link = "original"
         if self._headed and self._frames:
             self._opened(self._framed_at, "", headed=True)
             self.close()
@@ -187,7 +190,7 @@ class _Stream:
             'File "' in text[:16]
             or _POINTER in text[:6]
             or (text.startswith("  /") and _BOXED.match(text.strip()))
-            or self._continues_frames(text)
+            or (self._frames and text.startswith("    "))
         ):
             self.close()
             self._framed(at, text)
@@ -195,9 +198,6 @@ class _Stream:
             self._continue_message(at, text)
         elif (quoted := _quoted(text)) and not _NOT_RAISED.search(text):
             self._opened(at, quoted["type"], headed=False)
-
-    def _continues_frames(self, text: str) -> bool:
-        return bool(self._frames) and text.startswith("    ")
 
     def _framed(self, at: int, text: str) -> None:
         """Store a line of the traceback: at most FRAME_LINES in all, half from each end."""

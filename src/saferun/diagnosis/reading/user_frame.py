@@ -18,16 +18,20 @@ _SOURCE = re.compile(
 )
 # Installed code, the interpreter's own, a launcher's, and our hooks.
 _OTHERS = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|/saferun/(?:base|inject)/"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/bin/\w{1,40}$|/saferun/(?:base|inject)/|\.px[di]$|\.pyx$"
     r"|/torch/(?:(?:_\w{1,30}|serialization|storage|functional|hub|library)\.py$"  # its sources
     r"|(?:_\w{1,30}|nn|distributed|cuda|utils|optim|autograd|multiprocessing|jit|fx|export)/)"
+)
+_PACKAGES = (  # a path may be cut within one of these names
+    *("torch", "triton", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "huggingface_hub"),
+    *("datasets", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "transformers"),
+    *("megatron", "jax", "jaxlib", "tensorflow", "keras"),
 )
 # Code that may stand below the last complete frame of a cut traceback. Calls to a device, other
 # ranks, a compiler or a server can fail for reasons outside the script.
 _MAY_PASS = re.compile(
-    r"/(?:torch|triton|requests|urllib3|httpx|httpcore|aiohttp|huggingface_hub|datasets|deepspeed"
-    r"|accelerate|lightning\w{0,20}|pytorch_lightning|transformers|megatron|jax|tensorflow|keras|ray"
-    r"|multiprocessing|concurrent|subprocess\.py|socket\.py|ssl\.py|http|asyncio)\b|<frozen "
+    rf"/(?:{'|'.join(_PACKAGES)}|lightning\w{{1,20}}|ray|multiprocessing|concurrent|subprocess\.py"
+    r"|socket\.py|ssl\.py|http|asyncio)\b|<frozen "
 )
 _HIDES_MORE = re.compile(
     r"\b(?:backward|barrier|all_?(?:gather|reduce)\w{0,20}|broadcast|init_process_group|synchronize"
@@ -36,11 +40,6 @@ _HIDES_MORE = re.compile(
 )
 _CUT_PATH = re.compile(r'File "[^"]{0,400}$')
 _CUT_NAME = re.compile(r"-packages/(\w{3,80})$")
-_PACKAGES = (  # a path may be cut within one of these names
-    *("torch", "triton", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "huggingface_hub"),
-    *("datasets", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "transformers"),
-    *("megatron", "jaxlib", "tensorflow", "keras"),
-)
 # Code and calls that reach a device, other ranks, a compiler or a server.
 _REACHES = re.compile(
     r"/torch/(?:nn|distributed|cuda|_inductor|_dynamo|_functorch|_tensor|autograd|serialization|storage"
@@ -95,7 +94,8 @@ def _users(text: str) -> str:
     found = _FRAME.search(text) or _BOXED.search(text)
     if found is None or _OTHERS.search(found["path"]):
         return ""
-    return f"{found['path']}:{found['line']}"
+    is_compiled = "." in found["name"].split()[0]  # by Cython: "package.module.f", below its source
+    return "" if is_compiled and found["path"][0] != "/" else f"{found['path']}:{found['line']}"
 
 
 def _in_what_may_pass(row: str) -> bool:

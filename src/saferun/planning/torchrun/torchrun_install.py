@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from saferun.base import files
 from saferun.errors import UnavailableError
 from saferun.system import paths
 from saferun.system.paths import on_path
@@ -83,7 +84,7 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher:
 
 def _launcher(path: str, ours: set[str], environ: Mapping[str, str]) -> Launcher | None:
     """Return a program as the launcher; None if it is saferun itself, or starts it."""
-    head = _read_head(path)
+    head = files.read(path, _HEAD_BYTES, follow=True)
     if os.path.realpath(path) in ours or _wraps_us(head):
         return None
     interpreter, flags = _interpreter(head, path, environ)
@@ -200,14 +201,6 @@ def _real(path: str) -> str:
     """Return a path without links; a relative one unchanged if the directory was deleted."""
     path = paths.absolute(path)
     return os.path.realpath(path) if os.path.isabs(path) else path
-
-
-def _read_head(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_HEAD_BYTES)
-    except OSError:  # an executable program may be unreadable
-        return b""
 
 
 def _wraps_us(head: bytes) -> bool:
