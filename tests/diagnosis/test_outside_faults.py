@@ -64,7 +64,8 @@ def test_a_time_limit_of_the_scripts_own_is_told_by_who_raised_it():
     )
     raised = "TimeoutError: timed out\n"
     bare, limit = "feed.errors.StepTimeoutError\n", "feed.errors.ShardTimeout: shard 7\n"
-    for said in (raised, "ConnectionError: the feed is gone\n", bare, limit):
+    busy = "ConnectionError: the feed is empty: service temporarily unavailable?\n"
+    for said in (raised, "ConnectionError: the feed is gone\n", busy, bare, limit):
         assert diagnose(STEPS + own + said).verdict == "stop-user"
         assert diagnose(STEPS + deep + said).verdict == "retry"
     assert [diagnose(frames + bare).verdict for frames in (own, deep)] == ["stop-user", "retry"]

@@ -107,13 +107,15 @@ def parent(pid: int) -> int:
 
 # What the test has started and waits for, with the mark of all that it starts in turn.
 watched: dict[subprocess.Popen[Any], str] = {}
+apart: set[int] = set()  # pids of children that serve all tests
 
 
 def all_is_over() -> bool:
     """Tell whether nothing that is watched lives any more, nor another child of ours."""
     if not watched or any(is_alive(process.pid) for process in watched):
         return False
-    return not any(map(is_alive, children(os.getpid()))) and not any(map(living, watched.values()))
+    ours = set(children(os.getpid())) - apart
+    return not any(map(is_alive, ours)) and not any(map(living, watched.values()))
 
 
 def last_words() -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers import living
+from helpers import apart, living, watched
 from interpreters import changed
 from sandbox import Sandbox, own_lines, text_of, unquoted, write
 
@@ -169,6 +169,8 @@ class ForkServers:
             stderr=None,
             start_new_session=True,  # a script may signal its group
         )
+        del watched[server]
+        apart.add(server.pid)
         return server
 
     def close(self) -> None:

@@ -63,7 +63,8 @@ _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin me
 # more.
 _CONTROL_FLOW = frozenset(
     ("KeyError", "AttributeError", "StopIteration", "Empty", "IndexError", "ImportError",
-     "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError", "EOFError")
+     "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError", "EOFError",
+     "JSONDecodeError")
 )  # fmt: skip
 
 
