@@ -116,10 +116,24 @@ def test_a_message_that_begins_with_a_number_alone_is_shown_with_its_next_line()
     assert diagnose(f"{LOCAL}{said}\n{reason}\n").root_line == f"{said} {reason}"
 
 
-def test_a_connection_that_ended_in_the_middle_is_told_by_what_its_library_made_of_it():
-    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    log = f"{LOCAL}EOFError\n{during}{LOCAL}shelllib.SSHException: Error reading SSH banner\n"
-    found = diagnose(STEPS + log)
-    assert (found.kind, found.root_line) == (
-        "hub-unavailable", "shelllib.SSHException: Error reading SSH banner",
-    )  # fmt: skip
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+def test_what_a_library_made_of_a_time_limit_or_of_a_streams_end_tells_more():
+    banner = f"{LOCAL}EOFError\n{DURING}{LOCAL}shelllib.SSHException: no banner\n"
+    limit = f"{LOCAL}asyncio.exceptions.CancelledError\n{CAUSE}{LOCAL}TimeoutError\n"
+    for log, line in ((banner, "shelllib.SSHException: no banner"), (limit, "TimeoutError")):
+        found = diagnose(STEPS + log)
+        assert (found.kind, found.root_line) == ("hub-unavailable", line)
+
+
+def test_what_breaks_while_a_failed_script_cleans_up_is_not_the_cause():
+    broken = "BrokenPipeError: [Errno 32] Broken pipe\n"
+    calls = ("run.finish(exit_code=1)", "dist.destroy_process_group()", "self.log.close()")
+    for call in calls:
+        later = f'{TRACEBACK}  File "/w/train.py", line 9, in f\n    {call}\n{broken}'
+        found = diagnose(f"{STEPS}{LOCAL}KeyError: 'mask'\n{DURING}{later}")
+        assert (found.verdict, found.root_line) == ("stop-user", "KeyError: 'mask'")
+    fetched = later.replace(call, "fetch(key)")
+    assert diagnose(f"{STEPS}{LOCAL}KeyError: 'mask'\n{DURING}{fetched}").verdict == "retry"

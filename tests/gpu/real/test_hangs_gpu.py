@@ -29,7 +29,7 @@ def test_the_recorder_names_the_rank_that_hangs_and_the_job_goes_on(tmp_path, gp
     assert told in first["root_line"]
     assert (status, last["kind"]) == (0, "no-failure"), job.err
     if fault == "missing":
-        line = next(line for line in job.messages() if "elsewhere" in line)
+        line = next(line for line in job.messages() if "not where the others are" in line)
         assert "rank 1 " in line
         assert f"{PROGRAM}:" in line
         assert "in stay_away" in line

@@ -59,12 +59,13 @@ _OF_CUT = {  # for a traceback without its last line
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in ')
 _NEVER_MET = "nccl-p2p-hang"  # the log's last lines show that no collective came to its end
 _PASSED_ON = re.compile(r"Caught \w{1,80} in (?:DataLoader worker|replica|pin memory)")
+_INNER = ("CancelledError", "EOFError")  # how a time limit, or a stream, ends within a library
 # Exceptions that programs use for control flow. An exception raised while one is handled explains
 # more.
 _CONTROL_FLOW = frozenset(
     ("KeyError", "AttributeError", "StopIteration", "Empty", "IndexError", "ImportError",
-     "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError", "EOFError",
-     "JSONDecodeError")
+     "ModuleNotFoundError", "TypeError", "StopAsyncIteration", "LookupError", "JSONDecodeError",
+     *_INNER)
 )  # fmt: skip
 
 
@@ -376,10 +377,10 @@ def _root_of_chain(chain: Sequence[Raised]) -> Raised:
     """Return the exception to blame: the first of the chain that is not only control flow."""
     real = [item for item in chain if not (_is_wrapper(item) or _PASSED_ON.search(item.text))]
     real = real or list(chain)
-    for item, following in zip(real, [*real[1:], None], strict=True):
-        if following is None or following.link != "context" or item.name not in _CONTROL_FLOW:
-            return item
-    return real[-1]
+    explained = {"context": _CONTROL_FLOW, "cause": _INNER, "original": _INNER}
+    links = [*(one.link for one in real[1:]), ""]
+    pairs = zip(real, links, strict=True)
+    return next(item for item, link in pairs if item.name not in explained.get(link, ()))
 
 
 def _is_wrapper(item: Raised) -> bool:

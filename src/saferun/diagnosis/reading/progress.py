@@ -279,14 +279,10 @@ def _counter(line: str) -> tuple[int, int, str] | None:
     return begin, end, _NUMBERS.sub("#", line[:begin].rstrip()[-200:])
 
 
-def _number(found: re.Match[str]) -> int:
-    return int(found[found.lastgroup or 0])
-
-
 def step_in(text: str) -> int | None:
     """Return the step that a line reports; None if it reports none."""
     found = _STEP.search(text[-_END_CHARS:])
-    return _number(found) if found else None
+    return int(found[found.lastgroup or 0]) if found else None
 
 
 def steps(lines: Sequence[Line], start: int, end: int) -> list[Step]:
@@ -444,7 +440,7 @@ def is_early(before: Sequence[Line]) -> bool:
         if bar is not None and bar[1] == bar[2]:  # it was completed, such as a bar of loading
             continue
         if found := _STEP.search(text):
-            last = _number(found)
+            last = int(found[found.lastgroup or 0])
             if last > _STARTED:
                 return False
     return last is not None and last <= _FIRST_STEPS

@@ -76,6 +76,11 @@ _SERVING = re.compile(r"multiprocessing/resource_sharer\.py\", line \d+, in _ser
 _PEER_ENDED = ("ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "EOFError")
 _WARNED = re.compile(r"Warning\b")
 _BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame in a traceback of rich
+# A frame of what a failed script still does: it closes what is open, and reports.
+_CLEANS_UP = re.compile(
+    r"(?m), in __exit__\b|^\s+(?:\w{1,40}\.){1,4}"
+    r"(?:finish|close|shutdown|destroy_process_group|end_run|alert)\(.{0,80}\)$"
+)
 # The last frame of a signal handler, recognised by usual names of such functions.
 _IN_HANDLER = re.compile(r", in \w{0,40}(?:handler|signal|sig[a-z]{3,6})$", re.I | re.M)
 _NOT_RAISED = re.compile(r"(?i:warning\b)|\braise ")  # a warning, or a source line
@@ -100,7 +105,7 @@ class Tracebacks:
     framed: frozenset[int]  # indices of lines, those above the frames too
 
     def without_consequences(self) -> Tracebacks:
-        """Leave out exceptions that were raised while another exception ended a `with` block.
+        """Leave out exceptions that were raised while another one ended a `with` block or the job.
 
         Objects closed there are incomplete: an archive that could not be written has a wrong size.
         An exception from a signal handler stays, since it can come at any place of the program.
@@ -109,7 +114,7 @@ class Tracebacks:
             one
             for one in self.raised
             if one.link == "context"
-            and ", in __exit__" in one.frames
+            and _CLEANS_UP.search(one.frames)
             and not _IN_HANDLER.search(one.frames.rpartition('File "')[2])
         ]
         rows = {row for one in over for row in one.rows}

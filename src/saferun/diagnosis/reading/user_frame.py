@@ -68,7 +68,7 @@ def innermost(lines: Iterable[Line]) -> str:
         if _FIRST in text or _LAST in text:
             upwards[line.rank] = _FIRST in text
             taken.discard(line.rank)
-        elif _is_frame(text):
+        elif 'File "' in text or (".py:" in text and _BOXED.search(text)):
             waiting.pop(line.rank, None)
             frame = _users(text)
             if frame and not (upwards.get(line.rank) and line.rank in taken):
@@ -83,10 +83,6 @@ def innermost(lines: Iterable[Line]) -> str:
 def is_users(frame: str) -> bool:
     """Return whether a frame, with or without its source line, is in the user's code."""
     return bool(_users(frame.partition("\n")[0]))
-
-
-def _is_frame(text: str) -> bool:
-    return 'File "' in text or (".py:" in text and _BOXED.search(text) is not None)
 
 
 def _users(text: str) -> str:
