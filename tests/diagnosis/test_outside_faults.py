@@ -137,3 +137,11 @@ def test_what_breaks_while_a_failed_script_cleans_up_is_not_the_cause():
         assert (found.verdict, found.root_line) == ("stop-user", "KeyError: 'mask'")
     fetched = later.replace(call, "fetch(key)")
     assert diagnose(f"{STEPS}{LOCAL}KeyError: 'mask'\n{DURING}{fetched}").verdict == "retry"
+
+
+def test_a_peer_that_was_missed_while_an_error_was_handled_explains_nothing_of_it():
+    gone = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was closed."
+    own = f"{LOCAL}ValueError: the mask does not fit\n{DURING}{LOCAL}{gone}\n"
+    assert diagnose(STEPS + own).root_line == "ValueError: the mask does not fit"
+    logging = f"--- Logging error ---\n{LOCAL}ValueError: I/O operation on closed file.\n"
+    assert diagnose(f"{STEPS}{logging}{LOCAL}{gone}\n").kind == "peer-lost"

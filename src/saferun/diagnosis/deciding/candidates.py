@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from saferun.base.phrases import says
@@ -116,7 +116,8 @@ def collect(evidence: Evidence, lines: Sequence[Line], knowledge: Knowledge) -> 
         hard = WEIGHTS["hard"]
         found.append(Candidate("gpu-p2p-corrupt", hard, at, None, lines[at].text, log.source))
     found = _with_first_of_chains(found)
-    explained = {(one.source.order, one.raised.at) for one in fitting if one.raised}
+    raised = ((one.source.order, one.raised.at, one.kind) for one in fitting if one.raised)
+    explained = {(order, at): knowledge.kinds[kind].echo for order, at, kind in raised}
     for text in texts:
         found += _of_unknown_exceptions(text, explained, knowledge, known)
     found += _of_called_program(texts, knowledge, known)
@@ -224,7 +225,7 @@ def _of_exit_status(evidence: Evidence, known: refinements.KindRefinement) -> It
 
 def _of_unknown_exceptions(
     text: matches.Text,
-    explained: set[tuple[int, int]],
+    explained: Mapping[tuple[int, int], bool],
     knowledge: Knowledge,
     known: refinements.KindRefinement,
 ) -> Iterator[Candidate]:
@@ -232,7 +233,8 @@ def _of_unknown_exceptions(
 
     Args:
         text: the log or an error file.
-        explained: source and line of each exception that a sign fits.
+        explained: source and line of each exception that a sign fits -> whether as an echo, which
+            explains none that was being handled when it came.
         knowledge: the meanings of classes and phrases of exceptions.
         known: facts that may change the meaning.
     """
@@ -240,9 +242,10 @@ def _of_unknown_exceptions(
     for item in text.raised:
         chains.setdefault(item.chain, []).append(item)
     for chain in chains.values():
-        fits = any((text.source.order, item.at) in explained for item in chain)
-        if not fits and _is_read(chain[0]):
-            yield _of_unknown(_root_of_chain(chain), text, knowledge, known)
+        root = _root_of_chain(chain)
+        echoes = [explained.get((text.source.order, item.at)) for item in chain]
+        if not (False in echoes or echoes[chain.index(root)]) and _is_read(chain[0]):
+            yield _of_unknown(root, text, knowledge, known)
 
 
 def _of_unknown(

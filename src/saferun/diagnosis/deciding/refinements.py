@@ -95,7 +95,7 @@ class KindRefinement:
             "tf-oom": self._of_tensorflow_memory,
             "rendezvous-connect-failed": self._of_store_barrier,
             "cuda-devices-busy": self._of_busy_device,
-            "nccl-timeout": self._of_timeout,
+            "nccl-timeout": lambda match: self._timeout or self._of_nccl(match),
             "nccl-invalid-usage": self._of_nccl,
             "nccl-internal-error": self._of_nccl,
             "nccl-system-error": self._of_nccl,
@@ -219,9 +219,6 @@ class KindRefinement:
         """Return whether other jobs or several ranks of this job hold the device."""
         ranks = {m.rank for m in self._matches if m.kind == match.kind and m.rank is not None}
         return "cuda-exclusive-mode-conflict" if len(ranks) > 1 else match.kind
-
-    def _of_timeout(self, match: Candidate) -> str:
-        return self._timeout or self._of_nccl(match)
 
     @cached_property
     def _timeout(self) -> str:

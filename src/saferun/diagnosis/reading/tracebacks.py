@@ -68,6 +68,7 @@ _BACKGROUND = (
     "Exception in thread",
     "Error in atexit",
     "Error in sys.excep",
+    "--- Logging error ---",
 )
 _BESIDE_LINES = 2  # most lines of other processes between such a line and its traceback
 # A thread of multiprocessing (resource_sharer.py) that prints a failure and continues. If a job is
