@@ -288,7 +288,7 @@ def test_before_its_time_is_over_a_job_is_asked_to_end_and_queued_again(
         for sent in (signal.SIGSTOP, signal.SIGUSR2, signal.SIGCONT):  # Slurm sends CONT with it
             process.send_signal(sent)
         until(lambda: cluster.asked == asked)
-        until((records / "signals").exists)
+        until(lambda: (records / "signals").exists() and text_of(records / "signals"))
         if not ends:  # Slurm ends what it has queued again
             os.killpg(json.loads(text_of(records / "1.json"))["pid"], signal.SIGKILL)
         _, err = process.communicate()
