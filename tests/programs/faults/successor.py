@@ -20,16 +20,12 @@ def waits() -> bool:
 
 def await_agent() -> None:
     """Wait until a warm torchrun of this run waits: it has its name once it has imported."""
-    while not any(_warm_processes()):
-        time.sleep(0.02)
+    _until(lambda: any(_warm_processes()))
 
 
-def await_successor() -> None:
-    """Wait for what takes the place of this one, where it is warm."""
-    if os.environ["WAY"] == "warm" and "RANK" in os.environ:
-        await_agent()
-    while os.environ["WAY"] == "warm" and "RANK" not in os.environ and not waits():
-        time.sleep(0.02)
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)  # between two looks at all of /proc, which would take a core
 
 
 def _warm_processes() -> Iterator[Path]:
@@ -51,6 +47,7 @@ def die(act: Callable[[], object] = bool, *, in_every_attempt: bool = False) -> 
     if os.environ.get("RANK", "0") == "0" and (
         in_every_attempt or os.environ["SAFERUN_ATTEMPT"] == "1"
     ):
-        await_successor()
+        if os.environ["WAY"] == "warm":
+            await_agent() if "RANK" in os.environ else _until(waits)
         act()
         os.kill(os.getpid(), signal.SIGKILL)
