@@ -109,6 +109,17 @@ def test_of_a_process_that_ends_so_several_times_the_first_sign_counts():
     ]
 
 
+LOST = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2\n"
+BLOCKS = LOST + (
+    "Failures:\n"
+    "[1]:\n  time      : 2026-01-{}\n  rank      : 1 (local_rank: 1)\n  exitcode  : {} (pid: 12)\n"
+    "  error_file: <N/A>\n"
+    "------------------------------------------------------------\n"
+    "Root Cause (first observed failure):\n"
+    "[0]:\n  time      : 2026-01-{}\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 11)\n"
+    "  error_file: <N/A>\n"
+    "============================================================\n"
+)
 MOMENTS = [  # when the root failed, when the other rank was killed, kind and rank of the diagnosis
     ("01_10:00:25", "01_10:00:26", "host-oom-killed", 1),
     ("01_10:00:00", "01_10:00:02", "host-oom-killed", 1),
@@ -123,17 +134,7 @@ MOMENTS = [  # when the root failed, when the other rank was killed, kind and ra
 
 def test_a_kill_in_the_roots_own_moment_is_what_its_peer_saw():
     def check(root, other, kind, rank):
-        found = diagnose(
-            "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:2\n"
-            "Failures:\n"
-            f"[1]:\n  time      : 2026-01-{other}\n  rank      : 1 (local_rank: 1)\n"
-            "  exitcode  : -9 (pid: 12)\n"
-            "------------------------------------------------------------\n"
-            "Root Cause (first observed failure):\n"
-            f"[0]:\n  time      : 2026-01-{root}\n  rank      : 0 (local_rank: 0)\n"
-            "  exitcode  : 1 (pid: 11)\n"
-            "============================================================\n"
-        )
+        found = diagnose(BLOCKS.format(other, -9, root))
         assert (found.kind, found.root_rank) == (kind, rank)
 
     check_cases(MOMENTS, check)
@@ -146,16 +147,16 @@ def test_an_abort_in_the_roots_own_moment_may_be_an_echo():
 
 
 def test_a_crash_belongs_to_its_rank_where_the_launcher_names_a_peer_first():
-    found = diagnose(
-        "Fatal Python error: Segmentation fault\n"
-        "Failures:\n"
-        "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : -11 (pid: 12)\n"
-        "------------------------------------------------------------\n"
-        "Root Cause (first observed failure):\n"
-        "[0]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 11)\n"
-        "============================================================\n"
-    )
-    assert (found.kind, found.root_rank) == ("segfault", 1)
+    for code, kind in ((-11, "segfault"), (-6, "abort-unknown")):
+        found = diagnose(BLOCKS.format("01_10:00:00", code, "01_10:00:00"))
+        assert (found.kind, found.root_rank) == (kind, 1)
+
+
+def test_an_abort_is_no_cause_beside_a_mistake_or_once_the_launcher_asked_for_the_end():
+    log = BLOCKS.format("01_10:00:00", -6, "01_10:00:00")
+    asked = "W0920 api.py:900] Sending process 12 closing signal SIGTERM\n"
+    mistake = log.replace("RuntimeError: ", "ValueError: ").replace("closed by peer", "is odd")
+    assert [diagnose(one).root_rank for one in (asked + log, mistake)] == [0, 0]
 
 
 def test_a_rank_that_the_launcher_killed_is_not_the_machine_out_of_memory():

@@ -33,7 +33,7 @@ _BY_SIGNAL = {
 # For any other signal that ends a process, mainly SIGALRM. A SIGPIPE has a cause that other lines
 # report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
-_KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 9, 13, 15, 64
+_ABORT, _KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 6, 9, 13, 15, 64
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {
@@ -50,6 +50,8 @@ _FILE, _NO_FILE = "error_file:", "<n/a>"  # a rank's exception
 _TIME = re.compile(r"^\s{0,4}time\s{1,6}: (\d{4}-\d\d-\d\d)_(\d\d):(\d\d):(\d\d)")
 _SAME_MOMENT_S = 2  # the launcher's own SIGKILL comes 30 s later (--shutdown-timeout)
 _EXITCODE = re.compile(r"exitcode\s{0,4}:\s{0,3}(-?\d{1,3})\b")
+_ASKED = re.compile(r"sending process (\d{1,9}) closing signal")
+_PID = re.compile(r"\(pid: (\d{1,9})\)")
 _RANK = re.compile(r"\brank\s{0,6}:\s{0,3}(\d{1,5})\b")
 _NAMED = re.compile(
     r"\bsig(?:hup|int|quit|ill|trap|abrt|bus|fpe|kill|segv|usr1|usr2|term|xcpu|xfsz)\b"
@@ -170,14 +172,10 @@ def rank_of(kind: str, lines: Sequence[Line]) -> int | None:
 
     The launcher may name another rank as the first: a peer that saw the crash and raised.
     """
-    ranks = set()
-    for line in lines:
-        if line.rank is not None and "exitcode" in line.text:
-            code = _code(line.text.lower())
-            known = None if code is None else kind_of(code)
-            if known and known[0] == kind:
-                ranks.add(line.rank)
-    return ranks.pop() if len(ranks) == 1 else None
+    ends = [line for line in lines if line.rank is not None and "exitcode" in line.text]
+    codes = {line.rank: _code(line.text.lower()) or 0 for line in ends}
+    ranks = [rank for rank, code in codes.items() if (kind_of(code) or " ")[0] == kind]
+    return ranks[0] if len(ranks) == 1 else None
 
 
 def find(
@@ -193,11 +191,13 @@ def find(
     reader, skipped = _Reader(summary=len(lines)), frozenset(skip)
     telling = digit_masks.which(digit_masks.of(lines) if alike is None else alike, _may_tell)
     killing = -_KILLING_LINES  # the line where a launcher began to end the other ranks
+    asked: set[str] = set()  # pids of the ranks that torchrun asked to end
     for at, line in enumerate(lines):
         if not (telling[at] or reader.in_root(at)):
             continue
         text = line.text.lower()
         reader.read_summary(at, line, text)
+        asked.update(_ASKED.findall(text))
         if at in skipped or not _may_report(text):
             continue
         code = _code(text)
@@ -208,6 +208,8 @@ def find(
             kind, weight = known
             weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
             weight = max(weight, _OF_ROOT) if signal_of(code) and reader.in_root(at) else weight
+            if code == -_ABORT and asked.isdisjoint(_PID.findall(text)):
+                reader.aborts.add(at)
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
     return Exits(tuple(reader.signs.values()), reader.root_rank, reader.silent_rank)
 
@@ -223,7 +225,8 @@ class _Reader:
         self._summary = summary  # the line where the summary begins to list the ranks
         self._crashes: list[tuple[ExitSign, float]] = []  # crashes in the summary, and their times
         self._moment = float("inf")
-        self._own: list[ExitSign] = []  # statuses of their own of the ranks listed beside the root
+        self._own: list[ExitSign] = []  # of the ranks listed beside the root that ended themselves
+        self.aborts: set[int] = set()  # the lines of aborts before torchrun asked for the end
         self._has_file: dict[int | None, bool] = {}  # rank in the summary -> it left an exception
 
     def read_summary(self, at: int, line: Line, lower: str) -> None:
@@ -238,11 +241,10 @@ class _Reader:
         if lower.strip() == _LISTED:
             self._summary, self._crashes, self._has_file = at, [], {}
         elif _ROOT in lower:
-            self._crashes = [
-                (sign, when) for sign, when in self._crashes if sign.at > self._summary
-            ]
+            self._crashes = [crash for crash in self._crashes if crash[0].at > self._summary]
             listed = (sign for sign in self.signs.values() if sign.at > self._summary)
-            self._own = [s for s in listed if s.code > 0 and not self._has_file.get(s.rank)]
+            own = (s for s in listed if s.code > 0 or s.at in self.aborts)
+            self._own = [s for s in own if not self._has_file.get(s.rank)]
             self._root, self.root_rank = at, None
             # Most ends that the summary lists beside the root came later, many by the launcher's
             # own SIGKILL. Those at the same moment did not (_SAME_MOMENT_S): the launcher looks
@@ -251,8 +253,8 @@ class _Reader:
             self.signs = {replace(sign, at=0): sign for sign in crashes}
         elif lower.lstrip().startswith(_FILE):
             self._has_file[line.rank] = has = _NO_FILE not in lower
-            known = (sign for sign in self._own if in_root and has and sign.rank in self._has_file)
-            if sign := next(known, None):
+            own = (sign for sign in self._own if in_root and sign.rank in self._has_file)
+            if sign := next((sign for sign in own if has or sign.at in self.aborts), None):
                 self.silent_rank = sign.rank
                 self.signs.setdefault(replace(sign, at=0), sign)
         elif (moment := _moment(line.text)) is not None:
@@ -293,10 +295,7 @@ def _may_tell(text: str) -> bool:
 
 
 def _may_report(text: str) -> bool:
-    for hint in _HINTS:  # noqa: SIM110 - a generator takes twice as long, and every line comes here
-        if hint in text:
-            return True
-    return False
+    return any(map(text.__contains__, _HINTS))  # no generator: every line comes here
 
 
 def _moment(text: str) -> float | None:
