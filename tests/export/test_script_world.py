@@ -11,8 +11,8 @@ from scripts import RECORDING, end, up
 
 WAITS = [
     {
-        "code": "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
-        "open(f'{place}/up', 'w').close(); signal.pause()"
+        "code": "import signal, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
+        "open(f'{place}/up', 'w').close()\nwhile True: time.sleep(0.1)"
     }
 ]
 

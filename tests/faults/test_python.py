@@ -75,8 +75,8 @@ def test_a_wrapper_named_python_is_what_the_shell_would_start(tmp_path):
 
 def test_an_interrupt_sent_to_saferun_alone_reaches_the_script_once(tmp_path):
     code = (
-        "import signal, sys\n"
-        "try:\n    print('ready', flush=True); signal.pause()\n"
+        "import sys, time\n"
+        "try:\n    print('ready', flush=True)\n    while True: time.sleep(0.1)\n"
         "except KeyboardInterrupt:\n"
         "    print('asked', flush=True); sys.stdin.read(); print('cleaned up')\n"
     )

@@ -240,7 +240,7 @@ def test_reader_that_left_before_the_first_byte_is_seen_at_the_first_byte(tmp_pa
         COMMON
         + """
 note('SIGUSR1'); join('agent')
-signal.pause()
+while 'SIGUSR1' not in open(ROSTER).read(): time.sleep(0.01)
 try: os.write(1, b'y')
 except BrokenPipeError: sys.exit(9)
 """

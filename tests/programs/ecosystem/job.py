@@ -2,8 +2,8 @@
 `down-PID`; with `fail`, raise."""
 
 import os
-import signal
 import sys
+import time
 from pathlib import Path
 
 os.write(1, b"the job's line\n")  # in one piece: torchrun gives its ranks -u
@@ -11,7 +11,8 @@ if sys.argv[1:] == ["stay"]:
     up = Path(f"up-{os.getpid()}")
     try:
         up.touch()
-        signal.pause()
+        while True:
+            time.sleep(0.1)
     finally:
         up.rename(f"down-{os.getpid()}")
 if sys.argv[1:] == ["fail"]:

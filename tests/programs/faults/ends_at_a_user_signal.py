@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 
 def note(number, frame):
@@ -16,4 +17,4 @@ for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, note)
 open(sys.argv[1] + f".{os.getpid()}", "w", encoding="utf-8").close()
 while True:
-    signal.pause()
+    time.sleep(0.1)

@@ -23,7 +23,7 @@ def join(role):
 
 def stay():
     while True:
-        signal.pause()
+        time.sleep(0.1)  # Python handles a signal just before signal.pause() after the next one
 
 
 def wait_for(path):

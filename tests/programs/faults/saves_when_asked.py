@@ -27,4 +27,4 @@ def asked(number, frame):
 signal.signal(signal.SIGTERM, asked)
 note("up")
 while True:
-    signal.pause()
+    time.sleep(0.1)
