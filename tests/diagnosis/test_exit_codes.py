@@ -203,16 +203,25 @@ OF_WORKERS = [  # the signal's name, what the machine knows, kind
 ]
 
 
+_HANDED = (
+    '  File "/t/torch/multiprocessing/reductions.py", line 540, in rebuild_storage_fd\n'
+    "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+)
+
+
 def test_the_machines_counters_decide_why_a_dataloader_worker_died():
     def check(signal, known, kind):
         line = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}. \n"
         assert diagnose(TRACEBACK + line, exit_code=1, **known).kind == kind
 
     check_cases(OF_WORKERS, check)
-    gone = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
-    log = f"Epoch 41/50: 12%|# | 108/900 [00:16<02:00, 6.60it/s]\n{gone}"
-    assert diagnose(log, oom_kills=1).kind == "host-oom-killed"
-    assert diagnose(log, oom_kills=0).kind == "ended-by-signal"
+    log = "Epoch 41/50: 12%|# | 108/900 [00:16<02:00, 6.60it/s]\n"
+    log += "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
+    for count, kind in enumerate(("ended-by-signal", "host-oom-killed")):
+        assert diagnose(log, oom_kills=count).kind == kind
+    frames = '  File "/v/torch/utils/data/dataloader.py", line 9, in {}\n' + _HANDED
+    for taker, kind in (("_try_get_data", "ended-by-signal"), ("mine", "dataloader-worker-died")):
+        assert diagnose(TRACEBACK + frames.format(taker), oom_kills=0).kind == kind
     line = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
     ended = f"{line}{TRACEBACK}ConnectionResetError: [Errno 104] Connection reset by peer\n"
     for ample, kind in ((True, "bus-error"), (None, "dataloader-shm-full")):
@@ -221,12 +230,7 @@ def test_the_machines_counters_decide_why_a_dataloader_worker_died():
 
 def test_the_end_of_a_worker_counts_wherever_its_signal_came():
     """torch raises it in SIGCHLD's handler: here as another exception left a `with` block."""
-    first = (
-        '  File "/t/torch/multiprocessing/reductions.py", line 540, in rebuild_storage_fd\n'
-        "    fd = df.detach()\n"
-        "ConnectionResetError: [Errno 104] Connection reset by peer\n\n"
-        "During handling of the above exception, another exception occurred:\n\n"
-    )
+    first = _HANDED + "\nDuring handling of the above exception, another exception occurred:\n\n"
     frames = (
         '  File "/t/torch/autograd/profiler.py", line 860, in __exit__\n'
         "    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any):\n"
@@ -239,8 +243,7 @@ def test_the_end_of_a_worker_counts_wherever_its_signal_came():
     line = "RuntimeError: DataLoader worker (pid 9248) is killed by signal: Aborted. \n"
     log = head + first + head + frames + handler + line
     assert diagnose(log, exit_code=1, oom_kills=0).kind == "ended-by-signal"
-    closing = handler.replace("in handler", "in flush_handlers")  # what `__exit__` itself does
-    log = head + first + head + frames + closing + line
+    log = log.replace("in handler", "in flush_handlers")  # what `__exit__` itself does
     assert diagnose(log, exit_code=1, oom_kills=0).kind == "dataloader-worker-died"
 
 

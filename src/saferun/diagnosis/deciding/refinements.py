@@ -44,6 +44,8 @@ _WORKER_CRASHED = re.compile(
     r"|killed by signal: Segmentation fault",
     re.I,
 )
+# The DataLoader itself meets the end of its worker while that hands over a batch.
+_HANDS_OVER = re.compile(r"in _try_get_data\b.{1,2000}in rebuild_storage_fd\b", re.S)
 _LOADS = re.compile(r"<frozen importlib\._bootstrap_external>.{1,20} in (?:create|exec)_module$")
 # A source file of a kernel that is not torch's; the checks of its calls print it beside the
 # message.
@@ -107,13 +109,13 @@ class KindRefinement:
         if _WORKER_CRASHED.search(match.text):  # the worker crashed, but not from lack of memory
             return self._by_progress("segfault", match)
         # A DataLoader worker failed: torch knows only the signal's number and guesses the reason.
-        if "killed by signal" in match.text or "bus error encountered in worker" in match.text:
-            kind = by_machine(match.kind, self._evidence)
-            if kind == "dataloader-worker-died" and self._evidence.oom_kills == 0:
-                return "ended-by-signal"  # memory was not short, so it may not happen again
-            return kind
-        if match.kind == "dataloader-worker-died" and self._evidence.oom_kills:
-            return "host-oom-killed"
+        killed = "killed by signal" in match.text or "bus error encountered in worker" in match.text
+        kind = by_machine(match.kind, self._evidence) if killed else match.kind
+        kills = self._evidence.oom_kills if kind == "dataloader-worker-died" else None
+        if kills == 0 and (killed or (match.raised and _HANDS_OVER.search(match.raised.frames))):
+            return "ended-by-signal"  # memory was not short, so it may not happen again
+        if killed or kills:
+            return kind if killed else "host-oom-killed"
         decide = self._decide.get(match.kind)
         return decide(match) if decide is not None else self._by_progress(match.kind, match)
 
@@ -123,10 +125,9 @@ class KindRefinement:
 
     def has_begun(self, one: Candidate) -> bool:
         """Return whether the job had made its first steps before a failure."""
-        if self._evidence.step:
-            return True
         steps = progress.steps(self._lines, 0, one.at if one.in_log else len(self._lines))
-        return any(progress.went_on(steps, 0, rank, 2) for rank in {step.rank for step in steps})
+        ranks = {step.rank for step in steps}
+        return bool(self._evidence.step) or any(progress.went_on(steps, 0, r, 2) for r in ranks)
 
     def wrong_values(self) -> int | None:
         """Return the line in which nccl-tests count wrong values; None if there is none."""
