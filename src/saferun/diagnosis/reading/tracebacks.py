@@ -79,7 +79,7 @@ _WARNED = re.compile(r"Warning\b")
 _BOXED = re.compile(r"/\S{1,400}\.py:\d{1,7} in \S{1,200}$")  # a frame in a traceback of rich
 # A frame of what a failed script still does: it closes what is open, and reports.
 _CLEANS_UP = re.compile(
-    r"(?m), in __exit__\b|^\s+(?:\w{1,40}\.){1,4}"
+    r"(?m), in __exit__\b|^[ \t]{1,40}(?:\w{1,40}\.){1,4}"
     r"(?:finish|close|shutdown|destroy_process_group|end_run|alert)\(.{0,80}\)$"
 )
 # The last frame of a signal handler, recognised by usual names of such functions.
