@@ -147,7 +147,7 @@ def test_an_abort_in_the_roots_own_moment_may_be_an_echo():
 
 
 def test_a_crash_belongs_to_its_rank_where_the_launcher_names_a_peer_first():
-    for code, kind in ((-11, "segfault"), (-6, "abort-unknown")):
+    for code, kind in ((-11, "segfault"), (-6, "abort-unknown"), (-14, "ended-by-signal")):
         found = diagnose(BLOCKS.format("01_10:00:00", code, "01_10:00:00"))
         assert (found.kind, found.root_rank) == (kind, 1)
 

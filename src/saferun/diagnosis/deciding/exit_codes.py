@@ -33,7 +33,7 @@ _BY_SIGNAL = {
 # For any other signal that ends a process, mainly SIGALRM. A SIGPIPE has a cause that other lines
 # report.
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
-_ABORT, _KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 6, 9, 13, 15, 64
+_KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 9, 13, 15, 64
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
 _OF_ROOT = 21
 _BY_CODE = {
@@ -208,8 +208,8 @@ def find(
             kind, weight = known
             weight = AGENT_ASKED if _AGENT_SIGNAL.search(text) else weight
             weight = max(weight, _OF_ROOT) if signal_of(code) and reader.in_root(at) else weight
-            if code == -_ABORT and asked.isdisjoint(_PID.findall(text)):
-                reader.aborts.add(at)
+            if code < 0 and -code not in (_KILL, _TERM) and asked.isdisjoint(_PID.findall(text)):
+                reader.unasked.add(at)
             reader.add(ExitSign(kind, weight, at, reader.rank_of(line), code))
     return Exits(tuple(reader.signs.values()), reader.root_rank, reader.silent_rank)
 
@@ -226,7 +226,7 @@ class _Reader:
         self._crashes: list[tuple[ExitSign, float]] = []  # crashes in the summary, and their times
         self._moment = float("inf")
         self._own: list[ExitSign] = []  # of the ranks listed beside the root that ended themselves
-        self.aborts: set[int] = set()  # the lines of aborts before torchrun asked for the end
+        self.unasked: set[int] = set()  # lines of ends by a signal that torchrun did not cause
         self._has_file: dict[int | None, bool] = {}  # rank in the summary -> it left an exception
 
     def read_summary(self, at: int, line: Line, lower: str) -> None:
@@ -243,7 +243,7 @@ class _Reader:
         elif _ROOT in lower:
             self._crashes = [crash for crash in self._crashes if crash[0].at > self._summary]
             listed = (sign for sign in self.signs.values() if sign.at > self._summary)
-            own = (s for s in listed if s.code > 0 or s.at in self.aborts)
+            own = (s for s in listed if s.code > 0 or s.at in self.unasked)
             self._own = [s for s in own if not self._has_file.get(s.rank)]
             self._root, self.root_rank = at, None
             # Most ends that the summary lists beside the root came later, many by the launcher's
@@ -254,7 +254,7 @@ class _Reader:
         elif lower.lstrip().startswith(_FILE):
             self._has_file[line.rank] = has = _NO_FILE not in lower
             own = (sign for sign in self._own if in_root and sign.rank in self._has_file)
-            if sign := next((sign for sign in own if has or sign.at in self.aborts), None):
+            if sign := next((sign for sign in own if has or sign.at in self.unasked), None):
                 self.silent_rank = sign.rank
                 self.signs.setdefault(replace(sign, at=0), sign)
         elif (moment := _moment(line.text)) is not None:
