@@ -131,10 +131,11 @@ def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
     best: list[tuple[float, int, str, Needle, frozenset[str]]] = []
     for row in _telling_rows(collected.log):
         words = _words(collected.log.lower[row]) & rare.keys()
-        for at in {at for word in words for at in holding[word]}:
+        for at in sorted({at for word in words for at in holding[word]}):
             kind, needle, wanted = phrases[at]
             shared = words & wanted
-            share = sum(map(rare.__getitem__, shared)) / sum(map(rare.__getitem__, wanted))
+            # A plain sum depends on the order of a set, which differs between processes.
+            share = math.fsum(rare[w] for w in shared) / math.fsum(rare[w] for w in wanted)
             if share >= _SHARED and len(shared) > 1:
                 best.append((share, row, kind, needle, frozenset(shared)))
     for _, row, kind, needle, shared in sorted(best, key=lambda one: (-one[0], -one[1])):
