@@ -131,7 +131,8 @@ def _alike(collected: Collected, knowledge: Knowledge) -> Iterator[Near]:
     best: list[tuple[float, int, str, Needle, frozenset[str]]] = []
     for row in _telling_rows(collected.log):
         words = _words(collected.log.lower[row]) & rare.keys()
-        for at in sorted({at for word in words for at in holding[word]}):
+        # Of equals the sign that stands furthest below comes first: it is the most general.
+        for at in sorted({at for word in words for at in holding[word]}, reverse=True):
             kind, needle, wanted = phrases[at]
             shared = words & wanted
             # A plain sum depends on the order of a set, which differs between processes.
