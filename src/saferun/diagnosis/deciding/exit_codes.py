@@ -35,7 +35,8 @@ _BY_SIGNAL = {
 _BY_OTHER_SIGNAL = ("ended-by-signal", 21)
 _KILL, _SIGPIPE, _TERM, _LAST_SIGNAL = 9, 13, 15, 64
 # Weight of the first failed rank's end, which is the cause, rather than torchrun's own failure.
-_OF_ROOT = 21
+# Beside it a signal weighs less than any status.
+_OF_ROOT, _BESIDE = 21, 10
 _BY_CODE = {
     1: ("child-failed-no-root", 15),
     2: ("child-failed-no-root", 14),  # from argparse, a missing file, and many scripts
@@ -256,6 +257,8 @@ class _Reader:
             own = (sign for sign in self._own if in_root and sign.rank in self._has_file)
             if sign := next((sign for sign in own if has or sign.at in self.unasked), None):
                 self.silent_rank = sign.rank
+                # A signal counts where a peer was lost; else less than the root's own end.
+                sign = sign if sign.code > 0 else replace(sign, weight=min(sign.weight, _BESIDE))
                 self.signs.setdefault(replace(sign, at=0), sign)
         elif (moment := _moment(line.text)) is not None:
             self._moment = moment
@@ -295,7 +298,7 @@ def _may_tell(text: str) -> bool:
 
 
 def _may_report(text: str) -> bool:
-    return any(map(text.__contains__, _HINTS))  # no generator: every line comes here
+    return any(map(text.__contains__, _HINTS))  # a generator takes twice as long
 
 
 def _moment(text: str) -> float | None:
