@@ -1,8 +1,8 @@
 """A rank that starts the training its own way: `python_wrapper.py FOLDER HOW PYTHON-ARGUMENTS …`.
 
 HOW is "job": what is given, behind another sitecustomize; "fixed": the same, its last word given by
-this program; "isolated": with -I; "chained": behind a sitecustomize that imports the next one;
-"helper": first a helper with torch behind the other one, then the training as it is.
+this program; "isolated": with -I; "helper": first a helper with torch behind the other one, then
+the training as it is.
 """
 
 import os
@@ -12,12 +12,6 @@ import sys
 folder, how, *argv = sys.argv[1:]
 given = os.environ.get("PYTHONPATH", "")
 behind = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, given])}
-if how == "chained":
-    with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as file:
-        file.write(
-            "import os, sys\nhere = os.path.dirname(os.path.abspath(__file__))\n"
-            "sys.path.remove(here)\ndel sys.modules['sitecustomize']\nimport sitecustomize\n"
-        )
 if how == "helper":
     subprocess.run([sys.executable, "-c", "import torch"], env=behind, check=True)
     behind = dict(os.environ)
