@@ -117,8 +117,7 @@ def test_a_job_outlives_a_notice_however_it_shows_its_progress():
     shown = zip(NOTICES, itertools.cycle(PROGRESS), strict=False)
     last, kind = ENDS["a crash"]
     check_cases(
-        {at: (f"{notice}\n{progress_lines(at, 1, 300)}{last}", kind) for notice, at in shown},
-        check,
+        {at: (f"{notice}\n{progress_lines(at, 1, 300)}{last}", kind) for notice, at in shown}, check
     )
 
 

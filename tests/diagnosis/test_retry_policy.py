@@ -147,9 +147,7 @@ TRIED_AGAIN = {
 }
 STOPPED = {
     "a fault of the outside three times without a step between": case(
-        failed(1, last_step=500, **OUTSIDE),
-        *(failed(n, **OUTSIDE) for n in (2, 3)),
-        attempts=9,
+        failed(1, last_step=500, **OUTSIDE), *(failed(n, **OUTSIDE) for n in (2, 3)), attempts=9
     ),
     "storage that did not answer twice": case(*attempts(2, last_step=9, **STORAGE)),
     "such a loss at the same step comes again": case(without_loss(1, 100), without_loss(2, 115)),

@@ -67,10 +67,7 @@ def test_what_is_packed_means_what_it_meant_on_the_same_lines(every):
     assert packed_files.pop("saferun/__init__.py") == f'__version__ = "{saferun.__version__}"\n'
     for path, text in list(packed_files.items())[::every]:
         if path.startswith("saferun/") and path.endswith(".py"):
-            packed, whole = (
-                ast.parse(text),
-                ast.parse(text_of(ROOT / "src" / path)),
-            )
+            packed, whole = (ast.parse(text), ast.parse(text_of(ROOT / "src" / path)))
             assert meant(packed) == meant(whole), path
             assert not [line for line in text.split("\n") if line.startswith("# ---")], path
 

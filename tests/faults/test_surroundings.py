@@ -119,6 +119,14 @@ def test_a_training_without_hooks_below_a_python_that_has_them_is_named(tmp_path
     assert why in ended["root_line"]
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_with_hooks_do_not_wait_for_one_without(tmp_path, rank):
+    place = another(tmp_path)
+    job = ran(tmp_path, COMPILE_OFF, "--nproc-per-node=2", WRAPPER, place, rank, RANK, "meet")
+    assert (ranks(job)[0].split()[0], job.out.count("met")) == ("hooks=False", 2)
+    assert job.err.count(f"in rank {rank}: {place}/sitecustomize.py is loaded in its place") == 1
+
+
 @pytest.mark.parametrize("how", ["job", "helper"])
 def test_a_wrapper_whose_training_has_hooks_is_left_alone(tmp_path, how):
     place = another(tmp_path, CHAINED if how == "job" else FIRST)

@@ -308,10 +308,7 @@ dist.TCPStore = None
 def test_a_restart_in_the_same_agent_meets_afresh(tmp_path):
     launcher = (ranks.TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1")
     job = launch(
-        tmp_path,
-        source("inject/missing_after_restart"),
-        launcher=launcher,
-        init={"timeout_s": 20},
+        tmp_path, source("inject/missing_after_restart"), launcher=launcher, init={"timeout_s": 20}
     )
     assert job.code == 1
     assert job.messages() == ["saferun: rank 1 of 2 did not reach init_process_group within 20 s"]

@@ -30,10 +30,7 @@ def store_host() -> dist.TCPStore:
 
 
 def results(
-    host: dist.TCPStore,
-    size: int,
-    present: Iterable[int],
-    compare: Callable[[dict[int, Any]], Any],
+    host: dist.TCPStore, size: int, present: Iterable[int], compare: Callable[[dict[int, Any]], Any]
 ) -> list[tuple[Any, list[int]]]:
     """What each present rank of `size` gets from one meeting."""
     found: dict[int, tuple[Any, list[int]]] = {}

@@ -114,6 +114,11 @@ class Context:
             if self._active:
                 self.receipt(contract.TARGETS, contract.OBSERVED, targets={name: state})
 
+    def ranks_without_hooks(self) -> list[int]:
+        """Return the ranks of this node in which the supervisor has seen that no hooks run."""
+        path = f"{self._directory}/{contract.WITHOUT_HOOKS.format(self.attempt)}"
+        return [int(rank) for rank in files.read(path, 1 << 20).split()]
+
     def open_file(self, ending: str) -> int | None:
         """Create a file of this process beside its receipt; return its descriptor, or None.
 

@@ -84,6 +84,7 @@ NOT_IMPORTED = "not imported"  # a target: the job has not loaded the module
 MISSED = "missed"  # a target: loaded, but its hooks are not in place or came too late
 FINISHED = "finished"  # "bootstrap": the script ended without an exception
 
+WITHOUT_HOOKS = "a{}-without-hooks"  # an attempt's file of ranks that nobody waits for
 RECYCLE = ".recycle.json"  # suffix of a recycle request's name
 RECYCLE_STATUS = 77  # exit status of a process that asks for its replacement
 PROGRESS = "progress"

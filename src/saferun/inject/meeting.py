@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, TypeVar
 
 Facts = TypeVar("Facts", bound=Mapping[str, Any])
@@ -48,6 +48,7 @@ def meet(
     facts: Facts,
     compare: Callable[[dict[int, Facts]], Result],
     timeout_s: float,
+    never_come: Callable[[], Collection[int]] = tuple,
 ) -> tuple[Result, list[int]]:
     """Check in as `rank` of `size` and return the result: the same on every rank.
 
@@ -58,9 +59,11 @@ def meet(
         facts: facts about this rank, JSON values only.
         compare: function from facts by rank to JSON values; called on one rank.
         timeout_s: how long the first rank to arrive waits.
+        never_come: function that returns the ranks for which nobody waits.
 
     Returns:
-        The result of `compare`, and the missing ranks (empty if all came).
+        The result of `compare`, and the missing ranks (empty if all came, or nobody waits for
+        the others).
 
     Raises:
         NoResultError: no rank published a result in time.
@@ -68,8 +71,12 @@ def meet(
     """
     store.set(_key(rank), json.dumps(facts))
     arrived = store.add("count", 1)
-    if arrived >= size or not _await_result(store, arrived == 1, timeout_s):
-        _publish(store, size, compare)
+
+    def is_complete() -> bool:
+        return bool(absent := never_come()) and store.add("count", 0) + len(absent) >= size
+
+    if arrived >= size or not _await_result(store, arrived == 1, timeout_s, is_complete):
+        _publish(store, sorted({*range(size)} - {*never_come()}), compare)
     result, missing = json.loads(store.get("result").decode())
     return result, missing
 
@@ -96,27 +103,28 @@ def own_connection(store: Any) -> Any:
         return store
 
 
-def poll(store: Store, key: str, timeout_s: float) -> bool:
+def poll(store: Store, key: str, timeout_s: float, ends: Callable[[], bool] = bool) -> bool:
     """Return whether a key appeared in time; looks seldom, and never logs.
 
     Args:
         store: the store in which it may appear.
         key: the key's name.
         timeout_s: how long to look, in seconds.
+        ends: function that returns whether to look no longer.
     """
     start = time.monotonic()
     while not store.check([key]):
         waited_s = time.monotonic() - start
-        if waited_s >= timeout_s:
+        if waited_s >= timeout_s or ends():
             return False
         left_s = timeout_s - waited_s
         time.sleep(min(LAST_LOOK_S, FIRST_LOOK_S + waited_s / LOOKS, FIRST_LOOK_S + left_s))
     return True
 
 
-def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
+def _await_result(store: Store, is_first: bool, timeout_s: float, ends: Callable[[], bool]) -> bool:
     if is_first:
-        return poll(store, "result", timeout_s)
+        return poll(store, "result", timeout_s, ends)
     bound_s = timeout_s + SLACK_S
     start = time.monotonic()
     try:
@@ -128,22 +136,21 @@ def _await_result(store: Store, is_first: bool, timeout_s: float) -> bool:
     return True
 
 
-def _publish(store: Store, size: int, compare: Callable[[dict[int, Facts]], Result]) -> None:
+def _publish(store: Store, ranks: list[int], compare: Callable[[dict[int, Facts]], Result]) -> None:
     """Compare and publish the result, or wait for it if another rank does so."""
     if store.add("comparing", 1) > 1:
         if not poll(store, "result", SLACK_S):
             raise NoResultError("the rank that compares all ranks published no result")
         return
-    facts = {rank: json.loads(store.get(_key(rank)).decode()) for rank in _present(store, size)}
-    missing = [rank for rank in range(size) if rank not in facts]
+    facts = {rank: json.loads(store.get(_key(rank)).decode()) for rank in _present(store, ranks)}
+    missing = [rank for rank in ranks if rank not in facts]
     store.set("result", json.dumps([compare(facts), missing]))
 
 
-def _present(store: Store, size: int) -> Iterable[int]:
-    keys = [_key(rank) for rank in range(size)]
-    if store.check(keys):
-        return range(size)
-    return [rank for rank, key in enumerate(keys) if store.check([key])]
+def _present(store: Store, ranks: list[int]) -> list[int]:
+    if store.check([_key(rank) for rank in ranks]):
+        return ranks
+    return [rank for rank in ranks if store.check([_key(rank)])]
 
 
 def _key(rank: int) -> str:

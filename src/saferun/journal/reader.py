@@ -236,7 +236,8 @@ def is_run(path: str) -> bool:
 
 def read_plan(path: str) -> RecordedPlan:
     """Return the plan of the first attempt of the run in a directory."""
-    return recorded(_raw_plan(path))
+    plan = untrusted.value(files.read(os.path.join(path, "plan.json"), 4 << 20))
+    return recorded(untrusted.mapping(plan))
 
 
 def recorded(raw: Mapping[str, object]) -> RecordedPlan:
@@ -244,10 +245,6 @@ def recorded(raw: Mapping[str, object]) -> RecordedPlan:
     env = untrusted.mapping(raw.get("env")).items()
     values = {name: untrusted.mapping(setting).get("value") for name, setting in env}
     return events.record(RecordedPlan, {**raw, "raw": raw, "env": values})
-
-
-def _raw_plan(path: str) -> Mapping[str, object]:
-    return untrusted.mapping(untrusted.value(files.read(os.path.join(path, "plan.json"), 4 << 20)))
 
 
 def _outcome(log: Sequence[Event], quiet_s: float) -> tuple[str, Event | None]:

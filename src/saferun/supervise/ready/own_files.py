@@ -10,6 +10,7 @@ ranks of later attempts find the hooks in the run's directory.
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import marshal
 import os
@@ -81,18 +82,11 @@ class OwnFiles(Beside):
     def look(self) -> float:
         """Import what any end of an attempt may need, and parse the data for it."""
         loader.keep()
-        for name in self._modules(_IMPORTED):
-            if name not in sys.modules:
-                try:
-                    importlib.import_module(name)
-                except ImportError:  # it needs a library that only commands have
-                    continue
+        for name in sorted(_module(path) for path in self._texts if _room(path) in _IMPORTED):
+            with contextlib.suppress(ImportError):  # it needs a library that only commands have
+                importlib.import_module(name)
         signatures.keep()
         return NEVER_S
-
-    def _modules(self, rooms: Sequence[str]) -> list[str]:
-        """Return the names of all modules in some rooms."""
-        return sorted(_module(path) for path in self._texts if _room(path) in rooms)
 
     def keeper_prologue(self) -> str:
         """Return code by which a keeper imports the held texts; "" if the files are unchanged."""

@@ -3,7 +3,8 @@
 `-I`, `-E`, `-S` and another `sitecustomize` that Python finds first keep saferun's out, silently,
 and then nothing holds of what the profile's hooks promise. A process that has loaded torch is past
 its `sitecustomize`; its first collective comes a second or more later. Without hooks the user is
-told at once, and with `hooks.required` the attempt ends.
+told at once, and with `hooks.required` the attempt ends; without it the other ranks learn from a
+file for whom they need not wait.
 
 The process is the rank itself, or the one that the rank's wrapper runs: a shell, or a Python that
 has hooks, writes the receipt of the rank, and starts the script its own way. A job of plain python
@@ -13,11 +14,12 @@ may have such wrappers, too. What a warm agent forks has its agent's hooks, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 
-from saferun.base import proc
+from saferun.base import files, proc
 from saferun.base.rank_numbers import ranks_text
 from saferun.diagnosis.evidence import Hang
 from saferun.inject import bootstrap, contract
@@ -139,6 +141,9 @@ class HooksSeen(Beside):
             rank = None if self._is_plain else min(ranks)
             self.cause = Hang(KIND, rank, line, "the ranks' start")
         else:
+            path = f"{self._job.receipts}/{contract.WITHOUT_HOOKS.format(self._job.number)}"
+            with contextlib.suppress(OSError):  # a full disk: the others wait for them
+                files.write_new(path, " ".join(map(str, ranks)).encode())
             self._job.say(
                 f"{line}; the profile's hooks do not hold there "
                 "(`hooks.required: true` would end the attempt)"

@@ -110,15 +110,12 @@ def _hold_entry(torch: ModuleType, settings: CompileHook, context: Context) -> N
         context.activate()
         if flex is not None:
             return original(flex, **kwargs)
-        context.receipt(_HOOK, contract.OBSERVED, part="enabled", left_eager=_name(model))
+        name = getattr(model, "__qualname__", None) or type(model).__name__
+        context.receipt(_HOOK, contract.OBSERVED, part="enabled", left_eager=name)
         return torch._dynamo.disable(model)
 
     setattr(compile, _MARK, True)
     context.receipt(_HOOK, contract.APPLIED, part="enabled")
-
-
-def _name(model: object) -> str:
-    return getattr(model, "__qualname__", None) or type(model).__name__
 
 
 def _flex_inside(model: Any) -> Any:

@@ -10,9 +10,11 @@ Delete when torch names missing ranks and mismatches itself.
 Settings (hooks.init): set_device, barrier (store | collective | off), agree (error | warn | off),
 timeout_s. If barrier and agree are both off, ranks do not meet at all.
 
-Ranks meet *before* the original if torchrun's agent holds the store. Otherwise (`file://`, a store
-that the script made, mp.spawn, a store in rank 0) they meet afterwards in the group's store. Some
-of those ranks may have no saferun, so that meeting is short, and an absence is only a warning.
+Ranks meet *before* the original if torchrun's agent holds the store. They do not wait for a rank in
+which the supervisor has seen no hooks: that one waits for them, in torch's own call. Otherwise
+(`file://`, a store that the script made, mp.spawn, a store in rank 0) they meet afterwards in the
+group's store. Some of those ranks may have no saferun, so that meeting is short, and an absence is
+only a warning.
 Whether they train from the same step shows later (first_steps.py).
 """
 
@@ -33,18 +35,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
-    from typing import Any, Protocol
+    from typing import Any
 
     from saferun.settings import InitHook
 
     from ...context import Context
-
-    class Cuda(Protocol):
-        """The functions of torch.cuda that the choice of a device needs."""
-
-        def is_initialized(self) -> bool: ...
-        def is_available(self) -> bool: ...
-        def device_count(self) -> int: ...
 
 
 AFTERWARDS_S = 60.0  # limit of a meeting in which some ranks may have no saferun
@@ -156,6 +151,7 @@ class InitCall:
             return self
         rank, size = self._world
         if size > 1 and environment.shares_agent_store(os.environ):
+            self._context.activate()  # the supervisor sees that this one has hooks
             self._agent = self._agent_store()
             self._meet_in_agent("check-in", "reach", rank, size)
         return self
@@ -228,7 +224,8 @@ class InitCall:
         facts: rank_differences.RankFacts = {} if self._compared else self._facts(size)
         self._compared = True
         start = time.monotonic()
-        result = meeting.meet(store, rank, size, facts, rank_differences.compare, timeout_s)
+        compare, never_come = rank_differences.compare, self._context.ranks_without_hooks
+        result = meeting.meet(store, rank, size, facts, compare, timeout_s, never_come)
         if self._check_in_s is None:
             self._check_in_s = round(time.monotonic() - start, 4)
         return result
@@ -307,7 +304,7 @@ def agent_prefix(what: str, environ: Mapping[str, str]) -> str:
     return f"saferun/{run}/{restart}/{world}/{what}"
 
 
-def device_to_set(backend: str, local_rank: str | None, cuda: Cuda) -> int | None:
+def device_to_set(backend: str, local_rank: str | None, cuda: Any) -> int | None:
     """Return the index of the device to set, or None.
 
     Args:

@@ -43,7 +43,7 @@ class WrapBarrier:
         own = meeting.own_connection(c10d._get_process_group_store(group))
         store = c10d.PrefixStore(f"saferun/wrap/{count}", own)
         ours, size = group.rank(), group.size()
-        reporter, missing = meeting.meet(store, ours, size, {}, _lowest, TIMEOUT_S)
+        reporter, missing = meeting.meet(store, ours, size, {}, min, TIMEOUT_S)
         if not missing:
             meeting.leave(store, size, stays=ours == 0)
             return
@@ -68,10 +68,6 @@ def group_of_mesh(kwargs: Mapping[str, Any]) -> Any:
     if mesh is None:
         return sys.modules[rank.C10D].GroupMember.WORLD
     return mesh.get_group() if mesh.ndim == 1 else None
-
-
-def _lowest(facts: Mapping[int, object]) -> int:
-    return min(facts)
 
 
 def _is_real(c10d: ModuleType, group: Any) -> bool:
