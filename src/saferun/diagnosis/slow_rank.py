@@ -200,7 +200,7 @@ def _last(parts: Sequence[_Part], calls: int) -> Slow | None:
     share = statistics.median(part.costs[rank] for part in parts)
     if found[rank] < OFTEN * len(parts) or share <= SHARE:
         return None
-    return Slow(rank, share, calls)
+    return Slow(rank, round(share, 3), calls)  # what is said and what is recorded are one number
 
 
 def sentence(slow: Slow, facts: Sequence[str]) -> str:

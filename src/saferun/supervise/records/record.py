@@ -165,7 +165,7 @@ class Record:
             line: the same for people.
             facts: differences of its GPU and its CPU.
         """
-        event = SlowRank(line, found.rank, round(found.share, 3), found.calls, tuple(facts))
+        event = SlowRank(line, found.rank, found.share, found.calls, tuple(facts))
         self.journal.event(event)
         self.journal.sync()
 
