@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,8 +78,9 @@ class Cluster(Machine):
 
 
 @pytest.fixture
-def cluster(tmp_path: pathlib.Path) -> Cluster:
-    return Cluster(tmp_path)
+def cluster(tmp_path: pathlib.Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:  # what it has started ends with it
+        yield cluster
 
 
 def directives(text: str) -> list[str]:

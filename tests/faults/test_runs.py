@@ -74,8 +74,7 @@ def open_to_others(home: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"),
-    [*slow(("exit3", "child-failed-no-root")), ("raise", "user-exception")],
+    ("fault", "kind"), [*slow(("exit3", "child-failed-no-root")), ("raise", "user-exception")]
 )
 def test_a_fault_of_the_script_is_explained_and_not_tried_again(tmp_path, fault, kind):
     job = ran(tmp_path, *counting(tmp_path, fault), status=1)

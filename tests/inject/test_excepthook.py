@@ -167,8 +167,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("hooks", "how"),
-    [(ON, "fork"), *slow((ON, "spawn"), ({"excepthook": "off"}, "fork"))],
+    ("hooks", "how"), [(ON, "fork"), *slow((ON, "spawn"), ({"excepthook": "off"}, "fork"))]
 )
 def test_the_python_stack_of_a_loaders_worker_that_crashes_is_written(interpreters, hooks, how):
     script = WORKERS.replace("HOW", how)

@@ -7,6 +7,7 @@ import ctypes
 import http.server
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -23,10 +24,17 @@ from sandbox import clean, unquoted
 HERE = Path(__file__).resolve().parent
 CAP_NET_BIND_SERVICE, PR_CAPBSET_DROP = 10, 24
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
+# "late": it serves once it is told that an attempt failed; else it then forgets the rendezvous.
 STORE = """
-import sys, time, torch.distributed as dist
-time.sleep(float(sys.argv[2]))
+import signal, sys
+told = {signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+import time, torch.distributed as dist
+if sys.argv[2] == "late":
+    signal.sigtimedwait(told, 600)
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+signal.sigtimedwait(told, 600)
+store.delete_key("torch.rendezvous.mitigations")
 time.sleep(600)
 """
 
@@ -114,13 +122,13 @@ def no_compiler(folder: Path) -> Iterator[Setup]:
     yield Setup(args=("cpu",), env={"PATH": f"{os.path.dirname(sys.executable)}:{tools}"})
 
 
-def foreign_store(after_s: float) -> Around:
-    """Return a set-up: another process, up some time after the job, hosts the rendezvous."""
+def foreign_store(when: str) -> Around:
+    """Return a set-up: another process hosts the rendezvous, "late" or from the start."""
 
     @contextlib.contextmanager
     def around(folder: Path) -> Iterator[Setup]:
         port = free_port()
-        with store(port, after_s):
+        with store(port, when) as serving, told_of_a_failure(serving, folder):
             yield Setup(options=meeting_at(port))
 
     return around
@@ -130,29 +138,31 @@ def foreign_store(after_s: float) -> Around:
 def closed_rendezvous(folder: Path) -> Iterator[Setup]:
     """The store still holds the end of an earlier run of that id until the first attempt failed."""
     port = free_port()
-    with store(port) as old:
+    with store(port) as serving:
         argv = ("--nproc-per-node=1", *meeting_at(port), str(HERE / "meet.py"))
         run_to_the_end([torchrun(), *argv], {})
-
-        def again() -> None:
-            while not over.wait(0.2):
-                if any(
-                    '"ended"' in path.read_text(encoding="utf-8")
-                    for path in folder.rglob("events.jsonl")
-                ):
-                    old.kill()
-                    old.wait()
-                    with store(port):
-                        over.wait()
-
-        over = threading.Event()
-        host = threading.Thread(target=again)
-        host.start()
-        try:
+        with told_of_a_failure(serving, folder):
             yield Setup(options=meeting_at(port))
-        finally:
-            over.set()
-            host.join()
+
+
+@contextlib.contextmanager
+def told_of_a_failure(process: subprocess.Popen[bytes], folder: Path) -> Iterator[None]:
+    """Have a process told by SIGUSR1 that an attempt of the run below a folder has ended."""
+
+    def tell() -> None:
+        while not over.wait(0.2):
+            if any(b'"ended"' in path.read_bytes() for path in folder.rglob("events.jsonl")):
+                process.send_signal(signal.SIGUSR1)
+                over.set()
+
+    over = threading.Event()
+    telling = threading.Thread(target=tell)
+    telling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        telling.join()
 
 
 def meeting_at(port: int) -> tuple[str, ...]:
@@ -245,12 +255,11 @@ def run_to_the_end(command: list[str], env: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def store(port: int, after_s: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
-    """Have a process that serves a store, some time after its start."""
-    command = [sys.executable, "-c", STORE, str(port), str(after_s)]
-    with subprocess.Popen(command) as serving:
+def store(port: int, when: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Have a process that serves a store."""
+    with subprocess.Popen([sys.executable, "-c", STORE, str(port), when]) as serving:
         try:
-            if not after_s:
+            if not when:
                 until_listening(port)
             yield serving
         finally:

@@ -99,8 +99,8 @@ CASES = [
         (),
         "met 2 of 2",
         "the rendezvous that was asked for",
-        foreign_store(after_s=12.0),
-        healthy=foreign_store(after_s=0.0),
+        foreign_store("late"),
+        healthy=foreign_store(""),
     ),
     Case(
         "rendezvous-closed",
@@ -109,7 +109,7 @@ CASES = [
         "met 2 of 2",
         "the rendezvous that was asked for",
         closed_rendezvous,
-        healthy=foreign_store(after_s=0.0),
+        healthy=foreign_store(""),
     ),
     *(
         Case(

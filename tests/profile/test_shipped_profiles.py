@@ -109,18 +109,14 @@ def test_a_resume_recipe_is_nothing_else_and_fits_any_other_profile():
 # What the real programs take, as people start them.
 RESUMED = {
     "resume-nanogpt": [
-        (
-            "config/gpt2.py --out_dir=o",
-            "o/ckpt.pt",
-            "config/gpt2.py --out_dir=o --init_from=resume",
-        ),
+        ("config/gpt2.py --out_dir=o", "o/ckpt.pt", "config/gpt2.py --out_dir=o --init_from=resume")
     ],
     "resume-nanochat": [
         (
             "--resume-from-step -1",
             "/b/base_checkpoints/d20/meta_000100.json",
             "--resume-from-step=100",
-        ),
+        )
     ],
     "resume-torchtitan": [
         (
@@ -143,14 +139,14 @@ RESUMED = {
         ("output_dir=o", "o/checkpoint-5", "output_dir=o resume_from_checkpoint=o/checkpoint-5"),
     ],
     "resume-accelerate": [
-        ("--output_dir o", "o/step_20", "--output_dir o --resume_from_checkpoint=o/step_20"),
+        ("--output_dir o", "o/step_20", "--output_dir o --resume_from_checkpoint=o/step_20")
     ],
     "resume-diffusers": [
         (
             "--output_dir=o --use_ema",
             "o/checkpoint-500",
             "--output_dir=o --use_ema --resume_from_checkpoint=o/checkpoint-500",
-        ),
+        )
     ],
     "resume-lightning": [
         (
@@ -158,10 +154,10 @@ RESUMED = {
             "./lightning_logs/version_0/checkpoints/epoch=1-step=64.ckpt",
             "fit --config c.yaml "
             "'--ckpt_path=./lightning_logs/version_0/checkpoints/epoch=1-step=64.ckpt'",
-        ),
+        )
     ],
     "resume-deepspeed": [
-        ("--save c --load x", "c/global_step100", "--save c --load=c --load-tag=global_step100"),
+        ("--save c --load x", "c/global_step100", "--save c --load=c --load-tag=global_step100")
     ],
 }
 
