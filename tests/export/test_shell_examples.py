@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from repo import ROOT
@@ -13,10 +12,9 @@ EXAMPLES = ROOT / "shell" / "examples"
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path)
-    made.program("saferun", shell_program(sys.executable, "-m", "saferun"))
-    return made
+def machine(machine: Machine) -> Machine:
+    machine.program("saferun", shell_program(sys.executable, "-m", "saferun"))
+    return machine
 
 
 def jobs(machine: Machine, label: str) -> list[list[str]]:
