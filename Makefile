@@ -12,6 +12,8 @@ PEERS := .venv-peers
 MUTANTS := .venv-mutants
 # What needs nothing but $(VENV).
 PLAIN := not slurm and not tensorflow and not ecosystem and not browser
+# Whoever has GPUs may be training on them: `pytest tests/gpu/real` is asked for by name.
+PYTEST := $(BIN)/pytest --ignore tests/gpu/real
 
 # Every saferun that a test starts would compile all of its files, as no user's does.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,14 +36,14 @@ lint: $(READY)
 # What is slower than a few seconds and asserts more is in `make slow`.
 # Three processes keep two cores busy: some tests wait.
 unit: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "$(PLAIN) and not slow"
+	$(PYTEST) -n 3 --dist worksteal -m "$(PLAIN) and not slow"
 
 slow: $(READY)
-	$(BIN)/pytest -n 2 --dist worksteal -m "$(PLAIN) and slow"
+	$(PYTEST) -n 2 --dist worksteal -m "$(PLAIN) and slow"
 
 # What an ordinary user may not: to mount, to become others, to make namespaces.
 test-rights: $(READY)
-	$(BIN)/pytest -n 3 --dist worksteal -m "rights and $(PLAIN) and not slow"
+	$(PYTEST) -n 3 --dist worksteal -m "rights and $(PLAIN) and not slow"
 
 # The two commands as strangers run them, each way in a fresh clone of what is committed: hours.
 strangers:

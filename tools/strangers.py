@@ -36,6 +36,29 @@ DOCKER = (  # capabilities(7) that docker leaves to root
     "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,"
     "+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap"
 )
+# A driver's files, its nodes, nvidia-smi and NVML, of a GPU that nobody can compute on.
+GPU = """
+gpu='{}/gpu' && mkdir -p $gpu/bin $gpu/lib $gpu/dev $gpu/driver/nvidia/gpus/0000:17:00.0
+uuid=GPU-0a1b2c3d-1111-2222-3333-444455556666
+cc -shared -fPIC -o $gpu/lib/libnvidia-ml.so.1 {}/saferun/tests/lab/fakes/libnvidia-ml.c
+printf '%s\\n' '* driver 580.95.05' '* cuda 13000' '* GetCount_v2 1' '0 GetName NVIDIA H200' \\
+  "0 GetUUID $uuid" '0 GetPciInfo_v3 00000000:17:00.0' \\
+  '0 GetMemoryInfo_v2 150754820096 650117120 150101557248 3145728' > $gpu/lib/answers
+: > $gpu/lib/asked && chmod 666 $gpu/lib/asked
+printf '#!/bin/sh\\necho "GPU 0: NVIDIA H200 (UUID: %s)"\\n' $uuid > $gpu/bin/nvidia-smi
+chmod 755 $gpu/bin/nvidia-smi
+cd $gpu/driver/nvidia && printf 'NVRM version: NVIDIA UNIX  580.95.05\\n' > version
+printf 'Model: NVIDIA H200\\nGPU UUID: %s\\nDevice Minor: 0\\n' $uuid > information
+mv information gpus/*/
+mount -t tmpfs -o mode=755 none $gpu/dev
+for one in /dev/*; do
+  here=$gpu/dev/${one##*/}
+  if [ -L $one ]; then cp -P $one $here
+  elif [ -d $one ]; then mkdir $here && mount --rbind $one $here
+  else : > $here && mount --bind $one $here; fi
+done
+mknod -m 666 $gpu/dev/nvidia0 c 195 0 && mknod -m 666 $gpu/dev/nvidiactl c 195 255
+mount --rbind $gpu/dev /dev && mount --bind $gpu/driver /proc/driver"""
 PROCESS_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -90,6 +113,14 @@ WAYS = {
         "4242",
         "crlf",
         environ={"HOME": "/", "LANG": "", "SHELL": "/usr/bin/fish"},
+    ),
+    "gpu": Way(
+        "a machine with a GPU, as its driver's files, nvidia-smi and NVML tell",
+        "stranger",
+        environ={"PATH": "{}/gpu/bin:/usr/local/bin:/usr/bin:/bin"}
+        | {"LD_LIBRARY_PATH": "{}/gpu/lib"},
+        mounts=GPU,
+        needs=("cc",),
     ),
     "minimal": Way(
         "Debian's smallest system: no git, gcc, curl, procps",

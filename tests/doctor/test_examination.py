@@ -18,7 +18,7 @@ from cases import with_limits
 from fake_nvml import Nvml, asking, bus, gpu, listing
 from fakecuda import uuid
 from helpers import free_port, is_alive, until
-from sandbox import SAFERUN, Sandbox, shell
+from sandbox import SAFERUN, Sandbox, no_driver, shell
 
 from saferun.doctor import examination
 from saferun.doctor.checks import checks_host
@@ -37,6 +37,7 @@ class FakeHost(Sandbox):
     """A user's shell on a machine with a fake NVML, libcuda, nvidia-smi and torchrun."""
 
     def __init__(self, folder: pathlib.Path, library: pathlib.Path) -> None:
+        no_driver()
         self.nvml = Nvml(folder / "nvml")
         self.nvml.reports(Init_v2="!9")
         port, libraries = str(free_port()), f"{self.nvml.folder}:{library}"

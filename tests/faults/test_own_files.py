@@ -10,7 +10,7 @@ from fake_nvml import Nvml, gpu
 from helpers import ROOT, living, until
 from repo import source
 from runs import Run, program, ran, run, small_torchrun
-from sandbox import executable
+from sandbox import nvidia_smi
 
 KINDS = ["cuda-launch-failure", "peer-lost", "cuda-launch-failure"]
 
@@ -76,8 +76,7 @@ def test_a_driver_is_asked_all_the_same(tmp_path, package):
     nvml.reports(gpu(GetUUID=uuid, **{"value.230": "1"}))
     (tmp_path / "job.py").write_text(f"{GONE}print('odd'); raise SystemExit(1)", encoding="utf-8")
     env = {**small_torchrun(tmp_path), "PYTHONPATH": str(package), "HERE": str(package / "saferun")}
-    listed = f"#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: {uuid})'\n"
-    executable(tmp_path / "bin" / "nvidia-smi", listed)
+    nvidia_smi(tmp_path / "bin", f"echo 'GPU 0: NVIDIA H100 (UUID: {uuid})'")
     libraries = {"LD_LIBRARY_PATH": str(nvml.folder)}
     argv = ["--profile=cuda", "--nproc-per-node=1", "--retries=1", "job.py"]
     job = ran(tmp_path, *argv, env=env | libraries, status=1)

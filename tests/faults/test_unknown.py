@@ -10,7 +10,7 @@ from control_groups import small_group
 from disks import small_disk
 from fake_nvml import Nvml, gpu
 from runs import Run, ran, small_torchrun
-from sandbox import executable, shell
+from sandbox import nvidia_smi, shell
 
 PYTHON = ["--profile=cpu", "--set=launcher=python", "--set=retry.backoff_s=[0, 0]", "-c"]
 UUID = "GPU-6a6ba0d6-0000-1111-2222-333344445555"
@@ -46,17 +46,12 @@ def test_an_unknown_end_is_half_answered_in_the_last_words(tmp_path):
     assert any("nearest is nccl-ib-error; against it: " in line for line in job.messages())
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "small", "2m") as place:
-        yield place
-
-
-def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path, full_disk):
+def test_a_full_disk_is_seen_where_the_job_does_not_say_why_it_ends(tmp_path):
     code = "import os\ntry: open(os.environ['TMPDIR'] + '/x', 'wb', 0).write(b'0' * 4194304)\n"
     code += f"except OSError: pass\n{SILENT}"
-    job = ran(tmp_path, *PYTHON, code, env={"TMPDIR": str(full_disk)}, status=1)
-    text = f"the disk of {full_disk} is full: 0 KiB free"
+    with small_disk(tmp_path / "small", "2m") as place:
+        job = ran(tmp_path, *PYTHON, code, env={"TMPDIR": str(place)}, status=1)
+    text = f"the disk of {place} is full: 0 KiB free"
     assert decided(job) == ("disk-full", text, ["disk"])
 
 
@@ -66,9 +61,7 @@ def small_memory() -> Iterator[Path]:
         yield group
 
 
-def test_a_process_that_the_kernel_killed_is_seen_where_the_job_does_not_say_so(
-    tmp_path, small_memory
-):
+def test_a_process_that_the_kernel_killed_is_seen_where_nothing_is_said(tmp_path, small_memory):
     """The job starts a program that takes more than there is, and does not look how it ended."""
     eats = "import subprocess, sys; subprocess.call([sys.executable, '-c', 'bytearray(9**9)'])"
     inside = f'echo $$ > {shell(small_memory)}/cgroup.procs; exec "$@"'
@@ -94,8 +87,7 @@ def test_a_gpu_that_its_driver_wants_reset_is_seen(tmp_path, action, expected):
     number = {"None": 0, "Reset": 1, "Drain P2P": 3}[action]
     nvml.reports(gpu(GetUUID=UUID, **{"value.230": str(number)}))
     environ = small_torchrun(tmp_path) | {"LD_LIBRARY_PATH": str(nvml.folder)}
-    listed = f"echo 'GPU 0: NVIDIA H100 (UUID: {UUID})'"
-    executable(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{listed}\n")
+    nvidia_smi(tmp_path / "bin", f"echo 'GPU 0: NVIDIA H100 (UUID: {UUID})'")
     (tmp_path / "train.py").write_text(SILENT, encoding="utf-8")
     job = ran(tmp_path, "--set=locks.gpus=off", "train.py", env=environ, status=1)
     kind, line, evidence = decided(job)

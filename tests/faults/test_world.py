@@ -15,7 +15,7 @@ from cases import slow
 from disks import small_disk
 from helpers import free_port, has_signal, living, until
 from runs import Run, ran, run, small_torchrun
-from sandbox import SAFERUN, executable, shell, write
+from sandbox import SAFERUN, nvidia_smi, shell, write
 
 UUID = "GPU-5d5ba0d6-0000-1111-2222-333344445555"
 STAY = "import signal; print('up', flush=True); signal.pause()"
@@ -28,7 +28,7 @@ def script(folder: Path, text: str) -> str:
 def machine(folder: Path, answer: str) -> dict[str, str]:
     """Return variables of a machine with a small torchrun, whose nvidia-smi is a shell script."""
     environ = small_torchrun(folder)
-    executable(folder / "bin" / "nvidia-smi", f"#!/bin/sh\n{answer}\n")
+    nvidia_smi(folder / "bin", answer)
     return environ
 
 

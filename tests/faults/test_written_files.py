@@ -23,7 +23,7 @@ from helpers import ROOT
 from repo import source
 from rights import OTHER, needs
 from runs import LIMIT_S, program, small_torchrun
-from sandbox import captured, executable, python_program
+from sandbox import captured, executable, nvidia_smi, python_program
 from users import open_place
 
 LOCKS = "/run/lock/saferun"
@@ -128,8 +128,7 @@ def prepared(place: Path, number: str, starter: Starter) -> dict[str, str]:
     environ = small_torchrun(place)
     torchrun = python_program(source("faults/small_torchrun"), python=PYTHON)
     executable(place / "bin" / "torchrun", torchrun)
-    smi = f"#!/bin/sh\necho 'GPU 0: NVIDIA Fake (UUID: GPU-0000-{number})'\n"
-    executable(place / "bin" / "nvidia-smi", smi)
+    nvidia_smi(place / "bin", f"echo 'GPU 0: NVIDIA Fake (UUID: GPU-0000-{number})'")
     python_path = [ROOT / "src", sysconfig.get_path("purelib")]
     return environ | {
         "PATH": f"{place / 'bin'}:/usr/bin:/bin",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakecuda import compiled
+from fakecuda import MINOR, compiled
 from gpu_runs import Machine
 from lock_runs import Run
 from recovery_host import RecoveryHost
@@ -70,7 +70,7 @@ def outcome(start: Callable[..., Run]) -> Callable[..., Any]:
 @pytest.fixture
 def dev(tmp_path: Path) -> Path:
     (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidia0").touch()
+    (tmp_path / "dev" / f"nvidia{MINOR}").touch()
     return tmp_path / "dev"
 
 

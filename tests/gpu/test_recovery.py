@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import gpu
+from fakecuda import MINOR
 from helpers import NO_PID
 from recovery_host import A, holder
 from rights import needs
@@ -164,7 +165,7 @@ def test_otherwise_an_administrator_is_told_what_to_do(host, options, reported, 
 def test_a_gpu_that_a_container_has_open_under_another_name_is_not_reset(host):
     host.nvml.reports(gpu())
     node = host.dev / "accelerator5"
-    os.mknod(node, 0o20600, os.makedev(orphans.NVIDIA_MAJOR, 0))
+    os.mknod(node, 0o20600, os.makedev(orphans.NVIDIA_MAJOR, MINOR))
     held = os.open(node, os.O_PATH)  # there is no driver to open it otherwise
     try:
         (finding,) = host.reset().findings

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import gpu
+from fakecuda import MINOR
 from gpu_runs import Machine
 from recovery_host import GPU, A, holder, left_by
 from rights import needs
@@ -40,7 +41,7 @@ def test_a_leftover_that_fills_the_gpu_is_ended_before_the_next_attempt(machine,
     (tmp_path / "dev").mkdir()
     # Other tests look at the GPUs 0 and 1 at the same time, and other suites at one of this test's.
     number = os.makedev(orphans.NVIDIA_MAJOR, 10 + os.getpid() % 200)
-    os.mknod(tmp_path / "dev" / "nvidia0", 0o20600, number)
+    os.mknod(tmp_path / "dev" / f"nvidia{MINOR}", 0o20600, number)
     # A run of another HOME does not find its journal: recoveries of other tests look at all GPUs.
     with holder(tmp_path / "dev", **left_by(machine.runs)) as process:
         machine.nvml.reports(gpu(0, holders=[process.pid], used=77000), look=0)

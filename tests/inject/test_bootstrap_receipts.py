@@ -194,7 +194,7 @@ def test_a_ranks_start_needs_neither_json_nor_re(interpreters):
         ran = interpreters.run(show, environ=environ | {"SAFERUN_INJECT": text})
         assert os.listdir(place)
     more = {m for m in set(ran.out.split()) - bare if not m.startswith("_saferun")}
-    assert more == {"_ctypes", "atexit", "faulthandler"}  # built in or there already
+    assert more <= {"_ctypes", "atexit", "faulthandler"}  # built in or there already
 
 
 @pytest.mark.slow

@@ -48,9 +48,7 @@ def test_a_read_in_python_is_found(tmp_path, source):
         pytest.param('_set_env("TORCH_X", "1")', id="helper-that-writes"),
         pytest.param('env = 1\nprint("TORCH_X")', id="a-word-beside"),
         pytest.param('# env\ntorch.library.impl("CUDA_X")', id="another-call"),
-        pytest.param(
-            'def _dump_DDP_relevant_env_vars():\n    os.environ.get("TORCH_X")', id="only-printed"
-        ),
+        pytest.param('def _dump_DDP_relevant_env_vars():\n os.getenv("TORCH_X")', id="printed"),
     ],
 )
 def test_what_is_no_read_is_not_found(tmp_path, source):

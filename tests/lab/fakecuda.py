@@ -10,6 +10,7 @@ from sandbox import executable, shell
 from saferun.gpu.preflight import preflight
 from saferun.model import PROBLEM, Gpu, GpuFacts
 
+MINOR = 240  # the least of a fake GPU's node; no real one has it
 SOURCE = Path(__file__).with_name("fakes") / "libcuda.c"
 
 
@@ -68,7 +69,7 @@ def driver_files(folder: Path, count: int = 2) -> Path:
         place = folder / "gpus" / f"0000:{0x1A + number:02x}:00.0"
         place.mkdir(parents=True)
         lines = ["Model: \t\t NVIDIA Fake", f"GPU UUID: \t {uuid(number)}"]
-        lines.append(f"Device Minor: \t {number}")
+        lines.append(f"Device Minor: \t {MINOR + number}")
         (place / "information").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 

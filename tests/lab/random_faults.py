@@ -22,7 +22,7 @@ from typing import NamedTuple
 from disks import small_disk
 from helpers import living, until
 from runs import Run, program, run, small_torchrun
-from sandbox import executable, text_of, write
+from sandbox import nvidia_smi, text_of, write
 
 DEADLY = ("KILL", "SEGV", "ABRT", "TERM", "HUP", "QUIT", "ALRM", "USR1", "USR2", "BUS")
 RETURNS, SURVIVED, ENDS, ASKED, USER = "returns", "survived", "ends", "asked", "user's"
@@ -161,7 +161,7 @@ class Trial:
     def _fake_gpu(self) -> None:
         """Give the machine a GPU that no other run knows."""
         answer = f"echo 'GPU 0: NVIDIA Fake (UUID: {self.uuid})'"
-        executable(self.folder / "bin" / "nvidia-smi", f"#!/bin/sh\n{answer}\n")
+        nvidia_smi(self.folder / "bin", answer)
 
     def settings(self) -> list[str]:
         """Return saferun's own options."""

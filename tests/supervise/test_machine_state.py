@@ -119,11 +119,13 @@ def test_a_disk_is_full_where_nothing_more_can_be_written(tmp_path, monkeypatch,
     [({UUID: "0000:c1:00.0"}, "gpu-lost"), ({UUID: "0000:44:00.0"}, "unknown"), ({}, "gpu-lost")],
     ids=["the job's", "another's", "not known"],
 )
-def test_an_xid_tells_where_it_may_be_of_the_jobs_gpu(monkeypatch, addresses, kind):
+def test_an_xid_tells_where_it_may_be_of_the_jobs_gpu(tmp_path, monkeypatch, addresses, kind):
+    (tmp_path / LIBRARY).touch()  # this machine's NVML knows no such GPU
     log = kernellog.Log((f"4,2,6,-;{XID}",), "x")
     monkeypatch.setattr(kernellog, "read", lambda environ, *, since_s: log)
     monkeypatch.setattr(gpus, "addresses", lambda: addresses)
-    found = judged("odd\n", where=scene(gpus=(Gpu(0, UUID, "NVIDIA H100"),)))
+    environ = {"LD_LIBRARY_PATH": str(tmp_path)}
+    found = judged("odd\n", where=scene(environ=environ, gpus=(Gpu(0, UUID, "NVIDIA H100"),)))
     assert found.kind == kind
     if kind == "gpu-lost":
         assert (found.root_line, found.decided_by) == (XID, ("kernel's log",))

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from fake_nvml import Nvml, gpu
 from fakecuda import Smi
 from runs import Run, run
-from sandbox import Sandbox
+from sandbox import Sandbox, no_driver
 
 
 class Machine(Sandbox):
     """A machine with fake GPUs, and saferun on it."""
 
     def __init__(self, folder: Path, *library: Path, **environ: str) -> None:
+        no_driver()
         self.smi, self.nvml = Smi(folder / "bin"), Nvml(folder / "nvml")
         self.nvml.reports(gpu(0), gpu(1))
         libraries = ":".join(map(str, (self.nvml.folder, *library)))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fake_nvml import Nvml
-from fakecuda import Smi, driver_files, uuid
+from fakecuda import MINOR, Smi, driver_files, uuid
 
 from saferun.base import proc
 from saferun.gpu import recovery
@@ -50,7 +50,7 @@ class RecoveryHost:
 @contextlib.contextmanager
 def holder(dev: Path, **environ: str):
     """A process that has the device node open, as one that computes on the GPU has."""
-    node = str(dev / "nvidia0")  # O_PATH: there is no driver to open it otherwise
+    node = str(dev / f"nvidia{MINOR}")  # O_PATH: there is no driver to open it otherwise
     code = f"import os, signal; os.open({node!r}, os.O_PATH); print(flush=True); signal.pause()"
     with subprocess.Popen(
         [sys.executable, "-S", "-c", code], env=environ, stdout=subprocess.PIPE

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers import DEADLINE_S, MARK, kill_all, living, until, watched
 
 # All that a shell may hand on to what tests start. The rest of it would change what they see: a
@@ -33,6 +34,7 @@ _HANDED_ON = re.compile(
 )
 LINKS = functools.cache(lambda: tempfile.TemporaryDirectory(prefix="saferun-", dir="/tmp"))
 OWN_GPUS = "PYTEST_CUDA_VISIBLE_DEVICES"
+DRIVER = Path("/proc/driver/nvidia/version")
 
 SAFERUN = (sys.executable, "-m", "saferun")
 BESIDE = Path(sys.executable).parent  # torchrun's place
@@ -55,7 +57,7 @@ def _link(folder: Path) -> Path:
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what of a shell's environment no test has to fear.
 
-    The GPUs that it may use have another name in it: only tests of real ones ask.
+    No GPU is seen: only tests of real ones ask which of them the shell may use.
     """
     kept = {name: value for name, value in environ.items() if _HANDED_ON.fullmatch(name)}
     now = locale.setlocale(locale.LC_ALL)
@@ -64,8 +66,20 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
         locale.setlocale(locale.LC_ALL, now)
     except locale.Error:  # it came with an ssh, say; each shell would complain
         kept = {n: v for n, v in kept.items() if not n.startswith(("LANG", "LC_"))}
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return kept if visible is None else {**kept, OWN_GPUS: visible}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if DRIVER.exists() else {}
+    return {OWN_GPUS: environ.get("CUDA_VISIBLE_DEVICES", "all"), **hidden, **kept}
+
+
+def no_driver() -> None:
+    """Skip where a GPU of this machine would be seen beside those that a test makes."""
+    if DRIVER.exists():
+        pytest.skip("this machine has a GPU of its own")
+
+
+def nvidia_smi(folder: Path, script: str) -> Path:
+    """Write the only source of a machine's GPUs."""
+    no_driver()
+    return executable(folder / "nvidia-smi", f"#!/bin/sh\n{script}\n")
 
 
 def shell(*words: object) -> str:
@@ -170,11 +184,10 @@ class Sandbox:
         self.bin = folder / "bin"
         self.mark = environ.get(MARK) or uuid.uuid4().hex
         self._started: list[subprocess.Popen[Any]] = []
-        inherited = ("LD_LIBRARY_PATH", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
-        system = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+        kept = ("LD_LIBRARY_PATH", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
         self.environ = {
-            **{name: os.environ[name] for name in inherited if name in os.environ},
-            "PATH": ":".join(map(str, (self.bin, *path, *system))),
+            **{name: os.environ[name] for name in kept if name in os.environ},
+            "PATH": ":".join(map(str, (self.bin, *path, "/usr/sbin:/usr/bin:/sbin:/bin"))),
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1",

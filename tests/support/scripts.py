@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from command import Ended, call
 from helpers import DEADLINE_S, until
 from repo import ROOT, source
-from sandbox import Sandbox, own_lines, python_program
+from sandbox import Sandbox, nvidia_smi, own_lines, python_program
 
 BASH = os.environ.get("TEST_BASH", "bash")  # another one, such as 4.2
 NASTY = "a'b\"c $(touch x) `id` \\ \n\t ünï ; & | > < * ? ~ # ! %s"
@@ -24,7 +24,6 @@ PROGRAMS = ROOT / "tests" / "programs" / "export"
 RECORDING = source("export/recording_torchrun")
 TORCHRUN = python_program(RECORDING, "-IB")
 STAYS = [{"program": str(PROGRAMS / "stay.py")}]
-SMI = "#!/bin/sh\n"
 SMI_LINE = 'echo "GPU {number}: {name} (UUID: {uuid})"\n'
 
 
@@ -51,7 +50,7 @@ class Machine(Sandbox):
         """Put GPUs into the machine, as its nvidia-smi lists them; return their UUIDs."""
         made = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
         lines = [SMI_LINE.format(number=n, name=name, uuid=u) for n, u in enumerate(made)]
-        self.program("nvidia-smi", SMI + "".join(lines))
+        nvidia_smi(self.bin, "".join(lines))
         return made
 
     def script(self, *argv: str, name: str = "run it.sh", **environ: str) -> pathlib.Path:

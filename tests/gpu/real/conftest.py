@@ -17,20 +17,22 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 def gpu_count() -> int:
     """GPUs that torch sees, asked in a process of its own."""
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    environ = {**os.environ, **_visible()}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    with pytest.MonkeyPatch.context() as patch:
+        show_gpus(patch)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     return int(done.stdout) if done.returncode == 0 else 0
 
 
-def _visible() -> dict[str, str]:
-    """Return the choice of GPUs that the shell made; no other test knows it."""
-    return {"CUDA_VISIBLE_DEVICES": os.environ[OWN_GPUS]} if OWN_GPUS in os.environ else {}
+def show_gpus(patch: pytest.MonkeyPatch) -> None:
+    """Restore the choice of GPUs that the shell made; no other test knows it."""
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if os.environ[OWN_GPUS] != "all":
+        patch.setenv("CUDA_VISIBLE_DEVICES", os.environ[OWN_GPUS])
 
 
 @pytest.fixture(autouse=True)
 def own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in _visible().items():
-        monkeypatch.setenv(name, value)
+    show_gpus(monkeypatch)
 
 
 @pytest.fixture(scope="session")
