@@ -115,7 +115,7 @@ class SlowRank(NamedTuple):
 
 
 class Recycled(NamedTuple):
-    """The process of an attempt is replaced at its own request, as in recycling.Request."""
+    """The process of an attempt is replaced at its own request, as in recycling.ReplaceRequest."""
 
     attempt: int
     why: str

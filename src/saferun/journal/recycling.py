@@ -14,7 +14,7 @@ _FILE_BYTES = 1 << 16
 _WHY_CHARS = 300
 
 
-class Request(NamedTuple):
+class ReplaceRequest(NamedTuple):
     """The request that a process wrote before it ended with contract.RECYCLE_STATUS."""
 
     why: str
@@ -22,7 +22,7 @@ class Request(NamedTuple):
     progress: int  # number of completed pieces of work
 
 
-def request(receipts: str | None, attempt: int) -> Request | None:
+def request(receipts: str | None, attempt: int) -> ReplaceRequest | None:
     """Return the request that a process of an attempt left; None if there is none.
 
     Args:
@@ -36,13 +36,13 @@ def request(receipts: str | None, attempt: int) -> Request | None:
     return None
 
 
-def _parse(content: bytes | None) -> Request | None:
+def _parse(content: bytes | None) -> ReplaceRequest | None:
     entry = untrusted.mapping(untrusted.value(content))
     why, kind, progress = (entry.get(key) for key in ("why", "kind", "progress"))
     if not isinstance(why, str) or not isinstance(kind, str) or type(progress) is not int:
         return None
     line = "".join(c if c.isprintable() else " " for c in why[:_WHY_CHARS])
-    return Request(" ".join(line.split()) or "it asked for it", kind, progress)
+    return ReplaceRequest(" ".join(line.split()) or "it asked for it", kind, progress)
 
 
 def progress(state: str | None) -> int:

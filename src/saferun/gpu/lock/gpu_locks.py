@@ -100,8 +100,8 @@ def acquire(
     try:
         place = LockDirectory.find(directory, environ)
         memory = world.memory or slot_memory(policy, environ, world)
-        attempt = _Attempt(place, wanted, policy, owner, world, memory, _message_names(gpus))
-        claim, record = _enter(attempt)
+        bid = _Bid(place, wanted, policy, owner, world, memory, _message_names(gpus))
+        claim, record = _enter(bid)
     except (UnusableError, OSError) as trouble:
         if isinstance(trouble, BlockedError) and policy.gpus in _MUST_HOLD:
             raise _blocked(trouble, policy, "have its owner or root remove that file") from None
@@ -251,8 +251,8 @@ def in_use(names: Sequence[str], holders: Sequence[str]) -> str:
 # Taking the locks
 
 
-class _Attempt(NamedTuple):
-    """The values of one attempt to lock."""
+class _Bid(NamedTuple):
+    """What one bid for locks is made with."""
 
     place: LockDirectory
     wanted: tuple[Device, ...]
@@ -263,13 +263,13 @@ class _Attempt(NamedTuple):
     names: Mapping[str, str]  # names of devices in messages, if different
 
 
-def _enter(attempt: _Attempt) -> tuple[Claim, str]:
+def _enter(bid: _Bid) -> tuple[Claim, str]:
     """Try once, and again while the policy waits; return the claim and its record's name."""
-    policy, world = attempt.policy, attempt.world
+    policy, world = bid.policy, bid.world
     began, reported, pause = world.clock(), False, POLL_S[0]
     try:
         while True:
-            claim, record, message = _try(attempt)
+            claim, record, message = _try(bid)
             if claim is not None:
                 if message:
                     world.say(message)
@@ -283,28 +283,28 @@ def _enter(attempt: _Attempt) -> tuple[Claim, str]:
             reported, pause = True, min(pause * 1.5, POLL_S[1])
             world.sleep(min(pause, left))
     except BaseException:
-        attempt.place.close()
+        bid.place.close()
         raise
 
 
-def _try(attempt: _Attempt) -> tuple[Claim | None, str, str]:
+def _try(bid: _Bid) -> tuple[Claim | None, str, str]:
     """Take all locks, or none if another run is there (except with `warn`).
 
     Returns:
         The claim (None if nothing was taken), the file name of its record, and a message.
     """
-    policy = attempt.policy
-    if attempt.memory:
-        attempt.memory.refresh()  # before others are kept out
-    with _admission(attempt.place, attempt.world):
-        claim = Claim.make(attempt.place, attempt.wanted, policy.slots)
-        message = _obstacle(attempt, claim)
+    policy = bid.policy
+    if bid.memory:
+        bid.memory.refresh()  # before others are kept out
+    with _admission(bid.place, bid.world):
+        claim = Claim.make(bid.place, bid.wanted, policy.slots)
+        message = _obstacle(bid, claim)
         if message and policy.gpus != "warn":
             claim.close()
             return None, "", message
         if message:
             message += "; starting beside it (locks.gpus: warn)"
-        record, trouble = _sign(attempt, claim)
+        record, trouble = _sign(bid, claim)
         return claim, record, "; ".join(filter(None, (message, trouble)))
 
 
@@ -321,20 +321,20 @@ def _admission(place: LockDirectory, world: Surroundings) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _obstacle(attempt: _Attempt, claim: Claim) -> str:
+def _obstacle(bid: _Bid, claim: Claim) -> str:
     """Return who else is on a claim's GPUs, or that memory is short; "" if neither."""
     if claim.clashes:
-        names = [attempt.names.get(name, name) for name in claim.clashes]
-        return in_use(names, claim.holders(attempt.place))
-    return attempt.memory.shortage(claim) if attempt.memory else ""
+        names = [bid.names.get(name, name) for name in claim.clashes]
+        return in_use(names, claim.holders(bid.place))
+    return bid.memory.shortage(claim) if bid.memory else ""
 
 
-def _sign(attempt: _Attempt, claim: Claim) -> tuple[str, str]:
+def _sign(bid: _Bid, claim: Claim) -> tuple[str, str]:
     """Write the record of a successful claim; return its file name, and any error."""
     devices = [device.name for device in claim.devices]
     try:
-        slots = attempt.policy.slots
-        return write(attempt.place, attempt.owner, slots, devices, claim.files), ""
+        slots = bid.policy.slots
+        return write(bid.place, bid.owner, slots, devices, claim.files), ""
     except OSError as error:
         return "", f"others cannot learn who holds the lock: {error.strerror}"
 

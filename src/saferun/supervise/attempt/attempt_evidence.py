@@ -52,7 +52,7 @@ class AttemptEvidence(Beside):
         self._progress = recycling.progress(gathered.identity.state)  # progress before the attempt
         self._nccl_finding = nccl_finding
         self.nccl_tests: NcclTests | None = None  # NCCL's findings, if the attempt failed
-        self.request: recycling.Request | None = None  # a process's request to be replaced
+        self.request: recycling.ReplaceRequest | None = None  # a process's request to be replaced
 
     def started(self, launcher: int) -> None:
         """Note that the launcher runs, and the kernel's count of memory kills so far."""

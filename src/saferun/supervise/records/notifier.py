@@ -37,7 +37,7 @@ _BOOT = (
 )
 
 
-class _Started(NamedTuple):
+class _Running(NamedTuple):
     """A started command."""
 
     event: str
@@ -72,7 +72,7 @@ class Notifier:
         self._last: dict[str, object] = {}  # facts of the last failure
         self._attempt = 0
         self._hurried = False  # nobody waits for a command any more
-        self._running: list[_Started] = []
+        self._running: list[_Running] = []
         self.is_speaker: Callable[[], bool] = lambda: True  # one node notifies for all
 
     # --- events ------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Notifier:
                 self._running.remove(one)
                 self._finish(one)
 
-    def _start(self, event: str, line: bytes) -> _Started:
+    def _start(self, event: str, line: bytes) -> _Running:
         argv = [sys.executable, "-I", "-S", "-c", keeper_pool.prologue() + _BOOT]
         argv += [os.path.dirname(paths.PACKAGE), str(LIMIT_S), *self._command]
         reading, lifeline = os.pipe()
@@ -191,9 +191,9 @@ class Notifier:
         os.close(reading)
         with contextlib.suppress(BrokenPipeError):  # it has died, and its answer says so
             os.write(lifeline, line)
-        return _Started(event, child, lifeline, time.monotonic() + LIMIT_S + _END_S)
+        return _Running(event, child, lifeline, time.monotonic() + LIMIT_S + _END_S)
 
-    def _finish(self, one: _Started) -> None:
+    def _finish(self, one: _Running) -> None:
         """End a command that still runs, and report why it failed."""
         os.close(one.lifeline)
         one.child.wait(_END_S)
