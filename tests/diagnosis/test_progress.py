@@ -152,10 +152,9 @@ def test_a_bar_that_is_no_trainings_has_the_age_of_a_wait():
         ("step 1\n[rank1]: step 9\nstep 2\nstep 3\n", True),
         ("step 0\nstep 1\nstep 0\nstep 2\n", True),
         ("step 0\nstep 1\nstep 0\nstep 1\n", False),
-    ],
-    ids=[
-        *("three steps", "two", "backwards", "another rank's", "after a bar", "two counters"),
-        *("between another rank's", "with one again", "the same two again"),
+        ("Epoch 0.5\nEpoch 1.0\nEpoch 1.5\n", True),  # no steps
+        ("Trial 7 finished\nTrial 8 pruned\nTrial 9 finished\n", True),
+        ("[1/9] a.c\n[2/9] b.c\n[3/9] c.c\n", True),
     ],
 )
 def test_three_growing_steps_of_a_rank_mean_that_the_job_went_on(output, went_on):

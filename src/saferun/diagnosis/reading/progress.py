@@ -46,14 +46,14 @@ _BAR = (  # of tqdm and Keras 3, whose sign is also matched as its UTF-8 bytes
 _POSITION = re.compile(r"(?<![\d.])(\d{1,9})/(\d{1,9}) ?\[")
 _FLAGS = re.IGNORECASE | re.ASCII
 # Numbers that grow in a log without steps: epochs or parts of one, Optuna's trials, a position in a
-# list, Keras's bar.
+# list.
 _GROWS = re.compile(
     r"\bepoch['\"]?[\s=:#\[(]{1,4}(?P<epoch>\d{1,5}(?:\.\d{1,9})?)\b"
     r"|\btrial (?P<trial>\d{1,6}) (?:finished|pruned)"
-    r"|\[ {0,8}(?P<place>\d{1,9}) ?/ ?\d{1,9}\]|^ {0,8}(?P<bar>\d{1,9})/\d{1,9} .?━",
+    r"|\[ {0,8}(?P<place>\d{1,9}) ?/ ?\d{1,9}\]",
     _FLAGS,
 )
-_GROWING = ("poch", "POCH", "rial ", "[", "━")  # every line that it fits has one of these
+_GROWING = ("poch", "POCH", "rial ", "[")  # every line that it fits has one of these
 _STEP = re.compile(f"{_COUNTER}|{_IN_EPOCH}|{_BAR}", _FLAGS)
 _COUNTED = re.compile(_COUNTER, _FLAGS)  # a bar may count files, so its number is not used here
 _EPOCHS = re.compile(
