@@ -172,8 +172,8 @@ class Identity(NamedTuple):
 class LaunchPlan(NamedTuple):
     """The command, environment and settings of one attempt.
 
-    The code that starts it adds what only a run has: the exported variables, locks and the receipts
-    directory.
+    The code that starts it adds what only a run has: the exported variables, those of the locks and
+    of the nodes.
     """
 
     profile: str

@@ -160,7 +160,6 @@ class Family:
 
         Args:
             prefix: the beginning of the paths.
-            limit_s: how long to wait for processes that do not die, in seconds.
 
         Returns:
             As for `end_processes`.

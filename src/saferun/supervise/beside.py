@@ -1,6 +1,6 @@
 """What works beside an attempt, a little at a time, and the only scheduler of it.
 
-Everything that saferun does while a job runs is such a part: it keeps its own files and the sign of
+Nearly all that saferun does while a job runs is such a part: it keeps its own files and the sign of
 life in the journal, prepares the next attempt, and watches the ranks. The job needs none of it.
 """
 

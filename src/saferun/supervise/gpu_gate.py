@@ -72,7 +72,7 @@ class GpuCare:
         return self._test is not None
 
     def tested(self, kind: str) -> Preflight | None:
-        """Return whether an attempt may use the GPUs; None if they are not tested before it.
+        """Return whether an attempt may use the GPUs; None if nothing was tested or known.
 
         Args:
             kind: kind of the previous failure; "" for the first attempt. The GPUs are tested again

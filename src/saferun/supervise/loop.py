@@ -2,8 +2,8 @@
 
 The code that decides is pure (planning/build.py, diagnosis/deciding/classify.py,
 diagnosis/deciding/retry_policy.py); the code that acts is in gpu/lock/gpu_locks.py,
-journal/writer.py and attempt/attempt_runner.py. An attempt has ended when none of its processes
-lives.
+journal/writer.py and supervise/attempt/attempt_runner.py. An attempt has ended when none of its
+processes lives, apart from what a successful job left on purpose.
 """
 
 from __future__ import annotations

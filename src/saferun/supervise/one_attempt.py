@@ -54,7 +54,7 @@ class Attempt(Observer):
         self._environ, self._run = gathered.environ, of_run
 
     def run(self, environ: Mapping[str, str], unblocked: frozenset[int]) -> AttemptEnd:
-        """Run it until none of its processes lives.
+        """Run it until nothing of it lives but what a successful job left on purpose.
 
         Args:
             environ: its whole environment.
@@ -129,7 +129,7 @@ class Attempt(Observer):
         return next_s
 
     def asked(self) -> None:
-        """Report where its ranks are."""
+        """A person asks where its ranks are: what works beside it looks at once."""
         self.beside.asked()
 
     def interrupted(self, left_s: float | None) -> None:

@@ -273,7 +273,7 @@ class PeerNodes(Nodes):
         return Agreed(Decision(AGAIN, why), last, tuple(agreement["mitigations"]))
 
     def _take(self, start: AgreedStart | None) -> None:
-        """Begin the next attempt as the nodes at the meeting decided."""
+        """Adopt the start that the nodes agreed on, and name the keys that it changes here."""
         if start is None or start["offers"] is None:
             self.start = None  # they have not looked yet: their ranks were running until now
             return
