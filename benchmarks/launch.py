@@ -127,7 +127,9 @@ def exec_row(folder: str, script: str, options: argparse.Namespace) -> Row:
     empty.parent.mkdir()
     empty.write_text("#!/bin/sh\ndate +%s%N\n")
     empty.chmod(0o755)
-    os.environ["PATH"] = f"{empty.parent}{os.pathsep}{os.environ['PATH']}"
+    # A saferun of PATH takes PATH's torchrun, any other that of its own environment.
+    beside = os.path.dirname(options.saferun)
+    os.environ["PATH"] = os.pathsep.join((str(empty.parent), beside, os.environ["PATH"]))
     saferun = [options.saferun, *options.saferun_option, script]
     base, value = paired(
         lambda: first_line_ms([str(empty), script], time.time_ns),

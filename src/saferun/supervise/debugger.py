@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from saferun.base import proc
-from saferun.inject import bootstrap, contract
 from saferun.system import paths
 
 _NOT_TOOLS = ("runpy", "threading")  # `python -m saferun`; a program that calls us in a thread
@@ -95,6 +94,8 @@ def run_here(command: Sequence[str], env: Mapping[str, str], *, is_agent: bool) 
         env: the whole environment; it becomes this process's.
         is_agent: the program is torchrun, not a job of plain python.
     """
+    from saferun.inject import bootstrap, contract  # no other launch needs them
+
     os.environ.clear()
     os.environ.update(env)
     is_module = command[0] == "-m"

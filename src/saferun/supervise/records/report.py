@@ -10,7 +10,6 @@ from saferun.diagnosis.attempt_outcome import ASKED, FAILED, REPLACED, AttemptOu
 from saferun.diagnosis.deciding import retry_policy
 from saferun.diagnosis.diagnosis import Diagnosis
 from saferun.diagnosis.explaining import failure_report
-from saferun.journal import trials
 from saferun.supervise.attempt_end import AttemptEnd
 
 
@@ -84,6 +83,8 @@ def _begins(history: Sequence[AttemptOutcome], journal: str | None) -> str:
 
 def _search(history: Sequence[AttemptOutcome], journal: str | None) -> str:
     """Return a line on the trials that the run has made; "" if it has made none."""
+    from saferun.journal import trials  # no attempt waits for it
+
     made = trials.read(journal) if journal else ()
     replaced = sum(one.way == REPLACED for one in history)
     crashed = sum(one.way == FAILED for one in history)
