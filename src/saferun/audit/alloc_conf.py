@@ -51,7 +51,8 @@ def errors(text: str) -> Iterator[tuple[str, str]]:
         if key not in KEYS:
             yield f"{key} is not a setting of the allocator", _nearest(key)
         elif key in SWITCHES and value not in ("True", "False"):
-            yield f"{key} takes True or False, not `{value}`", f"{key}:{_truth(value)}"
+            is_on = value.lower() in ("true", "1", "yes", "on")
+            yield f"{key} takes True or False, not `{value}`", f"{key}:{is_on}"
         elif key in NUMBERS and not _number(value, SMALLEST.get(key, 0)):
             smallest = f" from {SMALLEST[key]} on" if key in SMALLEST else ""
             yield f"{key} takes a whole number{smallest}, not `{value}`", f"{key}:512"
@@ -71,10 +72,6 @@ def _fraction(key: str, value: str) -> bool:
     if not re.fullmatch(r"\d{1,30}(?:\.\d{1,30})?|\.\d{1,30}", value):
         return False
     return 0 < float(value) < 1 or (float(value) == 1 and key == "per_process_memory_fraction")
-
-
-def _truth(value: str) -> str:
-    return "True" if value.lower() in ("true", "1", "yes", "on") else "False"
 
 
 def _nearest(key: str) -> str:

@@ -149,14 +149,10 @@ def _of_launch(
         place = [_PLACES[option]] if option in _PLACES else []
         return [*place, *_items(f"{option}={item.value}" for item in values)]
     if not written.startswith("-"):
-        return [_SCRIPT if _wants_python(words) else _FILE]
+        other = {"--no-python", "--no_python", "-m", "--module"}  # a module's name, as a file's
+        return [_FILE if other.intersection(words) else _SCRIPT]
     spelled = [next((s for s in o.strings if s.startswith(written)), "") for o in OPTIONS]
     return _items([*own, *filter(None, spelled)])
-
-
-def _wants_python(words: Sequence[str]) -> bool:
-    """Return whether the script is a Python file; a module's name is completed as a file."""
-    return not {"--no-python", "--no_python", "-m", "--module"}.intersection(words)
 
 
 def _has_script(words: Sequence[str], own: Mapping[str, str | None]) -> bool:

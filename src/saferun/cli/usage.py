@@ -1,8 +1,6 @@
 """What `saferun --help` says; `saferun help WORD` has its tables, too."""
 
-from __future__ import annotations
-
-from saferun.planning.torchrun.torchrun_args import COMMANDS
+from saferun.knowledge.command_names import COMMANDS
 
 # saferun's own options: how each is written, what it does, the variable that stands for it.
 OPTIONS = (

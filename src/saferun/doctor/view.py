@@ -62,7 +62,8 @@ def render(findings: Sequence[Finding], *, colour: bool = False) -> str:
     for level in (PROBLEM, NOTE, OK):
         here = [finding for finding in shown if finding.level == level]
         if here:
-            lines = [_painted(_TITLES[level], _COLOURS[level], colour)]
+            title = _TITLES[level]
+            lines = [f"\033[1;{_COLOURS[level]}m{title}\033[0m" if colour else title]
             lines += [line for finding in here for line in _lines(finding)]
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -76,10 +77,6 @@ def _head(findings: Sequence[Finding]) -> str:
     parts = [f"{problems or 'no'} problem{'' if problems == 1 else 's'}"]
     parts += [f"{notes or 'no'} note{'' if notes == 1 else 's'}", f"{counts[OK]} fine"]
     return ", ".join(parts)
-
-
-def _painted(text: str, code: str, colour: bool) -> str:
-    return f"\033[1;{code}m{text}\033[0m" if colour else text
 
 
 def _lines(finding: Finding) -> Iterator[str]:

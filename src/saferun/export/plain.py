@@ -26,7 +26,7 @@ from saferun.planning.own_variables import SHARE_STORE, acts, for_torchrun
 from saferun.profile.merge import Conditions, holds
 from saferun.profile.schema import Leaf
 from saferun.profile.values import PLACEHOLDER, write_value
-from saferun.settings import KEYS, LockPolicy, ResumePolicy
+from saferun.settings import KEYS, ResumePolicy
 
 TEMPLATE = "plain.sh"
 _FIRST_LINE = "#!/usr/bin/env bash\n"
@@ -113,18 +113,18 @@ def render(
         slurm: the requests to Slurm; None for a script that is run by hand.
     """
     profile = _profile(gathered)
-    settings = profile.settings
+    settings, locks = profile.settings, profile.settings.locks
     chosen = _chosen(script_settings, gathered)
     conditions = {
         "hooks": any(_HOOKS[key] for key in chosen),
         "template": False,
         "slurm": slurm is not None,
-        "slots": settings.locks.slots > 1,
-        "wait": settings.locks.gpus in ("wait", "refuse"),
-        "locks": settings.locks.gpus != "off",
+        "slots": locks.slots > 1,
+        "wait": locks.gpus in ("wait", "refuse"),
+        "locks": locks.gpus != "off",
         "resume": bool(settings.retry.resume.checkpoints),
         "step": any("{step}" in word for word in settings.retry.resume.args),
-        "table": settings.locks.slots > 1 or settings.locks.gpus in ("wait", "refuse"),
+        "table": locks.slots > 1 or locks.gpus in ("wait", "refuse"),
         "again": settings.retry.attempts > 1,
         "port": slurm is None and mitigation_overlay.port_moves(Situation(gathered.plan(), {})),
     }
@@ -147,8 +147,8 @@ def render(
     for old, new in (
         (_JOB, f'job=({" ".join(map(quote, words))} "$@")\n'),
         (_POLICY, retry),
-        ("slots=1\n", f"slots={settings.locks.slots}\n"),
-        ("limit_s=0\n", f"limit_s={_limit_s(settings.locks)}\n"),
+        ("slots=1\n", f"slots={locks.slots}\n"),
+        ("limit_s=0\n", f"limit_s={math.ceil(locks.wait_s) if locks.gpus == 'wait' else 0}\n"),
         (_TO_SCRIPT, f"i < {_before_script(gathered, args)};"),
     ):
         text = text.replace(old, new, 1)
@@ -223,10 +223,6 @@ def _before_script(gathered: RunInputs, args: Sequence[str]) -> str:
     """Return the place of SCRIPT in the job's words; what follows is the script's own."""
     line = gathered.request.line
     return str(len(args) - len(line.script_args)) if args else "${#job[@]}"
-
-
-def _limit_s(locks: LockPolicy) -> int:
-    return math.ceil(locks.wait_s) if locks.gpus == "wait" else 0
 
 
 def _passing() -> Iterator[str]:

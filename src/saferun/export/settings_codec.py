@@ -123,12 +123,8 @@ def _when(conditions: Iterable[str], script: str) -> Iterable[tuple[str, str | b
         name, wanted = match.groups() if match else (condition, "")
         if name in WHEN_FLAGS and wanted in ("=true", "=false"):
             yield name, wanted == "=true"
-        elif is_range(name, wanted := _comparison(wanted)):
+        elif is_range(name, wanted := re.sub("^=(?!=)", "", wanted)):
             yield name, wanted
         else:
             fix = f"known: {', '.join(WHEN_WORDS)}, such as torch>=2.8"
             raise ProfileError(f"`{condition}` is not a condition", where=script, fix=fix)
-
-
-def _comparison(text: str) -> str:
-    return text[1:] if text.startswith("=") and not text.startswith("==") else text

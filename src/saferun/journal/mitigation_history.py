@@ -64,13 +64,10 @@ def keep(environ: Mapping[str, str], new: Iterable[Entry]) -> None:
     """
     entries = tuple(new)
 
-    def with_them(known: Entries) -> Entries:
-        return known if _holds_all(known, entries) else merge(known, entries)
-
     if _holds_all(load(environ), entries):
         return
     try:
-        change(environ, with_them)
+        change(environ, lambda old: old if _holds_all(old, entries) else merge(old, entries))
     except OSError:  # a thousand nodes that end at once compete for the lock
         if not _holds_all(load(environ), entries):
             raise

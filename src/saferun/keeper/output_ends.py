@@ -13,7 +13,8 @@ import os
 import stat
 import termios
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from saferun.keeper.named_tuple import NamedTuple
 
 PIPE_BYTES = 1 << 20  # most that an unprivileged user may request by default
 _SET_PIPE_BYTES = getattr(fcntl, "F_SETPIPE_SZ", 1031)  # in fcntl since Python 3.10

@@ -14,7 +14,8 @@ from __future__ import annotations
 import marshal
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+
+from saferun.keeper.named_tuple import NamedTuple
 
 HURRIED_DRAIN_S = 2.0  # longest wait of output for a slow reader once an end is requested
 _LENGTH_BYTES = 8

@@ -241,7 +241,8 @@ class RunMitigations:
         if not self._recalled:
             return ""
         entries = [
-            f"{name} (it helped against {entry.kind} on {_day(entry.at)})"
+            f"{name} (it helped against {entry.kind} on "
+            f"{time.strftime('%Y-%m-%d', time.localtime(entry.at))})"
             for name, entry in self._recalled.items()
         ]
         return (
@@ -263,7 +264,3 @@ def _script(script: str, options: LaunchOptions) -> str:
     if options.code:
         return f"-c {crc32(script.encode(errors='surrogateescape')):08x}"
     return f"-m {script}" if options.module else os.path.realpath(script)
-
-
-def _day(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(at_s))

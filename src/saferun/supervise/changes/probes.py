@@ -67,7 +67,7 @@ class Probes:
         """
         ways: dict[str, tuple[bool, Callable[[], str | None]]] = {
             "free": (True, free_port),
-            "fresh": (True, fresh_id),
+            "fresh": (True, lambda: f"saferun-{os.urandom(8).hex()}"),  # no other run's id
             "open-files": (False, lambda: raisable(resource.RLIMIT_NOFILE)),
             "processes": (False, lambda: raisable(resource.RLIMIT_NPROC)),
             "fresh-directory": (False, self._fresh_directory),
@@ -132,11 +132,6 @@ def free_port() -> str | None:
         except OSError:
             continue
     return None
-
-
-def fresh_id() -> str:
-    """Return a rendezvous id that no other run has."""
-    return f"saferun-{os.urandom(8).hex()}"
 
 
 def raisable(limit: int) -> str | None:
