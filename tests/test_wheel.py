@@ -93,7 +93,7 @@ def test_it_launches_torch_of_another_environment(alone, tmp_path):
     theirs = pathlib.Path(sys.executable).parent
     done = subprocess.run(
         [alone, "-m", "saferun", "--nproc-per-node=1", script],
-        env={"HOME": str(tmp_path), "PATH": f"{theirs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HOME": str(tmp_path), "PATH": f"{theirs}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -54,6 +54,7 @@ mount -t tmpfs -o mode=755 none $gpu/dev
 for one in /dev/*; do
   here=$gpu/dev/${one##*/}
   if [ -L $one ]; then cp -P $one $here
+  elif [ $one = /dev/ptmx ]; then mknod -m 666 $here c 5 2  # it looks for /dev/pts beside itself
   elif [ -d $one ]; then mkdir $here && mount --rbind $one $here
   else : > $here && mount --bind $one $here; fi
 done

@@ -17,7 +17,7 @@ import yaml
 from cases import slow
 from helpers import until
 from repo import ROOT
-from sandbox import text_of, write
+from sandbox import no_driver, text_of, write
 from scripts import NASTY, PROGRAMS, STAYS, Machine, end, signals, up
 from terminals import start
 
@@ -143,6 +143,7 @@ def test_the_job_gets_what_it_gets_from_saferun(machine):
     ids=str,
 )
 def test_what_is_exported_wins(machine, exported, expected):
+    no_driver()  # where a driver is, tests export an empty CUDA_VISIBLE_DEVICES
     made = script(machine, "--", "train.py", profile="h100-llava")
     ran = machine.run(["bash", made], **exported)
     assert {name: ran.received[1].env.get(name) for name in expected} == expected
