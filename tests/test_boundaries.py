@@ -200,9 +200,14 @@ def test_the_package_alone_loads_no_room(tmp_path):
     assert {name for name in loaded if name.startswith("saferun")} == {"saferun"}
 
 
-def test_help_loads_neither_torch_nor_click(tmp_path):
+def test_help_loads_neither_torch_nor_click_nor_the_settings(tmp_path):
     code = "from saferun.__main__ import main; main(['--help'])"
-    assert not modules_of(code, tmp_path) & {"torch", "click", "yaml"}
+    assert not modules_of(code, tmp_path) & {"torch", "click", "yaml", "saferun.settings"}
+
+
+def test_a_keeper_for_which_each_attempt_waits_loads_no_typing(tmp_path):
+    own = modules_of("import saferun.keeper.keeper", tmp_path) - modules_of("", tmp_path)
+    assert own.isdisjoint({"typing", "contextlib", "asyncio", "subprocess"})
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ def script(folder: Path, text: str) -> str:
 
 def machine(folder: Path, answer: str) -> dict[str, str]:
     """Return variables of a machine with a small torchrun, whose nvidia-smi is a shell script."""
-    environ = small_torchrun(folder)
     nvidia_smi(folder / "bin", answer)
-    return environ
+    return small_torchrun(folder)
 
 
 ONE_GPU = f"echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: {UUID})'"

@@ -71,15 +71,15 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def no_driver() -> None:
-    """Skip where a GPU of this machine would be seen beside those that a test makes."""
+    """Skip where the files of a driver, which nobody can hide, are asked before a test's GPUs."""
     if DRIVER.exists():
-        pytest.skip("this machine has a GPU of its own")
+        pytest.skip("NVIDIA's driver is loaded here: its GPUs are found before those of a test")
 
 
-def nvidia_smi(folder: Path, script: str) -> Path:
+def nvidia_smi(folder: Path, *script: str) -> Path:
     """Write the only source of a machine's GPUs."""
     no_driver()
-    return executable(folder / "nvidia-smi", f"#!/bin/sh\n{script}\n")
+    return executable(folder / "nvidia-smi", "\n".join(("#!/bin/sh", *script, "")))
 
 
 def shell(*words: object) -> str:

@@ -24,7 +24,6 @@ PROGRAMS = ROOT / "tests" / "programs" / "export"
 RECORDING = source("export/recording_torchrun")
 TORCHRUN = python_program(RECORDING, "-IB")
 STAYS = [{"program": str(PROGRAMS / "stay.py")}]
-SMI_LINE = 'echo "GPU {number}: {name} (UUID: {uuid})"\n'
 
 
 class Received(NamedTuple):
@@ -49,8 +48,7 @@ class Machine(Sandbox):
     def gpus(self, count: int = 1, name: str = "NVIDIA H100 80GB HBM3") -> list[str]:
         """Put GPUs into the machine, as its nvidia-smi lists them; return their UUIDs."""
         made = [f"GPU-{uuid.uuid4()}" for _ in range(count)]
-        lines = [SMI_LINE.format(number=n, name=name, uuid=u) for n, u in enumerate(made)]
-        nvidia_smi(self.bin, "".join(lines))
+        nvidia_smi(self.bin, *(f'echo "GPU {n}: {name} (UUID: {u})"' for n, u in enumerate(made)))
         return made
 
     def script(self, *argv: str, name: str = "run it.sh", **environ: str) -> pathlib.Path:
